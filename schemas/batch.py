@@ -24,11 +24,11 @@ import orjson
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from schemas.exchange import BODY_BYTES_MAX
-from schemas.http import CHAT, COMPLETIONS
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
 from schemas.residency import Labels
 from schemas.state import Count, decode_json
 
-ENDPOINTS = frozenset({CHAT, COMPLETIONS})  # that a job's lines may ask for
+ENDPOINTS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})  # that a job's lines may ask for
 
 BUCKET_FILES, BUCKET_JOBS = "files", "batches"
 STREAM_TASKS, STREAM_LINES, STREAM_RESULTS = "BATCH_TASKS", "BATCH_LINES", "BATCH_RESULTS"

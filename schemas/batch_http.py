@@ -107,7 +107,7 @@ class BatchRequest:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=_ID_CHARS_MAX)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
     """Of every line of the file."""
     completion_window: Window
     """From 1m to 30d, like 24h: lines that are not answered by then get an error."""

@@ -125,7 +125,7 @@ class Refusal(StrEnum):
 
     FULL = "full"
     DRAINING = "draining"
-    WRONG_MODEL = "wrong_model"
+    WRONG_MODEL = "wrong_model"  # or not on that path
     ENGINE_DOWN = "engine_down"
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease

@@ -63,6 +63,7 @@ ONCE_ONLY = (
 DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # the last event of a stream, without its end
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{model}"
 FILES = "/v1/files"
@@ -79,8 +80,10 @@ METRICS = "/metrics"
 JSON_LINES = "application/jsonl"
 OWNER = "mesh"  # of models whose engines name none
 
+# Paths that some engines answer and others don't: an agent finds out, and its heartbeats name them.
+OPTIONAL_PATHS = frozenset({EMBEDDINGS})
 # The paths that an agent may call at its engine for a client.
-ENGINE_PATHS = frozenset({CHAT, COMPLETIONS})
+ENGINE_PATHS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,29 @@ class CompletionRequest:
     """Names the session where the header `x-mesh-session` does not."""
     cache_salt: Any = None
     """vLLM's: prompts share prefixes only with those of the same salt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """Texts, or prompts of token ids, as OpenAI defines it. Every other field passes to the engine
+    untouched."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    input: str | tuple[str | int | tuple[int, ...], ...]
+    user: Any = None
+    """Names the session where the header `x-mesh-session` does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """The engine's answer, byte for byte: a vector for each input."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    data: tuple[dict[str, Any], ...]
+    usage: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +283,9 @@ class Fault(Enum):
     )
     MODEL_UNKNOWN = FaultKind(
         404, BAD, "model_not_found", "No replica serves the model; names the known ones."
+    )
+    PATH_UNSERVED = FaultKind(
+        404, BAD, "path_not_served", "Replicas serve the model, and none answers this path."
     )
     PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", "No such path.")
     METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", "Wrong method for the path.")

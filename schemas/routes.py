@@ -18,6 +18,7 @@ from schemas.http import (
     BATCHES,
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     FILE,
     FILE_CONTENT,
     FILES,
@@ -31,6 +32,8 @@ from schemas.http import (
     Answer,
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
+    Embeddings,
     Fault,
     Model,
     ModelList,
@@ -66,7 +69,8 @@ _ELSEWHERE = frozenset(
         *(Fault.STORE_AWAY, Fault.STORE_FULL),
     )
 )
-_WORK_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
+_OPTIONAL_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
+_WORK_FAULTS = tuple(fault for fault in _OPTIONAL_FAULTS if fault is not Fault.PATH_UNSERVED)
 _NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
 ROUTES = (
     Route(
@@ -80,6 +84,15 @@ ROUTES = (
         _WORK_FAULTS,
         CompletionRequest,
         Answer,
+    ),
+    Route(
+        "POST",
+        EMBEDDINGS,
+        "createEmbedding",
+        "Vectors of texts, where an engine of the model makes them.",
+        _OPTIONAL_FAULTS,
+        EmbeddingRequest,
+        Embeddings,
     ),
     Route("GET", MODELS, "listModels", "The models served here.", _NO_MODEL, answer=ModelList),
     Route(

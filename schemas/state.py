@@ -75,6 +75,8 @@ class ModelCard:
     """Most tokens of prompt and answer together."""
 
 
+PATHS_MAX = 16  # that a heartbeat or digest names
+OptionalPath = Annotated[str, Field(pattern=r"^(/[a-z0-9_-]+){1,4}$", max_length=64)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 
 
@@ -165,6 +167,9 @@ class Heartbeat:
     cards: Cards = field(default_factory=dict)
     """What the engine reports of its models, the first of them. Sent once a second; where there are
     none, the last ones hold."""
+    paths: Annotated[tuple[OptionalPath, ...], Field(max_length=PATHS_MAX)] = ()
+    """Paths that its engine answers beside those of chats and completions, like
+    `/v1/embeddings`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +236,10 @@ class Digest:
     cards: Cards = field(default_factory=dict)
     """What engines report of its models, the first of them. Sent once a second; where there are
     none, the last ones hold."""
+    models_by_path: Annotated[
+        dict[OptionalPath, dict[ValidModelId, ModelCapacity]], Field(max_length=PATHS_MAX)
+    ] = field(default_factory=dict)
+    """The same as `models`, over the replicas whose engines answer that path too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from agents.adapters.engine_kinds import EngineDialect, MetricsPage, read_object
 from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
-from schemas.http import CHAT
+from schemas.http import CHAT, EMBEDDINGS, OPTIONAL_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
 
@@ -31,6 +31,9 @@ HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
 SUCCESS = range(200, 300)
+PATH_UNKNOWN = (404, 405, 501)  # llama.cpp answers 501 without `--embeddings`
+NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that makes no embeddings
+PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
 JSON_BODY = {"Content-Type": "application/json"}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
@@ -69,7 +72,9 @@ class EngineClient:
         self._clock = clock
         self._scrape_timeout_s = scrape_timeout_s
         self._has_refused_key = False
-        self._models_due_at = float("-inf")
+        self._models_due_at = self._paths_due_at = float("-inf")
+        self._asked_for: tuple[ModelId, ...] = ()
+        self._answers: dict[str, bool] = {}  # of optional paths, those that are known
         self.last_byte_at = float(
             "-inf"
         )  # when a good response last brought a byte; relays write it
@@ -97,10 +102,7 @@ class EngineClient:
         A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
         counts only where no metrics could show that the engine computes.
         """
-        text: dict[str, object] = {"prompt": "1"}
-        if path == CHAT:
-            text = {"messages": [{"role": "user", "content": "1"}]}
-        body = orjson.dumps({"model": model, "max_tokens": 1, **text})
+        body = _smallest_body(path, model)
         try:
             status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
         except (OSError, HttpBroken, UnexpectedAnswer):
@@ -111,6 +113,11 @@ class EngineClient:
         """Read the models with the next scrape."""
         self._models_due_at = float("-inf")
 
+    def lacks(self, path: str) -> None:
+        """It answered a request on that optional path as one that it doesn't know; it is not asked
+        again while it has the same models."""
+        self._answers[path] = False
+
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
         began_at = self._clock()
@@ -118,9 +125,10 @@ class EngineClient:
         try:
             is_due = began_at >= self._models_due_at
             models, cards = await self._models() if is_due else (None, NO_CARDS)
+            paths = () if models is None else await self._paths(models)
             reading = await self._reading()
             return EngineScraped(
-                began_at, reading, models, cards, self.last_byte_at, frozenset(self.held)
+                began_at, reading, models, cards, paths, self.last_byte_at, frozenset(self.held)
             )
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
@@ -128,6 +136,7 @@ class EngineClient:
             detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
+        self._answers.clear()
         return ScrapeFailed(
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
@@ -142,6 +151,31 @@ class EngineClient:
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         return known
+
+    async def _paths(self, models: tuple[ModelId, ...]) -> tuple[str, ...]:
+        """The optional paths that it answers.
+
+        Found out by one tiny request for the first of its models, again when they change: lists of
+        routes, where engines have them, name what the server knows and not what its model can do.
+        """
+        if models != self._asked_for:
+            self._asked_for = models
+            self._answers.clear()
+        for path in OPTIONAL_PATHS:
+            if path not in self._answers and self._clock() >= self._paths_due_at:
+                await self._find_out(path, models[0])
+        return tuple(sorted(path for path, answers in self._answers.items() if answers))
+
+    async def _find_out(self, path: str, model: ModelId) -> None:
+        body = _smallest_body(path, model)
+        try:
+            status, _ = await _exchange(self.api, "POST", path, self._scrape_timeout_s, body)
+        except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
+            status = STATUS_SERVER_ERROR
+        if status in SUCCESS or status in NOT_THIS_PATH:
+            self._answers[path] = status in SUCCESS
+        else:  # it has other troubles
+            self._paths_due_at = self._clock() + PATHS_RETRY_S
 
     async def _reading(self) -> EngineReading:
         if self._page is None or self._kind.read is None:
@@ -178,6 +212,16 @@ class EngineClient:
         if status >= STATUS_SERVER_ERROR if is_health else status != STATUS_OK:
             raise UnexpectedAnswer(f"{url} answers HTTP {status}")
         return page
+
+
+def _smallest_body(path: str, model: ModelId) -> bytes:
+    """A request for one token, or for the vector of one."""
+    if path == EMBEDDINGS:
+        return orjson.dumps({"model": model, "input": "1"})
+    text: dict[str, object] = {"prompt": "1"}
+    if path == CHAT:
+        text = {"messages": [{"role": "user", "content": "1"}]}
+    return orjson.dumps({"model": model, "max_tokens": 1, **text})
 
 
 async def _exchange(

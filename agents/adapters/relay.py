@@ -18,7 +18,13 @@ from typing import Any
 
 from opentelemetry import trace
 
-from agents.adapters.engine import KEY_REQUIRED, STATUS_UNAUTHORIZED, SUCCESS, EngineClient
+from agents.adapters.engine import (
+    KEY_REQUIRED,
+    PATH_UNKNOWN,
+    STATUS_UNAUTHORIZED,
+    SUCCESS,
+    EngineClient,
+)
 from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
 from agents.adapters.outbox import FrameWriter
 from agents.core.answer_stream import (
@@ -36,7 +42,8 @@ from agents.core.answer_stream import (
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from infra import tracing
-from schemas.exchange import End, Frame, Head, Outcome, Refused
+from schemas.exchange import End, Frame, Head, Outcome, Refusal, Refused
+from schemas.http import OPTIONAL_PATHS
 from schemas.ids import RegionId, ReplicaId
 from schemas.wire import encode
 
@@ -46,6 +53,7 @@ _tracer = tracing.tracer(__name__)
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
 TEXT_MAX = 500
+HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class Relay:
         self._streamed = self._is_good = False
         self._span: trace.Span = trace.INVALID_SPAN
         self._tail = Tail()
+        self._head = b""
         self._window = FlowWindow()
         self._response: Connection | None = None  # while it is read
         self._reading: asyncio.Task[Any] | None = None  # while it may be cancelled
@@ -131,7 +140,7 @@ class Relay:
 
     async def _run(self, passed_on: dict[str, str]) -> RelayEnded:
         result = self._aborted or await self._result(passed_on)
-        usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
+        usage = self._usage() if self._tail.total else NO_USAGE
         ttft_s = -1.0 if self._first_byte_at is None else self._first_byte_at - self._started_at
         if self._span.is_recording():
             self._span.set_attributes(_attributes(result, usage, ttft_s))
@@ -153,6 +162,12 @@ class Relay:
             usage=usage,
             streamed=self._streamed,
         )
+
+    def _usage(self) -> TokenUsage:
+        """At the end of an answer; of vectors, which may be megabytes, at its beginning too."""
+        usage = read_usage(self._tail.read())
+        is_missing = usage == NO_USAGE and self._path in OPTIONAL_PATHS
+        return read_usage(self._head) if is_missing else usage
 
     async def _result(self, passed_on: dict[str, str]) -> RelayResult:
         self._reading = task = asyncio.current_task()
@@ -197,9 +212,8 @@ class Relay:
             return self._received or RelayResult(Outcome.ENGINE_BROKEN, _described(problem))
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
-        if head.status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
-            self._engine.refused_key()
-            return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
+        if (unserved := self._unserved(head.status)) is not None:
+            return unserved
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
         self._streamed = self._is_good and media_type == EVENT_STREAM
@@ -215,6 +229,7 @@ class Relay:
         if self._aborted is not None:  # and the cancel was swallowed on the way
             return self._aborted
         if first:
+            self._head = first[:HEAD_BYTES]
             self._pass_on(first)
         try:
             await response.stream_to(self._pass_on)
@@ -223,6 +238,20 @@ class Relay:
                 self._received = self._judged()
             raise
         return self._judged()
+
+    def _unserved(self, status: int) -> RelayResult | None:
+        """The result of a status that is no answer to the client's request; None for any other."""
+        if status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
+            self._engine.refused_key()
+            return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
+        if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN:
+            return None
+        # It answered on this path before: another engine has its place. Another replica may serve.
+        self._engine.lacks(self._path)
+        refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
+        return RelayResult(
+            Outcome.ENGINE_LOST, f"the engine answers {status} on {self._path}", refused
+        )
 
     async def _first_bytes(self, response: Connection) -> bytes:
         """The first chunk; of a stream as many as show what it begins with."""

@@ -73,7 +73,7 @@ class AgentCore:
         self._served_total = self._refused_total = 0
         self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._has_answered = False
-        self._published: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
+        self._published: tuple[object, ...] | None = None  # what must be published at once
         self.wake_at = self._timer.due_at  # when the next `TimerFired` is due at the latest
         self.outstanding = 0  # requests taken from the bus and not ended
         self._handlers: dict[type[Any], Callable[[Any, float], list[AgentEffect]]] = {
@@ -184,11 +184,12 @@ class AgentCore:
             offline_running=self._tables.offline.at_engine,
             down_reason=down_reason if state is ReplicaState.DOWN else None,
             cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
+            paths=engine.paths,
         )
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
         state, counts = self.state, self._load()
-        urgent = (state, counts.full, self._engine.models)
+        urgent = (state, counts.full, self._engine.models, self._engine.paths)
         if urgent != self._published:
             self._timer.hurry()
         if now < self._timer.due_at and self._leaving is not ReplicaState.GONE:
@@ -241,7 +242,7 @@ class AgentCore:
         state = self.state
         if state in _CLOSED:
             return _CLOSED[state]
-        if work.model not in self._engine.models:
+        if not self._engine.serves(work.model, work.path):
             return Refusal.WRONG_MODEL
         if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
@@ -304,13 +305,12 @@ class AgentCore:
     def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
         assert record is not None and record.sent_at is not None, "an end without a StartRelay"
-        warm, offline = record.work.warm, record.work.offline
-        if event.outcome is Outcome.DONE and not offline:
-            began_at = record.began_at if event.streamed else None
-            alone = record.alone
-            self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, warm=warm)
-            self._served_total += not warm
-        self._offline.ended(event, record.sent_at, now, offline=offline)
+        work, alone = record.work, record.alone
+        if event.outcome is Outcome.DONE and not work.offline:
+            began_at, odd = record.began_at if event.streamed else None, work.is_odd
+            self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
+            self._served_total += not work.warm
+        self._offline.ended(event, record.sent_at, now, offline=work.offline)
         self._tables.end(record, record.sent_at, event.outcome, now)
         self._routers.leave(record.router)
         return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []

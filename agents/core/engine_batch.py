@@ -37,6 +37,7 @@ class EngineMember:
     prompt_tokens: int
     answer_tokens_max: int
     kv_tokens: int  # that its prompt takes, cached or not
+    generates: bool = True  # else it ends with its prompt, and never decodes
     computed_tokens: float = 0.0
     decodes_from: float | None = None  # iterations that had passed when it began to decode
     learns_from: float | None = None  # the same, of a first byte, while nothing was unsure since
@@ -138,10 +139,12 @@ class EngineBatch:
         offline: bool = False,
         kv_tokens: int = 0,
         answer_tokens_max: int = 0,
+        generates: bool = True,
     ) -> None:
         """A request was sent to the engine."""
         kv_tokens = max(kv_tokens, prompt_tokens)
-        member = EngineMember(key, offline, max(1, prompt_tokens), answer_tokens_max, kv_tokens)
+        tokens = max(1, prompt_tokens)
+        member = EngineMember(key, offline, tokens, answer_tokens_max, kv_tokens, generates)
         self.members[key] = self._prefilling[key] = member
 
     def begin(self, key: Hashable) -> None:
@@ -149,7 +152,7 @@ class EngineBatch:
         member = self.members.get(key)
         if member is None:
             return
-        if self._prefilling.pop(key, None) is None:
+        if self._prefilling.pop(key, None) is None and member.generates:
             self._decoding.of(member).leave(member)
         self._decode(member)
         member.learns_from = self.steps
@@ -159,7 +162,7 @@ class EngineBatch:
         member = self.members.pop(key, None)
         if member is None:
             return None
-        if self._prefilling.pop(key, None) is None:
+        if self._prefilling.pop(key, None) is None and member.generates:
             self._decoding.of(member).leave(member)
         if self._refreshes and member.learns_from is not None:
             self._learn(self.steps - member.learns_from, streamed_tokens - 1)
@@ -211,7 +214,7 @@ class EngineBatch:
         """An iteration once every prompt here is computed."""
         load = self.decodes(offline=offline)
         for member in self._prefilling.values():
-            if offline or not member.offline:
+            if member.generates and (offline or not member.offline):
                 load = load.with_decode(member.kv_tokens)
         return load
 
@@ -242,6 +245,8 @@ class EngineBatch:
             self._decode(member)
 
     def _decode(self, member: EngineMember) -> None:
+        if not member.generates:
+            return
         member.decodes_from = self.steps
         self._decoding.of(member).join(member, self.steps)
 

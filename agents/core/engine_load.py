@@ -26,6 +26,7 @@ from statistics import median
 from typing import NamedTuple
 
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
+from schemas.http import OPTIONAL_PATHS
 from schemas.ids import ModelId
 from schemas.state import ModelCard
 
@@ -272,6 +273,7 @@ class EngineLoad:
         self.read_at: float | None = None  # when the last scrape began
         self.models: tuple[ModelId, ...] = ()
         self.cards: Mapping[ModelId, ModelCard] = {}
+        self.paths: tuple[str, ...] = ()  # optional ones that it answers
 
     @property
     def prefix_hit_ratio(self) -> float | None:
@@ -286,7 +288,11 @@ class EngineLoad:
         self.reading = reading
         self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
-            self.models, self.cards = event.models, event.cards
+            self.models, self.cards, self.paths = event.models, event.cards, event.paths
+
+    def serves(self, model: ModelId, path: str) -> bool:
+        """Whether it has the model and answers on that path."""
+        return model in self.models and (path not in OPTIONAL_PATHS or path in self.paths)
 
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
@@ -303,14 +309,15 @@ class EngineLoad:
         ended_at: float,
         *,
         alone: bool,
-        warm: bool,
+        odd: bool,
     ) -> None:
         """Learn from a finished response.
 
         `began_at`: its first token; None if it was not streamed. `alone`: no other request was
-        before its first token when it was sent. `warm`: a warm-up, no example of clients' requests.
+        before its first token when it was sent. `odd`: a warm-up, or embeddings: no example of what
+        clients' answers take of the engine.
         """
-        if not warm:
+        if not odd:
             self.answers.add(usage, None if began_at is None else ended_at - began_at)
         if began_at is None or not alone or usage.prompt_tokens < 0 or usage.cached_tokens < 0:
             return

@@ -122,7 +122,9 @@ class EngineScraped:
     began_at: float  # when the scrape began: requests sent to the engine later may not be in it
     reading: EngineReading
     models: tuple[ModelId, ...] | None
-    cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
+    # Read with the models: their cards, and the optional paths that the engine answers.
+    cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
     last_byte_at: float = float("-inf")  # when any good response last brought a byte
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()

@@ -26,13 +26,13 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from agents.core.engine_batch import EngineBatch, EngineMember
 from agents.core.engine_load import may_be_packed
 from agents.core.events import NOTHING_KNOWN, EngineReading
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
+from agents.core.offline_request import Abort, Admit, Decision, GiveBack, OfflineRequest
 
 CROWDED_S = 0.5  # a burst that lasts longer than a few prompts take
 PASSED_OVER_S = 10.0  # beside online requests that leave no room for one so large
@@ -44,41 +44,6 @@ KV_FREE_SHARE = 0.1  # of the memory, left for online requests to grow and to co
 # has most of it still when the request comes again.
 REDO_SHARE = 0.25
 LOAD_OF_ONE = 256  # tokens of the small request that shows whether there is room
-
-
-class OfflineRequest(NamedTuple):
-    """One request from the bus. `kv_tokens`: of its prompt, those that may be cached included."""
-
-    key: Hashable
-    prompt_tokens: int  # to be computed
-    answer_tokens_max: int
-    kv_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Of the memory, at its end."""
-        return max(self.kv_tokens, self.prompt_tokens) + self.answer_tokens_max
-
-
-class Admit(NamedTuple):
-    """Send it to the engine now."""
-
-    key: Hashable
-
-
-class GiveBack(NamedTuple):
-    """It has not been sent to the engine, and won't be."""
-
-    key: Hashable
-
-
-class Abort(NamedTuple):
-    """Abort it at the engine; report `ended` when it has left."""
-
-    key: Hashable
-
-
-Decision = Admit | GiveBack | Abort
 
 
 @dataclass(slots=True)
@@ -169,10 +134,12 @@ class OfflineAdmission:
                 self._queued_tokens -= queued.request.tokens
                 return
 
-    def online_sent(self, key: Hashable, prompt_tokens: int, kv_tokens: int, now: float) -> None:
+    def online_sent(
+        self, key: Hashable, prompt_tokens: int, kv_tokens: int, now: float, *, generates: bool
+    ) -> None:
         """An online request was sent to the engine."""
         self._advance(now)
-        self._batch.send(key, prompt_tokens, kv_tokens=kv_tokens)
+        self._batch.send(key, prompt_tokens, kv_tokens=kv_tokens, generates=generates)
         self._sent_since[key] = max(prompt_tokens, kv_tokens)
 
     def began(self, key: Hashable, now: float) -> None:
@@ -360,6 +327,7 @@ class OfflineAdmission:
             offline=True,
             kv_tokens=request.kv_tokens,
             answer_tokens_max=request.answer_tokens_max,
+            generates=request.answer_tokens_max > 0,
         )
 
     def _has_place(self, request: OfflineRequest) -> bool:
@@ -390,7 +358,7 @@ class OfflineAdmission:
         batch, budget_s = self._batch, self._profile.latency_budget_s
         if not batch.online and not self._running:
             return True
-        later = batch.settled().with_decode(request.tokens)
+        later = request.beside(batch.settled())
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online:
@@ -406,7 +374,7 @@ class OfflineAdmission:
     def _fits_alone(self, request: OfflineRequest) -> bool:
         """Whether it would keep to the budget if no other offline request were there."""
         batch, budget_s = self._batch, self._profile.latency_budget_s
-        later = batch.settled(offline=False).with_decode(request.tokens)
+        later = request.beside(batch.settled(offline=False))
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online or self._profile.burst_s:

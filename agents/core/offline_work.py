@@ -18,8 +18,9 @@ from agents.core import effects
 from agents.core.effects import AgentEffect
 from agents.core.events import EngineReading, EngineScraped, RelayEnded
 from agents.core.heartbeat import ReplicaConfig
-from agents.core.offline_admission import Abort, Admit, Decision, OfflineAdmission, OfflineRequest
+from agents.core.offline_admission import OfflineAdmission
 from agents.core.offline_profile import TOKENS_MAX
+from agents.core.offline_request import Abort, Admit, Decision, OfflineRequest
 from agents.core.request_tables import RequestTables
 from agents.core.requests import BYTES_PER_TOKEN, AgentRequest, WorkRequest
 from agents.core.routers import RouterLiveness
@@ -98,7 +99,7 @@ class OfflineWork:
         assert self._admission is not None, "taken without a profile"
         inbox = record.inbox
         fields = _object(body) if len(body) <= PARSED_BYTES_MAX else {}
-        answer_tokens = _answer_tokens(fields)
+        answer_tokens = _answer_tokens(fields) if record.work.generates else 0
         request = OfflineRequest(inbox, record.prompt_tokens, answer_tokens)
         if not self._admission.offer(request, now):
             return self._give_back(record, NO_ROOM)
@@ -153,7 +154,10 @@ class OfflineWork:
         if self._admission.offline_prefilling():
             record.alone = False
         context_tokens = record.body_bytes // BYTES_PER_TOKEN  # what is cached included
-        self._admission.online_sent(record.inbox, record.prompt_tokens, context_tokens, now)
+        self._admission.online_sent(
+            *(record.inbox, record.prompt_tokens, context_tokens, now),
+            generates=record.work.generates,
+        )
 
     def began(self, inbox: str, now: float) -> None:
         """The first byte of an answer came."""

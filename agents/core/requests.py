@@ -45,7 +45,7 @@ from schemas.exchange import (
     H_TERM,
     H_WARM,
 )
-from schemas.http import ENGINE_PATHS
+from schemas.http import EMBEDDINGS, ENGINE_PATHS
 from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
 from schemas.residency import Labels, parse_labels
 
@@ -85,6 +85,16 @@ class WorkRequest:
     offline: bool = False  # a line of a batch job: takes what online requests leave
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
+
+    @property
+    def generates(self) -> bool:
+        """Whether its answer is tokens, and not only a computed prompt."""
+        return self.path != EMBEDDINGS
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether its answer is no example of what clients' answers take of the engine."""
+        return self.warm or not self.generates
 
 
 def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:

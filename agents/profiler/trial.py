@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from math import ceil, inf
 
-from agents.core.offline_admission import Abort, Admit, GiveBack, OfflineAdmission, OfflineRequest
+from agents.core.offline_admission import OfflineAdmission
+from agents.core.offline_request import Abort, Admit, GiveBack, OfflineRequest
 from agents.core.slo_profile import Measure
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.load import Lengths, OnlineRequest
@@ -126,7 +127,7 @@ class Trial:
         self._online[key] = stream
         if self._admission is not None:
             tokens = request.prompt_tokens
-            self._admission.online_sent(key, tokens, tokens, time.monotonic())
+            self._admission.online_sent(key, tokens, tokens, time.monotonic(), generates=True)
             self._wake.set()
         try:
             await asyncio.wait([task])

@@ -278,8 +278,8 @@ class EngineSim:
     def _first_token(self, seq: SequenceState, at: float, gap_s: float) -> None:
         self._decoding_ids = None
         self._stalled = False  # what it published may be what the head of the queue needs
-        self._generated_tokens += 1
         request = seq.request
+        self._generated_tokens += request.generates
         if seq.length > request.prompt_tokens + 1:
             self._events.append(Decoded(at, (request.id,), 1, gap_s))
             return

@@ -35,6 +35,7 @@ class SimRequest:
     output_tokens: int
     keys: Sequence[int] = ()
     offline: bool = False
+    generates: bool = True  # else its one output token only ends the computation of its prompt
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:

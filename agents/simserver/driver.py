@@ -56,6 +56,7 @@ class TokenStream:
     id: int
     opened_at: float
     whole: bool  # the reader waits for the end alone
+    generates: bool = True
     tokens: int = 0
     cached_tokens: int = 0
     finished: bool = False
@@ -114,10 +115,19 @@ class Driver:
         self, prompt_tokens: int, output_tokens: int, keys: list[int], *, whole: bool
     ) -> TokenStream:
         """Submit a request; `close` its stream in any case. Raises NeverFits or QueueFull."""
-        self._next_id += 1
-        request = SimRequest(self._next_id, prompt_tokens, output_tokens, keys)
+        request = SimRequest(self._next_id + 1, prompt_tokens, output_tokens, keys)
+        return self._submitted(request, whole=whole)
+
+    def open_prompt(self, prompt_tokens: int) -> TokenStream:
+        """The same for a prompt without an answer."""
+        request = SimRequest(self._next_id + 1, prompt_tokens, 1, generates=False)
+        return self._submitted(request, whole=True)
+
+    def _submitted(self, request: SimRequest, *, whole: bool) -> TokenStream:
+        self._next_id = request.id
         self._engine.submit(request, self._clock.now())
-        stream = TokenStream(self._next_id, self._clock.wall(), whole=whole)
+        now = self._clock.wall()
+        stream = TokenStream(request.id, now, whole=whole, generates=request.generates)
         self._streams[stream.id] = stream
         self._arm()
         return stream
@@ -160,7 +170,7 @@ class Driver:
 
     def _on_first_token(self, event: PrefillFinished) -> None:
         stream = self._streams.get(event.request_id)
-        if stream is not None:
+        if stream is not None and stream.generates:
             self._meters.ttft_s.observe(self._clock.wall() - stream.opened_at)
             stream.cached_tokens = event.cached_tokens
             stream.add(1)

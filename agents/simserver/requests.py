@@ -106,11 +106,16 @@ def _prompt_tokens(prompt: object) -> bytes:
     if isinstance(prompt, str) and prompt:
         return tokens.text_tokens(prompt)
     if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        try:
-            return tokens.id_tokens(prompt)
-        except OverflowError:
-            raise ValueError(f"token ids go from 0 to {tokens.TOKEN_ID_MAX}") from None
+        return id_prompt(prompt)
     raise ValueError("must be one string or one list of token ids, and not empty")
+
+
+def id_prompt(ids: list[int]) -> bytes:
+    """The tokens with these ids. Raises ValueError for an id that no token has."""
+    try:
+        return tokens.id_tokens(ids)
+    except OverflowError:
+        raise ValueError(f"token ids go from 0 to {tokens.TOKEN_ID_MAX}") from None
 
 
 Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
@@ -122,15 +127,31 @@ Stops = Annotated[
 ]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A JSON object of a body, or all of one."""
+
     model_config = ConfigDict(strict=True)
 
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        """The body in these bytes. Raises ApiError."""
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise invalid(f"the body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise invalid("the body must be a JSON object")
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise invalid(problem_of(error), str(error.errors()[0]["loc"][0])) from None
 
-class _StreamOptions(_Part):
+
+class _StreamOptions(Part):
     include_usage: Flag = False
 
 
-class _Message(_Part):
+class _Message(Part):
     role: Role
     content: Annotated[str, BeforeValidator(_message_text)] = ""
     tool_calls: Any = None
@@ -140,7 +161,7 @@ class _Message(_Part):
         return self.content + (orjson.dumps(self.tool_calls).decode() if self.tool_calls else "")
 
 
-class _Body(_Part):
+class _Body(Part):
     """What both paths read; null means an absent field."""
 
     model: Any = None
@@ -158,19 +179,6 @@ class _Body(_Part):
     stream: Flag = False
     stream_options: _StreamOptions | None = None
     stamp: Flag = False
-
-    @classmethod
-    def read(cls, raw: bytes) -> Self:
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise invalid(f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise invalid("the body must be a JSON object")
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(problem_of(error), str(error.errors()[0]["loc"][0])) from None
 
 
 class _Chat(_Body):
@@ -212,7 +220,7 @@ class RequestParser:
         return self._request(body, body.max_tokens or limit)
 
     def _request(self, body: _Chat | _Completion, limit: int | None) -> GenerationRequest:
-        model, prompt = self._model(body.model), body.prompt
+        model, prompt = self.model(body.model), body.prompt
         room = self._room(tokens.count(prompt), limit)
         most, least = room if limit is None else limit, body.min_tokens or 0
         if least > most:
@@ -231,7 +239,8 @@ class RequestParser:
             stamped=body.stamp,
         )
 
-    def _model(self, model: object) -> str:
+    def model(self, model: object) -> str:
+        """The model that is asked for. Raises ApiError for an unknown one."""
         if model is None:
             return self.models[0]
         if model in self.models:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -22,8 +23,9 @@ from agents.sim.engine import EngineSim
 from agents.sim.events import NeverFits, QueueFull
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import Profile
-from agents.sim.text import TOKEN_BYTES
+from agents.sim.text import TOKEN_BYTES, count
 from agents.simserver.driver import Driver, TokenStream
+from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
@@ -90,6 +92,7 @@ class SimServer:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
+                web.post("/v1/embeddings", self._embeddings),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -127,6 +130,23 @@ class SimServer:
         self._maybe_fail()
         return await self._generate(request, self._parser.completion(await request.read()))
 
+    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        asked = read_embeddings(self._parser, await request.read())
+        streams: list[TokenStream] = []
+        ended = "abort"
+        try:
+            opens = (partial(self._driver.open_prompt, count(each)) for each in asked.inputs)
+            streams.extend(map(self._opened, opens))  # those before one that fails, too
+            for stream in streams:
+                await stream.wait(0)
+            ended = "stop"
+        finally:
+            for stream in streams:
+                self._driver.close(stream)
+            self._meters.ended[ended] += len(asked.inputs)
+        return web.Response(body=embeddings(asked), content_type="application/json")
+
     def _maybe_fail(self) -> None:
         if self._faults.request_fails():
             raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
@@ -155,13 +175,12 @@ class SimServer:
 
     def _submit(self, job: GenerationRequest) -> TokenStream:
         keys = block_keys(job.sequence(), self._block_bytes)
+        tokens = job.prompt_tokens, job.answer.tokens
+        return self._opened(partial(self._driver.open, *tokens, keys, whole=not job.stream))
+
+    def _opened(self, opens: Callable[[], TokenStream]) -> TokenStream:
         try:
-            return self._driver.open(
-                job.prompt_tokens,
-                job.answer.tokens,
-                keys,
-                whole=not job.stream,
-            )
+            return opens()
         except NeverFits as error:
             raise invalid(str(error), "messages", "context_length_exceeded") from None
         except QueueFull as error:

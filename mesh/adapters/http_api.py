@@ -85,6 +85,7 @@ class HttpApi:
         self._handlers: dict[str, RouteHandler] = {
             "createChatCompletion": self._ask,
             "createCompletion": self._ask,
+            "createEmbedding": self._ask,
             "listModels": self._models,
             "retrieveModel": self._model,
             "listRegions": self._regions,

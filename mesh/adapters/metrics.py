@@ -83,7 +83,7 @@ class RouterMetrics:
         )
         self.ttft = histogram(
             "mesh_request_ttft_seconds",
-            "From a client's request to the first byte of its answer.",
+            "From a client's request to the first byte of its answer; not of embeddings.",
             ["served"],
             buckets=SECONDS,
         )

@@ -28,10 +28,9 @@ import orjson
 import xxhash
 from multidict import MultiMapping
 
-from mesh.core.model.prompt import PromptInvalid, PromptText, prompt_text
+from mesh.core.model.prompt import PromptInvalid, PromptText, text_at
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
 from schemas.http import (
-    CHAT,
     H_DEBUG,
     H_DECISION,
     H_PRIORITY,
@@ -178,7 +177,7 @@ def read_fields(path: str, body: bytes) -> BodyFields:
     if not isinstance(fields.get("stream"), bool | None):
         raise RequestRefused(Fault.INVALID, "stream must be true or false", "stream")
     try:
-        text = prompt_text(fields, chat=path == CHAT)
+        text = text_at(path, fields)
     except PromptInvalid as error:
         raise RequestRefused(Fault.INVALID, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}

@@ -20,15 +20,16 @@ from mesh.batch.output_line import Result, answered, error_code, unanswered
 from mesh.batch.queues import ACK_WAIT_S, IN_PROGRESS_S, TakenLine
 from mesh.batch.records import LinesGone, StoreError, StoreFull, StoreUnavailable, TooLarge
 from mesh.batch.store import BatchStore
-from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize, prompt_text
+from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize, text_at
+from mesh.core.model.served_names import served_name
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.events import answer_tokens_max
 from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.batch import BatchJob
-from schemas.http import CHAT
-from schemas.ids import ModelId, RequestId
+from schemas.http import EMBEDDINGS
+from schemas.ids import RequestId
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +201,8 @@ class HeldLines:
     def _read(self, key: int, taken: TakenLine, tenant: str) -> tuple[oev.Line, TextSize]:
         line = taken.line
         fields = orjson.loads(line.body)
-        text = prompt_text(fields, chat=line.url == CHAT)
-        model, salt = ModelId(fields["model"]), fields.get("cache_salt")
+        text = text_at(line.url, fields)
+        model, salt = served_name(fields["model"], line.url), fields.get("cache_salt")
         prompt = self._prompts.read(model, text, salt if isinstance(salt, str) else "", tenant)
         read = oev.Line(
             key=key,
@@ -210,7 +211,7 @@ class HeldLines:
             request_id=RequestId(f"{line.job}:{line.number}"),
             model=model,
             prompt=prompt,
-            answer_tokens=answer_tokens_max(fields),
+            answer_tokens=0 if line.url == EMBEDDINGS else answer_tokens_max(fields),
             body_bytes=len(line.body),
         )
         return read, text.size

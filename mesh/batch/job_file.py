@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mesh.core.model.prompt import PromptInvalid, PromptText, block_hashes, prompt_text
+from mesh.core.model.prompt import PromptInvalid, PromptText, block_hashes, text_at
 from schemas.batch import CUSTOM_ID_CHARS_MAX, ERRORS_MAX, LINE_BYTES_MAX, LineError
-from schemas.http import CHAT
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which some editors put before UTF-8
@@ -176,7 +175,7 @@ def _read_body(
         message = f"The model must be a string of 1 to {MODEL_CHARS_MAX} characters."
         raise _Wrong("invalid_value", message, "body.model")
     try:
-        prompt = prompt_text(body, chat=endpoint == CHAT)
+        prompt = text_at(endpoint, body)
         encoded = orjson.dumps(body)
     except PromptInvalid as error:
         if error.param not in body:
@@ -351,6 +350,8 @@ class FileCheck:
 
 def _order(line: InputLine) -> bytes:
     """Sorts lines so that those that share the beginning of their prompt are neighbours."""
+    if not line.prompt.is_prefix:
+        return b""
     hashes = block_hashes(line.prompt.data, key="", model=line.model)
     chosen = [hashes[blocks - 1] for blocks in PREFIX_BLOCKS if blocks <= len(hashes)]
     return b"".join(each.to_bytes(HASH_BYTES, "big") for each in chosen)

@@ -23,6 +23,7 @@ from mesh.core.membership.region_digest import RegionalDigest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import beat_by_name, digest_by_name, is_model
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
 from mesh.core.view.peers import PeerTable
@@ -41,8 +42,11 @@ class KnownModels:
     """Names of models that are served, or were within KEPT_S."""
 
     def __init__(self) -> None:
-        self._seen_at: dict[ModelId, float] = {}
-        self.names: tuple[ModelId, ...] = ()  # in order
+        self._seen_at: dict[ModelId, float] = {}  # those on optional paths too
+        self.names: tuple[ModelId, ...] = ()  # of models, in order
+
+    def __contains__(self, name: ModelId) -> bool:
+        return name in self._seen_at
 
     def see(self, models: Iterable[ModelId], now: float) -> None:
         known = len(self._seen_at)
@@ -50,7 +54,7 @@ class KnownModels:
             if model in self._seen_at or len(self._seen_at) < MODELS_MAX:
                 self._seen_at[model] = now
         if len(self._seen_at) != known:
-            self.names = tuple(sorted(self._seen_at))
+            self.names = tuple(sorted(filter(is_model, self._seen_at)))
 
     def expire(self, now: float) -> None:
         """Forget models that no replica has served for KEPT_S."""
@@ -58,7 +62,7 @@ class KnownModels:
         for model in old:
             del self._seen_at[model]
         if old:
-            self.names = tuple(sorted(self._seen_at))
+            self.names = tuple(sorted(filter(is_model, self._seen_at)))
 
 
 OnReplicaLost = Callable[[Collection[RequestRecord], str, float], None]
@@ -202,9 +206,11 @@ class ClusterEvents:
         self._subscribe_needed_heartbeats()
 
     def _as_known_here(self, beat: Heartbeat) -> Heartbeat | None:
-        """The heartbeat with the replica's name in the tables; None for a region not owned."""
+        """The heartbeat with the names in the tables; None for a region not owned."""
         if beat.term:
             self.ownership.saw_term(beat.region, beat.term)
+        if beat.paths:
+            beat = beat_by_name(beat)
         if beat.region == self._home:
             return beat
         if beat.region not in self.ownership.adopted:
@@ -262,10 +268,11 @@ class ClusterEvents:
             self.publish_digest_if_due(now)
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
-        self._peers.see(event.digest, now)
-        self.ownership.digest_seen(event.digest, now)
-        self.models.see(event.digest.models, now)
-        if self._held.group_of and event.digest.replicas_free:
+        digest = digest_by_name(event.digest) if event.digest.models_by_path else event.digest
+        self._peers.see(digest, now)
+        self.ownership.digest_seen(digest, now)
+        self.models.see(digest.models, now)
+        if self._held.group_of and digest.replicas_free:
             self._scheduler.place_waiting(now)
 
     def drain(self, now: float) -> None:

@@ -168,6 +168,10 @@ class RouterCore:
         """Those, and the ones that may come back: requests for them are held, not refused."""
         return self._cluster_events.models.names
 
+    def knows(self, name: ModelId) -> bool:
+        """Whether some replica serves, or may serve again, that model on that optional path."""
+        return name in self._cluster_events.models
+
     # Requests.
 
     def _on_request(self, event: ev.RequestArrived, now: float) -> None:

@@ -9,6 +9,7 @@ from math import inf, isfinite
 
 from mesh.adapters.bus import RouterBus
 from mesh.core.model.geo import GeoLocation, distance_km, rtt_estimate_s
+from mesh.core.model.served_names import is_model
 from mesh.core.view.peers import Peer, PeerTable
 from mesh.runtime.config import RegionEntry, RouterConfig
 from schemas import http
@@ -91,7 +92,7 @@ class Regions:
             replicas_ready=max((digest.replicas_ready for digest in digests), default=0),
             replicas_free=max((digest.replicas_free for digest in digests), default=0),
             queue=sum(digest.queue for digest in digests),
-            models=tuple(sorted(set(served))),
+            models=tuple(sorted(set(filter(is_model, served)))),
             endpoint=entry.endpoint,
             location=None if entry.location is None else http.Location(*entry.location),
             distance_km=km,

@@ -26,6 +26,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
@@ -39,7 +40,7 @@ from mesh.session.session import Session
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
 from schemas.exchange import Outcome
-from schemas.http import Fault, Readiness
+from schemas.http import OPTIONAL_PATHS, Fault, Readiness
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
@@ -280,6 +281,9 @@ class RequestManager:
                 raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
             now = self._clock()
             spans = _spans(parsed.request_id, model, headers)
+            answer_tokens: int | None = None
+            if parsed.path in OPTIONAL_PATHS:
+                model, answer_tokens = self._on_path(model, parsed.path), 0
             text = parsed.text
             request = Request(
                 key=next(self.session.keys),
@@ -293,6 +297,7 @@ class RequestManager:
                 priority=options.priority,
                 slo_ttft_s=options.slo_ttft_s,
                 session=options.session,
+                answer_tokens=answer_tokens,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )
@@ -313,6 +318,14 @@ class RequestManager:
         self.session.admit(admitted)
         return admitted
 
+    def _on_path(self, model: ModelId, path: str) -> ModelId:
+        """The model on that optional path. Raises RequestRefused if no replica serves it there."""
+        name = served_name(model, path)
+        if self._core.known_models() and not self._core.knows(name):
+            message = f"no replica that serves the model {model!r} answers {path}"
+            raise RequestRefused(Fault.PATH_UNSERVED, message, "model")
+        return name
+
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
         return self._config.record is not None or log.isEnabledFor(logging.INFO)
@@ -323,9 +336,10 @@ class RequestManager:
             record.spans.first_byte(receipt)
         assert record.answer is not None
         here = record.answer.region == self._config.region
-        self._metrics.ttft_by_server("local" if here else "peer").observe(
-            record.first_byte_at - record.request.arrived_at
-        )
+        if record.request.answer_tokens != 0:  # else there is no first token
+            self._metrics.ttft_by_server("local" if here else "peer").observe(
+                record.first_byte_at - record.request.arrived_at
+            )
         self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:

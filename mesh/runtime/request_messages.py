@@ -28,7 +28,7 @@ from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import IngressSpan
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, prompt_text
+from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, text_at
 from mesh.core.offline.events import answer_tokens_max
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (
@@ -41,7 +41,6 @@ from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Refusal
-from schemas.http import CHAT
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.parcels import PARCEL
 
@@ -219,7 +218,7 @@ def read_ingress(
         wants_receipt=wants_receipt,
     )
     body = b"" if exchange.H_BODY_BYTES in headers else msg.data
-    if request.offline and body:
+    if request.offline and body and request.answer_tokens is None:
         request = replace(request, answer_tokens=answer_tokens_max(orjson.loads(body)))
     span: Trace = NO_TRACE
     if tracing.is_set_up or tracing.PARENT in headers:
@@ -249,7 +248,7 @@ def _prompt(
         fields = orjson.loads(data)
         if not isinstance(fields, dict):
             raise IngressInvalid("the body is no JSON object")
-        text = prompt_text(fields, chat=path == CHAT)
+        text = text_at(path, fields)
         return read_prompt(model, text, salt_of(fields), read_tenant(headers))
     except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
         raise IngressInvalid(str(error)) from error

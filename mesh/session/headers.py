@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from mesh.core.model.effects import Dispatch, Forward
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import model_of, served_name
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
-from schemas.http import ENGINE_PATHS
+from schemas.http import EMBEDDINGS, ENGINE_PATHS, OPTIONAL_PATHS
 from schemas.ids import (
     ModelId,
     NameInvalid,
@@ -75,7 +76,8 @@ def ingress_headers(
 def _request_headers(request: Request, path: str, attempt: int, now: float) -> dict[str, str]:
     headers = {exchange.H_DEADLINE_MS: _deadline_ms(request, now)}
     headers[exchange.H_REQUEST] = request.request_id
-    headers[exchange.H_MODEL] = subjects.encode_model(request.model)
+    model = request.model if path not in OPTIONAL_PATHS else model_of(request.model)
+    headers[exchange.H_MODEL] = subjects.encode_model(model)
     headers[exchange.H_PATH] = path
     headers[exchange.H_ATTEMPT] = str(attempt)
     if request.priority is not Priority.NORMAL:
@@ -149,7 +151,7 @@ def read_forwarded(
         request_id = RequestId(headers[exchange.H_REQUEST])
         if path not in ENGINE_PATHS or not is_request_id(request_id):
             raise IngressInvalid("path or request id")
-        model, priority = _model(headers), _priority(headers)
+        model, priority = served_name(_model(headers), path), _priority(headers)
         return Request(
             key=key,
             request_id=request_id,
@@ -168,6 +170,7 @@ def read_forwarded(
             warm=exchange.H_WARM in headers,
             offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
+            answer_tokens=0 if path == EMBEDDINGS else None,
         )
     except KeyError as error:
         raise IngressInvalid(f"no header {error}") from error

@@ -76,6 +76,7 @@ class ScriptedEngine:
     pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
+    embeds: bool = False  # else a POST there is a 404 that the script does not see
     hangs: bool = False  # takes scrapes and never answers them
     silent: frozenset[str] = frozenset()  # paths of scrapes that it never answers
     scrape_response: Callable[[], bytes] | None = None  # what a look gets instead, then a close
@@ -111,6 +112,9 @@ class ScriptedEngine:
 
     async def _answer(self, request: Request, reader, writer) -> None:
         is_post = request.method == "POST"
+        if request.path == "/v1/embeddings" and not self.embeds:
+            writer.write(plain(404, b"{}"))
+            return
         (self.requests if is_post else self.scrapes).append(request)
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             writer.write(plain(401, b'{"error":"Unauthorized"}'))

@@ -1,6 +1,6 @@
 """llama.cpp's own HTTP server, from the wheel that has it as a library, as one process.
 
-    python llamacpp_server.py MODEL.gguf PORT SLOTS CONTEXT_TOKENS [API_KEY]
+    python llamacpp_server.py MODEL.gguf PORT SLOTS CONTEXT_TOKENS [--embeddings] [API_KEY]
 
 It serves the model as `tiny`, until a signal ends it.
 """
@@ -13,7 +13,10 @@ import xllamacpp
 PROMPT_CACHE_MIB = 64  # of prompts whose slot another one has taken; 8 GiB by default
 
 
-def main(model: str, port: str, slots: str, context_tokens: str, *api_keys: str) -> None:
+EMBEDDINGS = "--embeddings"
+
+
+def main(model: str, port: str, slots: str, context_tokens: str, *more: str) -> None:
     """Serve; returns never. `context_tokens`: of each slot."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model
@@ -21,7 +24,10 @@ def main(model: str, port: str, slots: str, context_tokens: str, *api_keys: str)
     parameters.port = int(port)
     parameters.n_parallel = int(slots)
     parameters.n_ctx = int(slots) * int(context_tokens)
-    parameters.api_keys = list(api_keys)
+    parameters.api_keys = [each for each in more if each != EMBEDDINGS]
+    if EMBEDDINGS in more:
+        parameters.embedding = True
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     parameters.endpoint_metrics = True
     parameters.cache_ram_mib = PROMPT_CACHE_MIB
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import AsyncIterator
 
+import openai
 import pytest
 import pytest_asyncio
 
+from schemas.http import EMBEDDINGS
 from tests.engines import llamacpp_server, tiny_gguf
 from tests.engines.contract import KEYS, KeyedEngineContract
-from tests.engines.engine import RealEngine
+from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,6 +22,7 @@ class LlamaCpp(RealEngine):
     waiting = "llamacpp:requests_deferred"
     batch_max = 2
     context_tokens = 8192
+    options: tuple[str, ...] = ()
 
     async def _start(self, log: str) -> list[int]:
         pid = await self.processes.start(
@@ -27,11 +30,16 @@ class LlamaCpp(RealEngine):
             (
                 *(sys.executable, llamacpp_server.__file__, str(self.directory / "tiny.gguf")),
                 *(str(self.port), str(self.batch_max), str(self.context_tokens)),
+                *self.options,
                 *([self.api_key] if self.api_key else []),
             ),
             ready=self.processes.answers(f"{self.url}/health"),
         )
         return [pid]
+
+
+class EmbeddingLlamaCpp(LlamaCpp):
+    options = (llamacpp_server.EMBEDDINGS,)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,3 +56,37 @@ class TestLlamaCpp(KeyedEngineContract):
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
         for replica, engine in mesh.engines.items():
             assert mesh.beats[replica].batch_max == engine.batch_max
+
+    async def test_embeddings_go_to_the_engine_that_makes_them(self, mesh, sdk):
+        with pytest.raises(openai.NotFoundError) as refused:  # the others answer 501
+            await sdk.embeddings.create(model=MODEL, input="hello")
+        assert refused.value.code == "path_not_served"
+        other = mesh.engines["us-0"]
+        engine = EmbeddingLlamaCpp(other.processes, "llamacpp-2", other.directory)
+        await engine.start()
+        try:
+            async with mesh.another_agent("us-2", engine):
+                await mesh.until(lambda: _embeds(mesh, "us-2"), "a heartbeat that names the path")
+                await mesh.until(lambda: _is_embedded(sdk), "the router to know it")
+                texts = ["hello", "good morning", "hello"]
+                answer = await sdk.embeddings.create(model=MODEL, input=texts)
+                first, other, again = (each.embedding for each in answer.data)
+                assert first == pytest.approx(again, abs=1e-3)
+                assert first != pytest.approx(other, abs=1e-3)
+                assert answer.usage.prompt_tokens > 3
+        finally:
+            await engine.kill()
+        await mesh.until_ready()
+
+
+def _embeds(mesh: MeshOverEngines, replica: str) -> bool:
+    beat = mesh.beats.get(replica)
+    return beat is not None and EMBEDDINGS in beat.paths
+
+
+async def _is_embedded(sdk: openai.AsyncOpenAI) -> bool:
+    try:
+        await sdk.embeddings.create(model=MODEL, input="hello")
+    except openai.NotFoundError:
+        return False
+    return True

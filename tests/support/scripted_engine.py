@@ -26,6 +26,7 @@ class ScriptedEngine:
         self.card: dict[str, object] = {}  # what its list of models says beside the name
         self.waiting, self.running, self.kv = 0, 0, 0.0
         self.behaviour: Behaviour = say("hello")
+        self.embeddings: Behaviour | None = None  # of that path; without it there is none
         self.seen: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up = asyncio.Event()
@@ -41,6 +42,7 @@ class ScriptedEngine:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/v1/{kind:.+}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -66,6 +68,11 @@ class ScriptedEngine:
                 model=self.model, running=self.running, waiting=self.waiting, kv=self.kv
             )
         )
+
+    async def _embed(self, request: web.Request) -> web.StreamResponse:
+        if self.embeddings is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return await self.embeddings(request, orjson.loads(await request.read()))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())

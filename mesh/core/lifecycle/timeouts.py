@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from mesh.core.lifecycle.hold_queue import RequestKind
 from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.model.served_names import is_model
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.bus_status import UNREACHABLE
@@ -45,7 +46,7 @@ class Timeouts:
         for _, peer in self._peers:
             for digest in peer.digests.values():
                 ready.update(model for model, has in digest.models.items() if has.ready)
-        return tuple(sorted(ready))
+        return tuple(sorted(filter(is_model, ready)))
 
     def model_card(self, model: ModelId) -> ModelCard:
         """Its card, by an engine of this region rather than of a peer."""

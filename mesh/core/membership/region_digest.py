@@ -6,6 +6,7 @@ from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
+from mesh.core.model.served_names import models_by_path, models_only
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
@@ -101,6 +102,7 @@ class RegionalDigest:
         beats = [(replica, replica.heartbeat) for replica in self._replicas]
         ready = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
         ready_beats = [replica.heartbeat for replica in ready]
+        capacities = self._capacities(counts, now)
         self._seq += 1
         self._made_at = now
         self._latest = Digest(
@@ -112,7 +114,7 @@ class RegionalDigest:
             replicas_ready=len(ready),
             replicas_free=self._free(ready, now),
             queue=len(self._held),
-            models=self._capacities(counts, now),
+            models=models_only(capacities),
             requests_per_s=rounded(self.arrivals.per_s(now)),
             prefill_s_per_token=rounded(
                 _known(median, [beat.prefill_s_per_token for beat in ready_beats])
@@ -125,6 +127,7 @@ class RegionalDigest:
             rtt_s={peer: rounded(each_s) for peer, each_s in rtt_s.items()},
             warm_tokens=self.warm_tokens(now),
             cards=cards,
+            models_by_path=models_by_path(capacities),
         )
         return self._latest
 
@@ -139,7 +142,8 @@ class RegionalDigest:
         for label in self._labels:
             if any(label not in labels for _, labels in carried):
                 within = [replica for replica, labels in carried if label in labels]
-                found[label] = self._capacities(self._counts(now, within), now, within)
+                capacities = self._capacities(self._counts(now, within), now, within)
+                found[label] = models_only(capacities)
         return found
 
     def _counts(self, now: float, within: Collection[Replica] | None = None) -> Counts:

@@ -39,6 +39,7 @@ from mesh.core.model.prompt_parts import (
     part_kind,
     stand_in,
 )
+from schemas.http import CHAT, EMBEDDINGS
 from schemas.ids import ModelId
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
@@ -49,6 +50,10 @@ PIECES_MAX = 65_536  # messages, and parts of them: millions would delay all ans
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
 INFINITE = float("inf")
+INPUT_SHAPE = (
+    "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
+    "none of them may be empty"
+)
 MODELS_MAX = 256  # whose estimates are kept; a mesh serves far fewer models
 
 
@@ -111,6 +116,8 @@ class PromptText(NamedTuple):
     data: bytes
     parts: tuple[Part, ...] = ()
     is_certain: bool = True
+    token_ids: int = 0  # of what came as ids and is not in `data`
+    is_prefix: bool = True  # later prompts may begin with it
 
     @property
     def size(self) -> TextSize:
@@ -153,6 +160,8 @@ class TokenEstimate:
     def prompt(self, text: PromptText, hashes: tuple[int, ...]) -> Prompt:
         """The prompt of that text."""
         block_tokens = self._ratio.block_tokens
+        if text.token_ids:
+            return Prompt(text.token_ids, hashes, block_tokens)
         if not text.parts:
             return Prompt(self._ratio.tokens(len(text.data)), hashes, block_tokens)
         more, ends = 0.0, []
@@ -182,7 +191,8 @@ class PromptReader:
 
     def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
         """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
-        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
+        data = text.data if text.is_prefix else b""
+        hashes = block_hashes(data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
         return self._estimate(model).prompt(text, hashes)
 
     def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
@@ -196,6 +206,42 @@ class PromptReader:
                 self._estimates.pop(next(iter(self._estimates)))
             estimate = self._estimates[model] = TokenEstimate()
         return estimate
+
+
+def text_at(path: str, body: Mapping[str, Any]) -> PromptText:
+    """The prompt of a request for that path. Raises PromptInvalid."""
+    return inputs_text(body) if path == EMBEDDINGS else prompt_text(body, chat=path == CHAT)
+
+
+def inputs_text(body: Mapping[str, Any]) -> PromptText:
+    """All inputs of an embeddings request together. Raises PromptInvalid for a misshapen `input`.
+
+    It is no prefix: documents that are embedded hardly begin alike, and each is embedded once, so
+    their blocks would only displace those of conversations from the index.
+    """
+    given = body.get("input")
+    if isinstance(given, str) and given:
+        return PromptText(_bytes_of(given, "input"), is_prefix=False)
+    if not isinstance(given, list) or not given:
+        raise PromptInvalid(INPUT_SHAPE, "input")
+    first = type(given[0])
+    if first is int:  # one prompt
+        return PromptText(b"", is_certain=False, token_ids=_ids(given), is_prefix=False)
+    if len(given) > PIECES_MAX:
+        raise PromptInvalid(f"input has more than {PIECES_MAX} items", "input")
+    if first is list:
+        ids = sum(map(_ids, given))
+        return PromptText(b"", is_certain=False, token_ids=ids, is_prefix=False)
+    if not all(isinstance(text, str) and text for text in given):
+        raise PromptInvalid(INPUT_SHAPE, "input")
+    return PromptText(b"".join(_bytes_of(text, "input") for text in given), is_prefix=False)
+
+
+def _ids(given: object) -> int:
+    """How many token ids that is. Raises PromptInvalid for anything else, and for none."""
+    if not isinstance(given, list) or not given or set(map(type, given)) != {int} or min(given) < 0:
+        raise PromptInvalid(INPUT_SHAPE, "input")
+    return len(given)
 
 
 def prompt_text(body: Mapping[str, Any], *, chat: bool) -> PromptText:

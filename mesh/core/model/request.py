@@ -18,7 +18,7 @@ class Request:
 
     key: int
     request_id: RequestId
-    model: ModelId
+    model: ModelId  # as in `served_names`: of embeddings with the path
     prompt: Prompt
     arrived_at: float
     deadline: float
@@ -30,7 +30,8 @@ class Request:
     session: str | None = None  # of the conversation, if the client names one
     warm: bool = False  # a warm-up (`mesh.core.warming`)
     offline: bool = False  # a batch job's line, computed with what online requests leave
-    answer_tokens: int | None = None  # the most that it may generate; None: not read
+    # The most that it may generate; None: not read. 0 of embeddings, which are a prompt's alone.
+    answer_tokens: int | None = None
     residency: Labels = ()  # a place must carry one of these; empty: any place
     wants_receipt: bool = True  # its receipts must list candidates
     held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue

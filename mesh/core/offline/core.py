@@ -7,6 +7,7 @@ from typing import Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import beat_by_name, is_model
 from mesh.core.model.settings import RouterSettings
 from mesh.core.offline.attempts import Attempts, OfflineCounts
 from mesh.core.offline.effects import JobPaced, OfflineEffect, ReleaseLine, SaveForecast
@@ -229,7 +230,7 @@ class OfflineCore:
     # Replicas.
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
-        beat = event.heartbeat
+        beat = beat_by_name(event.heartbeat)
         if beat.region != self.region:
             return
         change = self.replicas.see(beat, now)
@@ -292,7 +293,8 @@ class OfflineCore:
         served = self.regions.models().union(self.replicas.models())
         for model in self._unserved.overdue(self._queues.models(), served, now):
             message = f"No replica serves the model {model}."
-            error = Fault.MODEL_UNKNOWN.value.code, message
+            fault = Fault.MODEL_UNKNOWN if is_model(model) else Fault.PATH_UNSERVED
+            error = fault.value.code, message
             for key in self._queues.some_waiting(model, UnservedModels.LINES_MAX):
                 record = self.window.get(key)
                 assert record is not None, "a line that waits is in the window"

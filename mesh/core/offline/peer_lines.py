@@ -45,7 +45,8 @@ class PeerLines:
 
     def arrived(self, request: Request, inbox: str, now: float, *, draining: bool) -> None:
         """Place a peer's line, or refuse it."""
-        tokens = request.prompt.tokens + (request.answer_tokens or ANSWER_TOKENS_DEFAULT)
+        most = request.answer_tokens
+        tokens = request.prompt.tokens + (ANSWER_TOKENS_DEFAULT if most is None else most)
         place = Refusal.DRAINING if draining else self._place(request, tokens, now)
         if isinstance(place, Refusal):
             self._attempts.counts.peer_lines_refused += 1

@@ -186,7 +186,8 @@ class E2(Layered):
         leaf, held, shared = self._tree.insert(account, request.prompt.hashes)
         self._tree.count(account, leaf, 1)
         missed_tokens = request.prompt.uncached_tokens(held)
-        assignment = Assignment(account, leaf, shared, missed_tokens, now)
+        generates = request.answer_tokens != 0
+        assignment = Assignment(account, leaf, shared, missed_tokens, now, generates)
         self._window.add(assignment)
         if request.answer_inbox is None:
             self._under_way[request.key] = assignment

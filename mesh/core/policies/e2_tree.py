@@ -237,6 +237,7 @@ class LoadAccount(Holder):
 
     __slots__ = (
         "answers",
+        "generating",
         "given",
         "load_s",
         "missed_tokens",
@@ -252,6 +253,7 @@ class LoadAccount(Holder):
         self.report: object = None  # that `speed` was read from
         self.given = 0  # requests, ever
         self.requests = 0
+        self.generating = 0  # of them, those that are not prompts alone
         self.missed_tokens = 0
         self.answers = 0
         self.output_tokens = 0
@@ -267,7 +269,7 @@ class LoadAccount(Holder):
     def decode_s(self) -> float:
         """Time to generate its answers, by their average length."""
         average = self.output_tokens / self.answers if self.answers else OUTPUT_TOKENS
-        return self.requests * average * self.speed.decode_s_per_token
+        return self.generating * average * self.speed.decode_s_per_token
 
     def reprice(self) -> None:
         self.load_s = self.prefill_s + self.decode_s
@@ -282,6 +284,7 @@ class Assignment:
     shared: RadixNode[LoadAccount] | None
     missed_tokens: int
     at: float
+    generates: bool = True  # else it is a prompt alone
     output_tokens: int | None = None  # once it is answered
     began: bool = False
     counted: bool = True  # its numbers are in its account
@@ -304,6 +307,7 @@ class LoadWindow:
         account = assignment.account
         account.given += 1
         account.requests += 1
+        account.generating += assignment.generates
         account.missed_tokens += assignment.missed_tokens
         account.reprice()
 
@@ -312,7 +316,8 @@ class LoadWindow:
         if not assignment.counted:
             return
         account = assignment.account
-        if served.output_tokens is not None and assignment.output_tokens is None:
+        is_first = assignment.generates and assignment.output_tokens is None
+        if served.output_tokens is not None and is_first:
             assignment.output_tokens = served.output_tokens
             account.answers += 1
             account.output_tokens += served.output_tokens
@@ -329,6 +334,7 @@ class LoadWindow:
         assignment.counted = False
         account = assignment.account
         account.requests -= 1
+        account.generating -= assignment.generates
         account.missed_tokens -= assignment.missed_tokens
         if assignment.output_tokens is not None:
             account.answers -= 1

@@ -361,7 +361,7 @@ class MeshPolicy:
         """Of its model: a fleet of large and small ones has no speed in common."""
         speeds = self._models.get(request.model)
         if speeds is None:
-            speeds = SpeedModel()
+            speeds = SpeedModel(generates=request.answer_tokens != 0)
             _keep(self._models, request.model, speeds, MODELS_MAX)
         return speeds
 

@@ -180,7 +180,8 @@ class ReplicaSpeeds(NamedTuple):
 class SpeedModel:
     """Speeds and averages of one model: by candidate, and of all of them together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, generates: bool = True) -> None:
+        """`generates`: whether its answers are tokens, and not only computed prompts."""
         self.replicas: dict[str, CandidateSpeed] = {}
         # Valid while the heartbeat is the replica's last; dropped with its speed.
         self.kept: dict[str, ReplicaSpeeds] = {}
@@ -192,8 +193,9 @@ class SpeedModel:
         self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
         self.running = RUNNING_START  # beside a newcomer, usually
         self.prefill_tokens = PREFILL_TOKENS_START
-        self.output_tokens = OUTPUT_TOKENS_START
-        self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
+        self.output_tokens = OUTPUT_TOKENS_START if generates else 0.0
+        self.kv_tokens = PREFILL_TOKENS_START + self.output_tokens  # of a whole request
+        self.batch_weight = BATCH_WEIGHT if generates else 0.0  # it joins no batch that decodes
 
     def of(self, target: Target) -> CandidateSpeed:
         """What was learned of that candidate."""
@@ -231,7 +233,7 @@ class SpeedModel:
             s_per_token,
             running,
             base_s + s_per_decode * running,
-            BATCH_WEIGHT * running * base_s,
+            self.batch_weight * running * base_s,
             running * STALL_WEIGHT,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
@@ -416,7 +418,7 @@ class Prices:
         running = peer.running(model)
         if running is None:
             running = speeds.running
-        batch_s = BATCH_WEIGHT * running * base_s
+        batch_s = speeds.batch_weight * running * base_s
         base_s += s_per_decode * running
         others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s + batch_s
         others_s += speeds.returns * rtt_s

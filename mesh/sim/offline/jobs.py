@@ -26,7 +26,7 @@ from mesh.core.model.prompt import BLOCK_BYTES, BYTES_PER_TOKEN_START
 from mesh.sim.workload import RequestNode, Segment
 from mesh.sim.workloads.content import Lengths, seeded, segment, segment_id
 from schemas.batch import ENDPOINTS, window_s
-from schemas.http import CHAT
+from schemas.http import CHAT, EMBEDDINGS
 from schemas.ids import NameInvalid, RegionId, checked_name
 
 LINES_MAX = 50_000  # of one job, as live
@@ -127,6 +127,10 @@ def read_batch_file(path: Path) -> tuple[RequestNode, ...]:
         raise OfflineInvalid(f"{path} is larger than {FILE_BYTES_MAX >> 20} MB")
     with path.open("rb") as file:
         endpoint = _endpoint(file.readline())
+        if endpoint == EMBEDDINGS:
+            raise OfflineInvalid(
+                f"{path}: the simulated engines generate; they play no {EMBEDDINGS}"
+            )
         file.seek(0)
         check = FileCheck(endpoint, lines_max=LINES_MAX)
         while not check.is_over and (chunk := file.read(CHUNK_BYTES)):

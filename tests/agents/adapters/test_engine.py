@@ -159,7 +159,7 @@ async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     client.close()
     await asyncio.gather(*handlers)
     server.close()
-    assert asked == 2
+    assert asked == 3, "two lists of models, and the request that shows whether it embeds"
 
 
 KEY = "sk-s3cret"
@@ -333,3 +333,72 @@ async def test_a_probe_counts_only_answers_of_an_engine_that_computes(
     async with looking(kind) as (client, server):
         server.script = script
         assert await client.probe("/v1/completions", "org/llama", 30.0) is computes
+
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+async def _paths(*answers: bytes) -> tuple[list[tuple[str, ...]], ScriptedEngine]:
+    """What scrapes a minute apart find of an engine that answers so on that path."""
+    left, now = list(answers), 0.0
+
+    async def script(talk: Conversation) -> None:
+        assert orjson.loads(talk.request.body) == {"model": "org/llama", "input": "1"}
+        await talk.send(left.pop(0))
+
+    async with running(script) as server:
+        server.embeds = True
+        client = EngineClient(
+            api_url=server.url,
+            metrics_url="",
+            kind=KINDS["openai"],
+            clock=lambda: now,
+            scrape_timeout_s=30.0,
+        )
+        found = []
+        for _ in range(3):
+            now += 60.0
+            found.append((await client.scrape()).paths)
+        client.close()
+    assert not left
+    return found, server
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 400, 422])
+async def test_an_engine_that_has_no_embeddings_is_asked_once(status) -> None:
+    found, _ = await _paths(plain(status, b"{}"))
+    assert found == [()] * 3
+
+
+async def test_an_engine_that_makes_embeddings_is_asked_once() -> None:
+    found, _ = await _paths(plain(200, b'{"data":[]}'))
+    assert found == [(EMBEDDINGS,)] * 3
+
+
+async def test_an_engine_in_trouble_is_asked_again_later() -> None:
+    found, _ = await _paths(plain(503, b"{}"), plain(429, b"{}"), plain(200, b"{}"))
+    assert found == [(), (), (EMBEDDINGS,)]
+
+
+async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> None:
+    async with running(lambda talk: talk.send(plain(200, b"{}"))) as server:
+        server.embeds = True
+        client = EngineClient(
+            api_url=server.url,
+            metrics_url="",
+            kind=KINDS["openai"],
+            clock=lambda: 1000.0,
+            scrape_timeout_s=30.0,
+        )
+
+        async def paths() -> tuple[str, ...]:
+            client.refresh_models()
+            return (await client.scrape()).paths
+
+        assert await paths() == (EMBEDDINGS,)
+        client.lacks(EMBEDDINGS)
+        assert await paths() == ()
+        server.models = ["other"]
+        assert await paths() == (EMBEDDINGS,)
+        client.close()
+    assert len(server.requests) == 2

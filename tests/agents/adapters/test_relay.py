@@ -20,7 +20,7 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import RelayBegan, RelayEnded, TokenUsage
-from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, unpack_frame
+from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, Refusal, Refused, unpack_frame
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -43,12 +43,14 @@ USAGE = (
 class Call:
     """A relay to a scripted engine, and the frames it sent."""
 
-    def __init__(self, engine: ScriptedEngine, client: EngineClient, headers) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, client: EngineClient, headers, path: str = "/v1/completions"
+    ) -> None:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[RelayBegan] = []
         self.sent = asyncio.Event()
         self.client = client
-        hand = StartRelay(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
+        hand = StartRelay(INBOX, path, "q-1", b'{"prompt": "hi"}', headers)
         self.relay = Relay(
             hand,
             engine=client,
@@ -91,13 +93,15 @@ class Call:
 
 
 @contextlib.asynccontextmanager
-async def calling(script: Script, **headers: str) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
+async def calling(
+    script: Script, path: str = "/v1/completions", **headers: str
+) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
     async with running(script) as engine:
         client = EngineClient(
             api_url=engine.url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic
         )
         try:
-            yield Call(engine, client, headers), engine
+            yield Call(engine, client, headers, path), engine
         finally:
             client.close()
 
@@ -394,3 +398,31 @@ async def test_a_large_plain_answer_is_cut_into_frames() -> None:
             await asyncio.wait([relay], timeout=0.005)
     assert made.text == body
     assert max(len(data) for kind, _, data in made.frames if kind is Frame.DATA) <= 128 * 1024
+
+
+async def _embedded(script: Script) -> tuple[Call, RelayEnded]:
+    async with calling(script, path="/v1/embeddings") as (made, engine):
+        engine.embeds = True
+        ended = await made.relay.run()
+    return made, ended
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_engine_without_the_path_refuses_what_another_may_serve(status) -> None:
+    made, ended = await _embedded(lambda talk: talk.send(plain(status, b"{}")))
+    assert made.kinds == "R"
+    assert decode_as(Refused, made.frames[0][2]).reason == Refusal.WRONG_MODEL
+    assert (ended.outcome, made.began) == (Outcome.ENGINE_LOST, [])  # its models are read again
+
+
+async def test_other_errors_of_that_path_are_the_clients() -> None:
+    made, _ = await _embedded(lambda talk: talk.send(plain(400, b'{"error":"too long"}')))
+    assert (made.kinds, made.head.status, made.text) == ("HDE", 400, b'{"error":"too long"}')
+
+
+async def test_the_usage_of_vectors_is_read_at_either_end() -> None:
+    usage, vectors = b'"usage":{"prompt_tokens":7}', b'"data":["' + b"x" * 100_000 + b'"]'
+    for body in (b"{%s,%s}" % (usage, vectors), b"{%s,%s}" % (vectors, usage)):
+        made, ended = await _embedded(lambda talk, body=body: talk.send(plain(200, body)))
+        assert made.text == body
+        assert ended.usage == TokenUsage(prompt_tokens=7)

@@ -49,7 +49,7 @@ class Desk:
         return self.admission.offer(OfflineRequest(key, prompt, answer), self.now)
 
     def online(self, key, prompt: int = 100) -> None:
-        self.admission.online_sent(key, prompt, prompt, self.now)
+        self.admission.online_sent(key, prompt, prompt, self.now, generates=True)
 
     def begin(self, key) -> None:
         self.admission.began(key, self.now)
@@ -312,7 +312,7 @@ def test_the_pace_is_learned_within_bounds(speed) -> None:
 def test_in_a_run_that_looks_for_a_budget_the_pace_stays() -> None:
     admission = OfflineAdmission(LINEAR, refreshes=False)
     for number in range(50):
-        admission.online_sent(number, 100, 100, number * 10.0)
+        admission.online_sent(number, 100, 100, number * 10.0, generates=True)
         admission.began(number, number * 10.0 + 1.0)
         admission.ended(number, number * 10.0 + 9.0, 100)
     assert admission.pace == 1.0
@@ -417,3 +417,30 @@ def test_bounds_hold_and_every_request_ends_once(seed) -> None:
     assert sorted([*chance.ended, *chance.at_engine]) == sorted(chance.offered)
     assert len(chance.offered) > 20
     assert admission.admitted_total > 5
+
+
+def test_a_prompt_alone_never_decodes() -> None:
+    """Beside an online request the next document has room as soon as the last one is computed."""
+    for answer_tokens, admits in ((0, True), (50, False)):
+        desk = Desk()
+        desk.online("user")
+        desk.begin("user")
+        for key in ("first", "second"):  # each takes 28 ms while it is computed
+            document = OfflineRequest(key, 100, answer_tokens, kv_tokens=8000)
+            assert desk.admission.offer(document, desk.now)
+        assert desk.decide() == [Admit("first")]
+        assert desk.decide(0.2) == ([Admit("second")] if admits else [])
+        assert (desk.admission.offline_kv_tokens() < 8000) == admits, "of the second alone"
+        desk.admission.ended("first", desk.now)
+        assert desk.admission.running == admits
+
+
+def test_online_embeddings_are_no_decode_that_others_must_spare() -> None:
+    desk = Desk()
+    desk.admission.online_sent("document", 100, 30_000, desk.now, generates=False)
+    desk.decide(0.5)  # computed by now
+    desk.offer("long", 250)  # too long beside one that decodes
+    assert desk.decide() == [Admit("long")]
+    desk.begin("document")
+    desk.admission.ended("document", desk.now)
+    assert desk.decide(0.1) == []

@@ -2,12 +2,13 @@
 
 import pytest
 
+from agents.core import effects
 from agents.core.engine_load import EngineLoad
 from agents.core.events import EngineReading, EngineScraped, RelayBegan, TokenUsage
 from agents.core.requests import AgentRequest, RequestTable, WorkRequest
 from agents.core.routers import RouterKey
-from schemas.exchange import Outcome
-from tests.agents.core.bench import Bench, inbox
+from schemas.exchange import Outcome, Refusal
+from tests.agents.core.bench import IDLE, MODEL, Bench, inbox
 
 WORK = WorkRequest("m", "/v1/completions", "", 10.0, None)
 
@@ -49,14 +50,14 @@ USAGE = TokenUsage(10, 5, 11)
 @pytest.mark.parametrize(("began_at", "learned"), [(2.0, True), (None, False)])
 def test_decode_rates_come_from_streams(began_at, learned) -> None:
     view = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
-    view.learn(USAGE, 1.0, began_at, 4.0, alone=True, warm=False)
+    view.learn(USAGE, 1.0, began_at, 4.0, alone=True, odd=False)
     assert view.answers.decode_tokens_per_s == (5.0 if learned else None)
     assert view.prefix_hit_ratio == 0.5
 
 
 def test_a_warm_up_is_no_example_of_answers() -> None:
     view = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
-    view.learn(USAGE, 1.0, 2.0, 4.0, alone=True, warm=True)
+    view.learn(USAGE, 1.0, 2.0, 4.0, alone=True, odd=True)
     assert view.prefix_hit_ratio is None
 
 
@@ -76,3 +77,29 @@ def test_the_agents_own_hit_ratio_goes_before_the_engines() -> None:
     assert view.prefix_hit_ratio == 0.9
     view.answers.add(TokenUsage(10, 1, 2), None)
     assert view.prefix_hit_ratio == 0.1
+
+
+def test_embeddings_are_no_example_of_answers() -> None:
+    bench = Bench()
+    bench.feed(EngineScraped(bench.now, IDLE, (MODEL,), paths=("/v1/embeddings",)))
+    bench.work(1, **{"Mesh-Path": "/v1/embeddings"})
+    bench.feed(RelayBegan(inbox(1)))
+    bench.end(1, usage=TokenUsage(1000, 0, 0))
+    bench.tick(1.0)
+    beat = bench.beats[-1]
+    assert (beat.served_total, beat.prefix_hit_ratio, beat.prefill_s_per_token) == (1, None, None)
+    assert bench.core._engine.answers.tokens_per_answer is None
+
+
+def test_work_on_a_path_that_the_engine_lacks_is_refused_and_heartbeats_name_those_it_has() -> None:
+    bench = Bench()
+    bench.read()
+    [refused] = bench.work(1, **{"Mesh-Path": "/v1/embeddings"})
+    assert refused.message.reason == Refusal.WRONG_MODEL
+    seq = len(bench.beats)
+    bench.now += 0.02
+    bench.feed(EngineScraped(bench.now, IDLE, (MODEL,), paths=("/v1/embeddings",)))
+    bench.tick(0.02)  # at once, as it matters to routers
+    assert len(bench.beats) == seq + 1
+    assert bench.beats[-1].paths == ("/v1/embeddings",)
+    assert isinstance(bench.work(2, **{"Mesh-Path": "/v1/embeddings"})[0], effects.StartRelay)

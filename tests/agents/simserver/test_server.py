@@ -132,7 +132,7 @@ async def test_bad_requests_come_back_as_the_sdks_own_errors():
 
 async def test_http_errors_have_openais_shape():
     async with running() as engine:
-        status, body = await engine.post("/v1/embeddings", {})
+        status, body = await engine.post("/v1/rerank", {})
         assert (status, body["error"]["code"]) == (404, None)
         status, body = await engine.post("/v1/completions", {"model": "other", "prompt": "a"})
         assert (status, body["error"]["code"]) == (404, "model_not_found")

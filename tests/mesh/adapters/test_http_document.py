@@ -107,7 +107,7 @@ async def test_every_documented_operation_is_served_as_documented(face, method, 
 
 
 async def test_no_other_path_is_served(face):
-    async with face.get("/v1/embeddings") as answer:
+    async with face.get("/v1/rerank") as answer:
         assert answer.status == Fault.PATH_UNKNOWN.value.status
         error = (await answer.json())["error"]
     assert error["code"] == Fault.PATH_UNKNOWN.value.code

@@ -7,11 +7,12 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
-from mesh.adapters.read_request import RequestRefused
-from schemas.http import COMPLETIONS, Fault
+from mesh.adapters.read_request import RequestRefused, read_fields
+from schemas.http import COMPLETIONS, EMBEDDINGS, Fault
 
 BOMB = b'{"model":"tiny","prompt":"hi","more":[' + b"[]," * 1024**2 + b"[]]}"
 HONEST = b'{"model":"tiny","prompt":"' + b"a" * (LARGE_BYTES + 1) + b'"}'
@@ -63,3 +64,10 @@ async def test_where_no_process_can_be_started_it_is_the_router_that_lacks_somet
     assert refused.value.fault is Fault.OVERLOADED
     body, fields = await bodies.read(COMPLETIONS, [HONEST])
     assert (body, fields.model) == (HONEST, "tiny")
+
+
+async def test_large_embeddings_are_read_as_small_ones_are(bodies):
+    for given in (["x" * 700_000, "y" * 700_000], [[7] * 400_000, [8] * 400_000]):
+        body = orjson.dumps({"model": "tiny", "input": given})
+        _, fields = await bodies.read(EMBEDDINGS, [body])
+        assert fields == read_fields(EMBEDDINGS, body)

@@ -12,7 +12,7 @@ import pytest
 
 from mesh.batch.job_file import FileCheck, JobIndex, LineInvalid, LineSplitter, read_line
 from schemas.batch import CUSTOM_ID_CHARS_MAX, ERRORS_MAX
-from schemas.http import CHAT, COMPLETIONS
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
 
 
 def line(custom_id: object = "a", **changes: object) -> dict:
@@ -215,3 +215,25 @@ def test_a_hundred_thousand_lines() -> None:
     assert index.total == 100_000
     print(f"{took_s:.1f} s")
     assert took_s < 30
+
+
+def test_lines_of_embeddings_are_read_and_keep_their_order() -> None:
+    def embedding(custom_id: str, **fields: object) -> dict:
+        given = {"model": "tiny", "input": "z" * 5000, **fields}
+        return line(custom_id, url=EMBEDDINGS, body=given)
+
+    read = read_line(orjson.dumps(embedding("a", input=["x", "y"])), 1, EMBEDDINGS)
+    assert (read.url, read.model, read.prompt.data) == (EMBEDDINGS, "tiny", b"xy")
+    for wrong, param in (
+        (embedding("b", input=[]), "body.input"),
+        (embedding("b", input=["x", 1]), "body.input"),
+        (line("b"), "url"),
+    ):
+        with pytest.raises(LineInvalid) as refused:
+            read_line(orjson.dumps(wrong), 1, EMBEDDINGS)
+        assert refused.value.error.param == param
+    checked = FileCheck(EMBEDDINGS, lines_max=10)
+    checked.feed(jsonl(embedding("b"), embedding("a", input="a" * 5000), embedding("c")))
+    index = checked.end()
+    assert index is not None
+    assert [place.number for place in index.good] == [1, 2, 3]

@@ -20,3 +20,13 @@ def test_there_is_a_limit_to_names():
     names.see(["0"], 1.0)  # those already known stay fresh
     names.expire(KEPT_S + 0.5)
     assert names.names == ("0",)
+
+
+def test_models_on_optional_paths_are_known_and_not_named():
+    names = KnownModels()
+    names.see(["a", "a on /v1/embeddings"], 0.0)
+    assert names.names == ("a",)
+    assert "a on /v1/embeddings" in names
+    names.see(["a"], KEPT_S)
+    names.expire(KEPT_S + 1.0)
+    assert "a on /v1/embeddings" not in names

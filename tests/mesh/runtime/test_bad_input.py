@@ -58,7 +58,7 @@ BAD = [
     (CHAT, orjson.dumps(chat() | {"model": "nope"}), 404, "known: tiny"),
     (COMPLETIONS, b'{"model":"tiny"}', 400, "prompt"),
     (COMPLETIONS, b'{"model":"tiny","prompt":[]}', 400, "prompt"),
-    ("/v1/embeddings", b"{}", 404, "no path"),
+    ("/v1/rerank", b"{}", 404, "no path"),
     (CHAT, b"x" * (BODY_BYTES_MAX + 1), 413, "more than"),
 ]
 

@@ -2,8 +2,10 @@
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
+from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.replica_table import ReplicaTable
+from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
 from schemas.residency import OPEN_GROUND, ground
 from schemas.state import ModelCapacity, ReplicaState
@@ -217,3 +219,16 @@ def test_round_trips_are_sent_once_a_second_as_soon_as_there_are_any():
     assert told(0.25) == {EU: 0.08}
     assert region.fresh(1.5).rtt_s == {}, "for one alone"
     assert [told(0.25 + eighths / 8) for eighths in range(1, 10)] == [{}] * 7 + [{EU: 0.08}, {}]
+
+
+def test_models_on_optional_paths_are_named_by_path():
+    region = Region()
+    on_path = served_name(MODEL, EMBEDDINGS)
+    region.replicas.see(beat("a", models=(MODEL, on_path)), 0.0)
+    region.replicas.see(beat("b"), 0.0)
+    digest = region.due(0.1)
+    assert digest.models == {MODEL: ModelCapacity(ready=2, free=2, running=0.0)}
+    assert digest.models_by_path == {
+        EMBEDDINGS: {MODEL: ModelCapacity(ready=1, free=1, running=0.0)}
+    }
+    assert (digest.replicas_ready, digest.replicas_free) == (2, 2)

@@ -83,3 +83,17 @@ def test_the_sums_are_those_of_what_counts(steps):
             assert one.missed_tokens == sum(a.missed_tokens for a in counted)
             assert one.output_tokens == sum(lengths)
             assert one.load_s == pytest.approx(one.prefill_s + one.decode_s)
+
+
+def test_a_prompt_alone_is_no_load_of_decoding():
+    window, x = LoadWindow(180.0), account()
+    alone = Assignment(x, ROOT, None, 100, 0.0, generates=False)
+    window.add(alone)
+    assert x.load_s == pytest.approx(0.15)
+    window.answered(alone, Served(100, 0, 0))
+    first = give(window, x, 300, 1.0)
+    window.answered(first, Served(output_tokens=10))
+    assert x.load_s == pytest.approx(0.15 + 0.35 + 10 * 0.02)
+    window.take_back(alone)
+    window.take_back(first)
+    assert (x.load_s, x.generating, x.answers) == (0.0, 0, 0)

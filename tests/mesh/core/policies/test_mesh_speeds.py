@@ -233,3 +233,22 @@ def test_a_replica_has_its_own_speed_or_the_one_it_reports_or_the_fleets():
     for name, speed in (("a", speeds.fleet_speed), ("b", speeds.speed(target("b")))):
         one = speeds.of_replica(known(name))
         assert (one.base_s, one.s_per_token) == speed[:2]
+
+
+def test_prompts_alone_are_priced_without_an_answer():
+    def priced(answer_tokens):
+        policy = MeshPolicy(RouterSettings(), Random(1))
+        full = Replica(
+            beat("a", running=4, kv_capacity_tokens=1000, kv_used_ratio=0.8, batch_max=64), 0.0
+        )
+        busy = Target("a", 4, replica=full)
+        asked = request(1, "AA", answer_tokens=answer_tokens)  # 128 tokens, 200 are free
+        [score] = policy.choose(asked, [busy], 0.0).scores
+        return score.terms
+
+    chat, embeddings = priced(None), priced(0)
+    assert chat["prefill_s"] == embeddings["prefill_s"]
+    assert chat["memory_s"] > 0.0 == embeddings["memory_s"]
+    assert chat["others_s"] > embeddings["others_s"] > 0.0, (
+        "decodes wait for its prompt all the same"
+    )

@@ -119,3 +119,10 @@ def test_a_batch_file_is_read_as_a_batch_runner_reads_it(tmp_path):
 def test_a_bad_line_is_named(tmp_path, lines, says):
     with pytest.raises(OfflineInvalid, match=says):
         read_batch_file(written(tmp_path / "a.jsonl", *lines))
+
+
+def test_a_file_of_embeddings_is_not_played(tmp_path):
+    embedding = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}
+    path = written(tmp_path / "job.jsonl", embedding | {"body": {"model": "m", "input": "hello"}})
+    with pytest.raises(OfflineInvalid, match="/v1/embeddings"):
+        read_batch_file(path)

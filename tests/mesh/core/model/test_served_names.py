@@ -1,0 +1,67 @@
+"""Models on optional paths: their names, and how heartbeats and digests come to them and back."""
+
+from dataclasses import replace
+
+from mesh.core.model.served_names import (
+    beat_by_name,
+    digest_by_name,
+    is_model,
+    model_of,
+    models_by_path,
+    models_only,
+    served_name,
+)
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
+from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.state import ModelCapacity
+from tests.mesh.core.build import MODEL, beat, digest
+
+NAME = served_name(MODEL, EMBEDDINGS)
+TWO, ONE = ModelCapacity(ready=2, free=2), ModelCapacity(ready=1, free=0)
+
+
+def test_a_name_leads_back_to_its_model():
+    for path in (CHAT, COMPLETIONS):
+        assert served_name(MODEL, path) == MODEL
+    assert NAME != MODEL
+    assert (model_of(NAME), model_of(MODEL)) == (MODEL, MODEL)
+    assert (is_model(MODEL), is_model(NAME)) == (True, False)
+
+
+def test_a_heartbeat_names_what_its_engine_answers():
+    plain = beat("a")
+    assert beat_by_name(plain) is plain
+    assert beat_by_name(replace(plain, paths=("/v1/unheard-of",))).models == (MODEL,)
+    assert beat_by_name(replace(plain, paths=(EMBEDDINGS,))).models == (MODEL, NAME)
+
+
+def test_a_name_too_long_for_other_messages_is_left_out():
+    long = ModelId("m" * MODEL_CHARS_MAX)
+    found = beat_by_name(beat("a", models=(long, MODEL), paths=(EMBEDDINGS,)))
+    assert found.models == (long, MODEL, NAME)
+
+
+def test_a_digest_says_the_same_after_it_was_sent():
+    capacities = {MODEL: TWO, NAME: ONE}
+    sent = digest("eu", models=models_only(capacities), models_by_path=models_by_path(capacities))
+    assert sent.models == {MODEL: TWO}
+    assert sent.models_by_path == {EMBEDDINGS: {MODEL: ONE}}
+    assert digest_by_name(sent).models == capacities
+
+
+def test_within_a_label_the_path_counts_as_the_model_does():
+    by_label = {"de": {MODEL: TWO}, "fr": {ModelId("other"): ONE}}
+    sent = digest(
+        "eu",
+        models={MODEL: TWO},
+        models_by_label=by_label,
+        models_by_path={EMBEDDINGS: {MODEL: ONE}, "/v1/unheard-of": {MODEL: ONE}},
+    )
+    found = digest_by_name(sent)
+    assert found.models == {MODEL: TWO, NAME: ONE}
+    assert found.models_by_label == {
+        "de": {MODEL: TWO, NAME: TWO},
+        "fr": {ModelId("other"): ONE},
+    }
+    plain = digest("eu")
+    assert digest_by_name(plain) is plain
