@@ -21,6 +21,7 @@ from opentelemetry import trace
 from agents.adapters.engine import KEY_REQUIRED, STATUS_UNAUTHORIZED, SUCCESS, EngineClient
 from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
 from agents.adapters.outbox import FrameWriter
+from agents.core.added_usage import UsageEventRemoval, with_usage_requested
 from agents.core.answer_stream import (
     FlowWindow,
     StreamError,
@@ -36,7 +37,7 @@ from agents.core.answer_stream import (
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from infra import tracing
-from schemas.exchange import End, Frame, Head, Outcome, Refused
+from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId
 from schemas.wire import encode
 
@@ -88,6 +89,7 @@ class Relay:
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
         self._span: trace.Span = trace.INVALID_SPAN
+        self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._tail = Tail()
         self._window = FlowWindow()
         self._response: Connection | None = None  # while it is read
@@ -134,10 +136,12 @@ class Relay:
         usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
         ttft_s = -1.0 if self._first_byte_at is None else self._first_byte_at - self._started_at
         if self._span.is_recording():
-            self._span.set_attributes(_attributes(result, usage, ttft_s))
+            self._span.set_attributes(_attributes(result, usage, ttft_s if self._streamed else -1))
         if result.refused is not None and self._first_byte_at is None:
             self._frames.send(Frame.REFUSED, encode(result.refused))
         else:
+            if self._removal is not None and (rest := self._removal.rest()):
+                self._frames.data(rest, self._clock())
             end = End(
                 outcome=result.outcome,
                 detail=result.detail,
@@ -182,6 +186,9 @@ class Relay:
         api = self._engine.api
         try:
             body, self._body = self._body, b""
+            if H_ADD_USAGE in self._headers and self._engine.asks_usage:
+                body = with_usage_requested(body)
+                self._removal = UsageEventRemoval()
             response = await api.request("POST", self._path, headers, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
@@ -203,6 +210,8 @@ class Relay:
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
         self._streamed = self._is_good and media_type == EVENT_STREAM
+        if not self._streamed:
+            self._removal = None
         first = await self._first_bytes(response)
         if self._streamed:
             if not starts_events(first):
@@ -235,6 +244,7 @@ class Relay:
         """Answer with the HTTP error that the stream's first event amounts to."""
         log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
         self._streamed = self._is_good = False
+        self._removal = None
         await self._send_head(ResponseHead(error.status, JSON))
         self._pass_on(error.body)
         return _DONE
@@ -268,6 +278,8 @@ class Relay:
         if self._is_good:
             self._engine.last_byte_at = now
         self._tail.add(chunk)
+        if self._removal is not None and not (chunk := self._removal.without_event(chunk)):
+            return
         is_open = self._window.send(len(chunk))
         self._frames.data(chunk, now)
         if not is_open and self._response is not None:
@@ -283,10 +295,11 @@ def _described(problem: BaseException) -> str:
 def _attributes(
     result: RelayResult, usage: TokenUsage, ttft_s: float
 ) -> dict[str, str | int | float]:
-    return {
-        "mesh.outcome": result.outcome,
+    numbers = {
         "mesh.ttft_s": ttft_s,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "mesh.cached_tokens": usage.cached_tokens,
     }
+    known = {name: number for name, number in numbers.items() if number >= 0}
+    return {"mesh.outcome": result.outcome, **known}

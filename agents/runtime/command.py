@@ -72,6 +72,14 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     help="Sent to vLLM or SGLang as the priority of offline requests.",
     show_default="none is sent",
 )
+@click.option(
+    "--ask-usage/--no-ask-usage",
+    default=None,
+    envvar="MESH_ASK_USAGE",
+    help="Ask the engine for the token counts of streams whose clients did not; they don't see "
+    "it. [MESH_ASK_USAGE]",
+    show_default="asked of vLLM and SGLang; llama.cpp sends them anyway",
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(

@@ -63,6 +63,7 @@ async def run(
             key=None if config.engine_key is None else config.engine_key.get_secret_value(),
             models=config.models,
             reads_batch_max=config.batch_max is None,
+            asks_usage=config.ask_usage,
         )
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)

@@ -302,6 +302,7 @@ class RequestManager:
         admitted = ClientRequest(
             request=request,
             path=parsed.path,
+            adds_usage=parsed.adds_usage,
             body=parsed.body,
             tenant=tenant,
             size=text.size,

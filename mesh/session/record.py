@@ -73,6 +73,7 @@ class OpenRequest:
 
     request: Request
     path: str = CHAT  # the HTTP path that is requested of the engine
+    adds_usage: bool = False  # an agent may add `stream_options` to its body
     body: bytes = b""
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE
