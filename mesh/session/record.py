@@ -27,6 +27,11 @@ class Trace:
     is_traced = False
     is_recording = False
 
+    @property
+    def trace_id(self) -> str | None:
+        """In hexadecimal, of a trace that is exported; else None."""
+        return None
+
     def decided(self, effect: fx.Decided) -> None:
         """A placement was made; its receipt is read only where a span records it."""
 
