@@ -85,8 +85,19 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 @click.option(
     "--drain-timeout", "drain_timeout_s", type=float, default=30.0, help="Seconds to finish in."
 )
-@click.option("--metrics-host", default="127.0.0.1", help="Where the own metrics page listens.")
-@click.option("--metrics-port", type=int, default=0, help="Own Prometheus page; 0 for none.")
+@click.option(
+    "--metrics-host",
+    envvar="MESH_AGENT_METRICS_HOST",
+    default="127.0.0.1",
+    help="Where the own Prometheus page listens. [MESH_AGENT_METRICS_HOST]",
+)
+@click.option(
+    "--metrics-port",
+    envvar="MESH_AGENT_METRICS_PORT",
+    type=int,
+    help="Its port; 0 for no page. [MESH_AGENT_METRICS_PORT]",
+    show_default="the first free one from 9700 to 9763",
+)
 @click.option("--ready-file", help="Written when the replica first takes work.")
 def command(
     nats_password_file: Path | None,
