@@ -46,7 +46,7 @@ class ProcessMetrics(Collector):
             )
         try:
             pages = (_PROC / "statm").read_text().split()
-            open_files = len(os.listdir(_PROC / "fd"))
+            open_files = sum(1 for _ in (_PROC / "fd").iterdir())
         except OSError:
             return
         virtual, resident = (int(count) * resource.getpagesize() for count in pages[:2])

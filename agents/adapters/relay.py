@@ -210,8 +210,6 @@ class Relay:
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
         self._streamed = self._is_good and media_type == EVENT_STREAM
-        if not self._streamed:
-            self._removal = None
         first = await self._first_bytes(response)
         if self._streamed:
             if not starts_events(first):
@@ -244,7 +242,6 @@ class Relay:
         """Answer with the HTTP error that the stream's first event amounts to."""
         log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
         self._streamed = self._is_good = False
-        self._removal = None
         await self._send_head(ResponseHead(error.status, JSON))
         self._pass_on(error.body)
         return _DONE
@@ -278,8 +275,10 @@ class Relay:
         if self._is_good:
             self._engine.last_byte_at = now
         self._tail.add(chunk)
-        if self._removal is not None and not (chunk := self._removal.without_event(chunk)):
-            return
+        if self._removal is not None and self._streamed:
+            chunk = self._removal.without_event(chunk)
+            if not chunk:
+                return
         is_open = self._window.send(len(chunk))
         self._frames.data(chunk, now)
         if not is_open and self._response is not None:

@@ -44,6 +44,7 @@ class RouterMetrics:
         registry.register(_CoreState(core, clock, self._request_labels.model))
         add_process_metrics(registry)
         self._client_metrics(partial(Counter, registry=registry))
+        self._token_metrics(partial(Counter, registry=registry))
         self._placement_metrics(partial(Counter, registry=registry))
         self._bus_metrics(partial(Counter, registry=registry))
         gauge = partial(Gauge, registry=registry)
@@ -120,6 +121,13 @@ class RouterMetrics:
             "Time placed requests, peers' included, had waited in this router's hold queue.",
             buckets=SECONDS,
         )
+        self.residency_refused = counter(
+            "mesh_residency_refused",
+            "Requests refused because of their residency labels, by who asked: client, peer.",
+            ["asker"],
+        )
+
+    def _token_metrics(self, counter: Callable[..., Counter]) -> None:
         self.prompt_tokens = counter(
             "mesh_prompt_tokens",
             "Prompt tokens of finished requests, as their engines counted.",
@@ -134,11 +142,6 @@ class RouterMetrics:
             "mesh_output_tokens",
             "Output tokens of finished requests, as their engines counted.",
             OF_REQUEST,
-        )
-        self.residency_refused = counter(
-            "mesh_residency_refused",
-            "Requests refused because of their residency labels, by who asked: client, peer.",
-            ["asker"],
         )
 
     def _placement_metrics(self, counter: Callable[..., Counter]) -> None:

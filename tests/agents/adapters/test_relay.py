@@ -20,7 +20,7 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import RelayBegan, RelayEnded, TokenUsage
-from schemas.exchange import H_ADD_USAGE, WINDOW_BYTES, End, Frame, Head, Outcome, unpack_frame
+from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, unpack_frame
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -142,58 +142,6 @@ async def test_a_stream_passes_untouched() -> None:
     assert request.headers["content-type"] == "application/json"
     assert request.headers["traceparent"].startswith("00-" + "a" * 32)
     assert "accept-encoding" not in request.headers
-
-
-COUNTED = b'data: {"choices":[],' + USAGE[1:] + b"\n\n"
-ASKED = b'{"stream_options":{"include_usage":true},"prompt": "hi"}'
-
-
-@pytest.mark.parametrize(
-    ("kind", "asks_usage", "headers", "asked"),
-    [
-        ("vllm", None, {H_ADD_USAGE: "1"}, True),
-        ("sglang", None, {H_ADD_USAGE: "1"}, True),
-        ("openai", True, {H_ADD_USAGE: "1"}, True),
-        ("vllm", None, {}, False),
-        ("vllm", False, {H_ADD_USAGE: "1"}, False),
-        ("llamacpp", None, {H_ADD_USAGE: "1"}, False),
-        ("openai", None, {H_ADD_USAGE: "1"}, False),
-    ],
-)
-async def test_token_counts_are_asked_for_and_only_then_taken_out(
-    kind, asks_usage, headers, asked
-) -> None:
-    others = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
-
-    async def script(talk: Conversation) -> None:
-        await talk.send(CHUNKED)
-        for part in (others[0], COUNTED[:20], COUNTED[20:] + others[1][:4], others[1][4:]):
-            await talk.send(chunk(part))
-        await talk.send(LAST_CHUNK)
-
-    made, ended, engine = await call(script, kind, asks_usage, **headers)
-    assert engine.requests[0].body == (ASKED if asked else b'{"prompt": "hi"}')
-    assert made.text == b"".join(others if asked else [others[0], COUNTED, others[1]])
-    assert (ended.outcome, ended.usage) == (Outcome.DONE, TokenUsage(9, 4, 2))
-
-
-async def test_an_engine_that_dies_inside_the_event_breaks_the_stream_as_any_other() -> None:
-    async def script(talk: Conversation) -> None:
-        await talk.send(CHUNKED + chunk(b'data: {"choices":[{"text":"a"}]}\n\n' + COUNTED[:30]))
-        talk.cut()
-
-    made, ended, _ = await call(script, "vllm", **{H_ADD_USAGE: "1"})
-    assert ended.outcome is Outcome.ENGINE_LOST
-    assert made.text == b'data: {"choices":[{"text":"a"}]}\n\n' + COUNTED[:30]
-
-
-async def test_an_answer_that_is_no_stream_keeps_its_counts() -> None:
-    async def script(talk: Conversation) -> None:
-        await talk.send(plain(200, b'{"choices":[],' + USAGE[1:]))
-
-    made, ended, _ = await call(script, "vllm", **{H_ADD_USAGE: "1"})
-    assert made.text == b'{"choices":[],' + USAGE[1:]
-    assert ended.usage == TokenUsage(9, 4, 2)
 
 
 @pytest.mark.parametrize(("flags", "names"), [("00", []), ("01", ["agent.answer", "engine.call"])])
