@@ -128,8 +128,11 @@ class AgentConfig(EngineConfig):
     heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
     drain_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     metrics_host: str = "127.0.0.1"  # by default an agent opens nothing to the network
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no page
+    # 0: no page; None: the first free one of `agents.runtime.metrics.PORTS`.
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     ready_file: str | None = None
+    # Ask the engine for the token counts of every stream; None: where its kind takes that.
+    ask_usage: bool | None = None
     # Of its region's residency labels, those that hold here; None: all of them.
     residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
 

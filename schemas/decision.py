@@ -103,11 +103,12 @@ class Decision:
     peer_held_s: Seconds = 0.0
     """Time in the hold queue of the peer that placed it, in seconds."""
     attempts_s: Seconds | None = None
-    """The rest of `ttft_s`: attempts, each from its dispatch to its failure or to the first byte,
-    round trips included, in seconds."""
+    """The rest of the wait for the first byte: attempts, each from its dispatch to its failure or
+    to that byte, round trips included, in seconds."""
     ttft_s: Seconds | None = None
     """From the request's arrival to the first byte of its answer, in seconds: the sum of `held_s`,
-    `peer_held_s` and `attempts_s`. Null where no answer has begun."""
+    `peer_held_s` and `attempts_s`. Null where no answer has begun, or it is not streamed: then the
+    first byte comes with the last."""
     reason: str
     """One sentence for people."""
     residency: tuple[str, ...] = ()

@@ -95,6 +95,12 @@ REQUEST = (
             chars_max=TEXT_CHARS_MAX,
         ),
         Header(
+            exchange.H_ADD_USAGE,
+            r"^1$",
+            "It asks for a stream and its body has no `stream_options`: the agent may add them to "
+            "learn the token counts, and takes their event out of the answer.",
+        ),
+        Header(
             exchange.H_WARM,
             r"^1$",
             "No client waits: it is computed on an idle replica to be cached, and gives way to "

@@ -57,12 +57,15 @@ class EngineClient:
         key: str | None = None,
         models: tuple[ModelId, ...] = (),
         reads_batch_max: bool = True,
+        asks_usage: bool | None = None,
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
 
         `key`: the engine's API key, sent to its own origin alone. `reads_batch_max`: read its batch
-        size where it shows that; not where the operator gave it.
+        size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
+        counts of every stream; None: where its kind takes that.
         """
+        self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
         self._kind = kind
         self._given_models = models
         self._reads_batch_max = reads_batch_max

@@ -27,6 +27,7 @@ from agents.adapters.engine import (
 )
 from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
 from agents.adapters.outbox import FrameWriter
+from agents.core.added_usage import UsageEventRemoval, with_usage_requested
 from agents.core.answer_stream import (
     FlowWindow,
     StreamError,
@@ -42,7 +43,7 @@ from agents.core.answer_stream import (
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from infra import tracing
-from schemas.exchange import End, Frame, Head, Outcome, Refusal, Refused
+from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.http import OPTIONAL_PATHS
 from schemas.ids import RegionId, ReplicaId
 from schemas.wire import encode
@@ -96,6 +97,7 @@ class Relay:
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
         self._span: trace.Span = trace.INVALID_SPAN
+        self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._tail = Tail()
         self._head = b""
         self._window = FlowWindow()
@@ -143,10 +145,12 @@ class Relay:
         usage = self._usage() if self._tail.total else NO_USAGE
         ttft_s = -1.0 if self._first_byte_at is None else self._first_byte_at - self._started_at
         if self._span.is_recording():
-            self._span.set_attributes(_attributes(result, usage, ttft_s))
+            self._span.set_attributes(_attributes(result, usage, ttft_s if self._streamed else -1))
         if result.refused is not None and self._first_byte_at is None:
             self._frames.send(Frame.REFUSED, encode(result.refused))
         else:
+            if self._removal is not None and (rest := self._removal.rest()):
+                self._frames.data(rest, self._clock())
             end = End(
                 outcome=result.outcome,
                 detail=result.detail,
@@ -197,6 +201,9 @@ class Relay:
         api = self._engine.api
         try:
             body, self._body = self._body, b""
+            if H_ADD_USAGE in self._headers and self._engine.asks_usage:
+                body = with_usage_requested(body)
+                self._removal = UsageEventRemoval()
             response = await api.request("POST", self._path, headers, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
@@ -297,6 +304,10 @@ class Relay:
         if self._is_good:
             self._engine.last_byte_at = now
         self._tail.add(chunk)
+        if self._removal is not None and self._streamed:
+            chunk = self._removal.without_event(chunk)
+            if not chunk:
+                return
         is_open = self._window.send(len(chunk))
         self._frames.data(chunk, now)
         if not is_open and self._response is not None:
@@ -312,10 +323,11 @@ def _described(problem: BaseException) -> str:
 def _attributes(
     result: RelayResult, usage: TokenUsage, ttft_s: float
 ) -> dict[str, str | int | float]:
-    return {
-        "mesh.outcome": result.outcome,
+    numbers = {
         "mesh.ttft_s": ttft_s,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "mesh.cached_tokens": usage.cached_tokens,
     }
+    known = {name: number for name, number in numbers.items() if number >= 0}
+    return {"mesh.outcome": result.outcome, **known}

@@ -39,6 +39,7 @@ _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
 _INVALID = ("invalid_request_error", "badrequesterror")  # types of errors, in small letters
 
 _USAGE_KEY = b'"usage"'
+_TIMINGS_KEY = b'"timings"'  # llama.cpp's
 _USAGE_TRIES_MAX = 8
 TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
 _DECODER = json.JSONDecoder()
@@ -249,22 +250,41 @@ def read_usage(tail: bytes) -> TokenUsage:
     One search serves JSON and event streams alike: inside a JSON string a quote is always escaped,
     so the bytes `"usage"` can only be a key, never text that a model wrote. The last such key that
     holds an object counts (streams carry `"usage": null` in earlier events).
+    llama.cpp streams its `timings` without being asked: the same counts under other names.
     """
+    found = _last_object(tail, _USAGE_KEY)
+    if found is None:
+        timings = _last_object(tail, _TIMINGS_KEY)
+        return NO_USAGE if timings is None else _timed_usage(timings)
+    details = found.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return TokenUsage(
+        prompt_tokens=_count(found.get("prompt_tokens")),
+        cached_tokens=_count(cached),
+        completion_tokens=_count(found.get("completion_tokens")),
+    )
+
+
+def _timed_usage(timings: dict[str, object]) -> TokenUsage:
+    """By llama.cpp's `timings`: its `prompt_n` leaves out the tokens that were cached."""
+    computed, cached = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    return TokenUsage(
+        prompt_tokens=computed + cached if computed >= 0 and cached >= 0 else -1,
+        cached_tokens=cached,
+        completion_tokens=_count(timings.get("predicted_n")),
+    )
+
+
+def _last_object(tail: bytes, key: bytes) -> dict[str, object] | None:
+    """The object under the last such key that holds one."""
     end = len(tail)
     for _ in range(_USAGE_TRIES_MAX):
-        end = tail.rfind(_USAGE_KEY, 0, end)
+        end = tail.rfind(key, 0, end)
         if end < 0:
             break
-        found = _object_after(tail[end + len(_USAGE_KEY) :])
-        if found is not None:
-            details = found.get("prompt_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, dict) else None
-            return TokenUsage(
-                prompt_tokens=_count(found.get("prompt_tokens")),
-                cached_tokens=_count(cached),
-                completion_tokens=_count(found.get("completion_tokens")),
-            )
-    return NO_USAGE
+        if (found := _object_after(tail[end + len(key) :])) is not None:
+            return found
+    return None
 
 
 def _object_after(text: bytes) -> dict[str, object] | None:

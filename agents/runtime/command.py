@@ -72,13 +72,32 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     help="Sent to vLLM or SGLang as the priority of offline requests.",
     show_default="none is sent",
 )
+@click.option(
+    "--ask-usage/--no-ask-usage",
+    default=None,
+    envvar="MESH_ASK_USAGE",
+    help="Ask the engine for the token counts of streams whose clients did not; they don't see "
+    "it. [MESH_ASK_USAGE]",
+    show_default="asked of vLLM and SGLang; llama.cpp sends them anyway",
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(
     "--drain-timeout", "drain_timeout_s", type=float, default=30.0, help="Seconds to finish in."
 )
-@click.option("--metrics-host", default="127.0.0.1", help="Where the own metrics page listens.")
-@click.option("--metrics-port", type=int, default=0, help="Own Prometheus page; 0 for none.")
+@click.option(
+    "--metrics-host",
+    envvar="MESH_AGENT_METRICS_HOST",
+    default="127.0.0.1",
+    help="Where the own Prometheus page listens. [MESH_AGENT_METRICS_HOST]",
+)
+@click.option(
+    "--metrics-port",
+    envvar="MESH_AGENT_METRICS_PORT",
+    type=int,
+    help="Its port; 0 for no page. [MESH_AGENT_METRICS_PORT]",
+    show_default="the first free one from 9700 to 9763",
+)
 @click.option("--ready-file", help="Written when the replica first takes work.")
 def command(
     nats_password_file: Path | None,

@@ -1,18 +1,28 @@
-"""The agent's own Prometheus page: its heartbeat, as gauges. Off unless a port is given."""
+"""The agent's own Prometheus page: its heartbeat, as gauges, and the process.
 
+Several agents share a host. One that was given no port takes the first free one of PORTS; its
+series name its region and replica, so it does not matter which agent has which port.
+"""
+
+import errno
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agents.adapters.bus import AgentBus
 from agents.core.offline_work import OfflineTotals
 from agents.runtime.agent import Agent
+from infra.metrics_page import add_process_metrics, metrics_page
 from schemas.state import Heartbeat
 
+log = logging.getLogger(__name__)
+
+PORTS = range(9700, 9764)
 LABELS = ("region", "replica", "engine")
 
 # Heartbeat field → what a person reads about it. A field that is unknown has no sample.
@@ -91,20 +101,47 @@ class HeartbeatCollector(Collector):
 
 
 async def serve_metrics(
-    opened: AsyncExitStack, address: tuple[str, int], agent: Agent, bus: AgentBus
+    opened: AsyncExitStack, host: str, port: int | None, agent: Agent, bus: AgentBus
 ) -> None:
-    """Serve `/metrics` until `opened` closes. Raises OSError when the port is taken."""
+    """Serve `/metrics` until `opened` closes. `port`: None for the first free one of PORTS.
+
+    Raises OSError where the host or a given port can't be had. Where all of PORTS are taken there
+    is no page: work goes on.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(
         HeartbeatCollector(agent.heartbeat, agent.offline_totals, lambda: bus.unanswered)
     )
 
+    add_process_metrics(registry)
+
     async def page(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), content_type="text/plain")
+        accept = ",".join(request.headers.getall("accept", ()))
+        body, content_type = metrics_page(registry, accept)
+        return web.Response(body=body, headers={"content-type": content_type})
 
     app = web.Application()
     app.router.add_get("/metrics", page)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     opened.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, *address).start()
+    if port is not None:
+        await web.TCPSite(runner, host, port).start()
+    elif (found := await _first_free(runner, host)) is None:
+        text = "no metrics page: ports %d to %d of %s are taken; give --metrics-port"
+        log.warning(text, PORTS[0], PORTS[-1], host)
+    else:
+        log.info("metrics at http://%s:%d/metrics", host, found)
+
+
+async def _first_free(runner: web.AppRunner, host: str) -> int | None:
+    """The port that is served now; None if none of PORTS is free."""
+    for port in PORTS:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as problem:
+            if problem.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
+    return None

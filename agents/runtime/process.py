@@ -63,6 +63,7 @@ async def run(
             key=None if config.engine_key is None else config.engine_key.get_secret_value(),
             models=config.models,
             reads_batch_max=config.batch_max is None,
+            asks_usage=config.ask_usage,
         )
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
@@ -70,9 +71,9 @@ async def run(
             agent = Agent(
                 config, AgentCore(_replica(config, epoch)), agent_bus, engine, clock, tasks
             )
-            if config.metrics_port:
-                address = config.metrics_host, config.metrics_port
-                await serve_metrics(opened, address, agent, agent_bus)
+            if config.metrics_port != 0:
+                host, port = config.metrics_host, config.metrics_port
+                await serve_metrics(opened, host, port, agent, agent_bus)
             await agent_bus.listen(agent.feed, agent.credit)
             authorization.check()
             background = [

@@ -140,10 +140,7 @@ class SseRenderer:
         return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
 
     def _event(self, choice: dict[str, Any]) -> bytes:
-        chunk: dict[str, Any] = {**self._frame, "choices": [choice]}
-        if self._job.include_usage:
-            chunk["usage"] = None
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+        return b"data: " + orjson.dumps({**self._frame, "choices": [choice]}) + b"\n\n"
 
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}

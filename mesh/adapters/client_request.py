@@ -38,15 +38,15 @@ class ClientRequest(OpenRequest):
         replica = decision.replica if decision.peer is None else answer.replica
         if self.first_byte_at is None:
             return replace(decision, replica=replica)
-        ttft_s = self.first_byte_at - self.request.arrived_at
+        wait_s = self.first_byte_at - self.request.arrived_at
         # A peer's claim can't be longer than the attempt in which it was made.
-        peer_held_s = min(max(0.0, answer.peer_held_s), max(0.0, ttft_s - decision.held_s))
+        peer_held_s = min(max(0.0, answer.peer_held_s), max(0.0, wait_s - decision.held_s))
         return replace(
             decision,
             replica=replica,
             peer_held_s=peer_held_s,
-            attempts_s=max(0.0, ttft_s - decision.held_s - peer_held_s),
-            ttft_s=ttft_s,
+            attempts_s=max(0.0, wait_s - decision.held_s - peer_held_s),
+            ttft_s=wait_s if answer.is_event_stream else None,
         )
 
 

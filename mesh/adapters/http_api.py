@@ -15,8 +15,9 @@ from typing import cast
 import orjson
 from aiohttp import HttpVersion11, web
 from multidict import MultiMapping
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
+from infra.metrics_page import metrics_page
 from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
 from mesh.adapters.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
 from mesh.adapters.client_request import FrontDoor
@@ -259,8 +260,9 @@ class HttpApi:
         return self._json(request, known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        page = generate_latest(self._registry)
-        headers = self._headers(request, known_id) | {"content-type": "text/plain; version=0.0.4"}
+        accept = ",".join(request.headers.getall("accept", ()))
+        page, content_type = metrics_page(self._registry, accept)
+        headers = self._headers(request, known_id) | {"content-type": content_type}
         return web.Response(body=page, headers=headers)
 
     def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:

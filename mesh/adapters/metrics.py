@@ -12,11 +12,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.metrics_page import add_process_metrics
+from mesh.adapters.metric_labels import LabelSet, RequestLabels
 from mesh.core.router import RouterCore
 from schemas.state import Health
 
 HEALTH_LEVELS = {Health.GREEN: 2, Health.YELLOW: 1, Health.RED: 0}
 LATENESSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+TOKEN_SECONDS = (
+    *(0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5),
+)
+OF_REQUEST = ("model", "tenant", "served_region")  # `region` is the label that operators add
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
@@ -28,11 +35,16 @@ class RouterMetrics:
         core: RouterCore,
         registry: CollectorRegistry,
         clock: Callable[[], float] = time.monotonic,
+        regions: Iterable[str] = (),
     ) -> None:
-        """`clock`: the one by which the core is fed."""
+        """`clock`: the one by which the core is fed. `regions`: of the mesh, beside its own."""
         self.registry = registry
-        registry.register(_CoreState(core, clock))
+        self._request_labels = RequestLabels(core.known_models, (core.region, *regions))
+        self.labels_of = self._request_labels.of
+        registry.register(_CoreState(core, clock, self._request_labels.model))
+        add_process_metrics(registry)
         self._client_metrics(partial(Counter, registry=registry))
+        self._token_metrics(partial(Counter, registry=registry))
         self._placement_metrics(partial(Counter, registry=registry))
         self._bus_metrics(partial(Counter, registry=registry))
         gauge = partial(Gauge, registry=registry)
@@ -59,8 +71,11 @@ class RouterMetrics:
             "mesh_http_connections_max", "Most of them; further ones are refused."
         )
         # A look-up of labels costs more than raising what it finds.
-        self.requests_by_outcome = cache(self.requests.labels)
-        self.ttft_by_server = cache(self.ttft.labels)
+        self._requests_of = cache(self.requests.labels)
+        self._ttft_of = cache(self.ttft.labels)
+        self._duration_of = cache(self.duration.labels)
+        self._token_time_of = cache(self.token_time.labels)
+        self._tokens_of = cache(self._token_counters)
         self.placements_by_kind = cache(self.placements.labels)
 
     def _client_metrics(self, counter: Callable[..., Counter]) -> None:
@@ -78,35 +93,55 @@ class RouterMetrics:
         )
         self.requests = counter(
             "mesh_requests",
-            "Requests by how they ended: ok, shed, failed, engine_failed, client_gone.",
-            ["outcome"],
+            "Requests by how they ended: ok, shed, failed, engine_failed, client_gone; "
+            "served_region is empty where no byte of an answer came.",
+            ["outcome", *OF_REQUEST],
         )
         self.ttft = histogram(
             "mesh_request_ttft_seconds",
-            "From a client's request to the first byte of its answer; not of embeddings.",
-            ["served"],
+            "From a client's request to the first byte of its answer; streamed answers alone.",
+            ["served", *OF_REQUEST],
             buckets=SECONDS,
         )
         self.duration = histogram(
             "mesh_request_duration_seconds",
             "From a client's request to the last byte of its answer.",
+            ["streamed", *OF_REQUEST],
             buckets=SECONDS,
+        )
+        self.token_time = histogram(
+            "mesh_request_time_per_output_token_seconds",
+            "From the first byte of a streamed answer to its end, by each output token after the "
+            "first: one mean for each answer.",
+            OF_REQUEST,
+            buckets=TOKEN_SECONDS,
         )
         self.hold = histogram(
             "mesh_hold_seconds",
             "Time placed requests, peers' included, had waited in this router's hold queue.",
             buckets=SECONDS,
         )
-        self.prompt_tokens = counter(
-            "mesh_prompt_tokens", "Prompt tokens of finished requests, as their engines counted."
-        )
-        self.cached_tokens = counter(
-            "mesh_cached_tokens", "Those of them that engines had in their prefix caches."
-        )
         self.residency_refused = counter(
             "mesh_residency_refused",
             "Requests refused because of their residency labels, by who asked: client, peer.",
             ["asker"],
+        )
+
+    def _token_metrics(self, counter: Callable[..., Counter]) -> None:
+        self.prompt_tokens = counter(
+            "mesh_prompt_tokens",
+            "Prompt tokens of finished requests, as their engines counted.",
+            OF_REQUEST,
+        )
+        self.cached_tokens = counter(
+            "mesh_cached_tokens",
+            "Those of them that engines had in their prefix caches.",
+            OF_REQUEST,
+        )
+        self.output_tokens = counter(
+            "mesh_output_tokens",
+            "Output tokens of finished requests, as their engines counted.",
+            OF_REQUEST,
         )
 
     def _placement_metrics(self, counter: Callable[..., Counter]) -> None:
@@ -143,11 +178,47 @@ class RouterMetrics:
             ["channel"],
         )
 
-    def ended(self, outcome: str, arrived_at: float, now: float) -> None:
-        """Count one client's request that is over."""
-        self.requests_by_outcome(outcome).inc()
+    # A trace id is kept as an exemplar, which leads from a value to a request that had it.
+
+    def ttft_seen(
+        self, served: str, labels: LabelSet, seconds: float, trace_id: str | None
+    ) -> None:
+        """A client is sent the first byte of a stream. `served`: local or peer."""
+        self._ttft_of(served, *labels).observe(seconds, _exemplar(trace_id))
+
+    def tokens_seen(self, labels: LabelSet, prompt: int, cached: int, output: int) -> None:
+        """What an engine counted for one answer; negative where it did not."""
+        for counter, tokens in zip(self._tokens_of(labels), (prompt, cached, output), strict=True):
+            if tokens > 0:
+                counter.inc(tokens)
+
+    def token_time_seen(self, labels: LabelSet, seconds: float, trace_id: str | None) -> None:
+        """The mean time of one streamed answer's output tokens."""
+        self._token_time_of(*labels).observe(seconds, _exemplar(trace_id))
+
+    def ended(
+        self,
+        outcome: str,
+        labels: LabelSet,
+        seconds: float,
+        *,
+        streamed: bool,
+        trace_id: str | None = None,
+    ) -> None:
+        """Count one client's request that is over, that many seconds after it came."""
+        exemplar = _exemplar(trace_id)
+        self._requests_of(outcome, *labels).inc(1, exemplar)
         if outcome == "ok":
-            self.duration.observe(now - arrived_at)
+            is_streamed = "true" if streamed else "false"
+            self._duration_of(is_streamed, *labels).observe(seconds, exemplar)
+
+    def _token_counters(self, labels: LabelSet) -> tuple[Counter, ...]:
+        counters = self.prompt_tokens, self.cached_tokens, self.output_tokens
+        return tuple(counter.labels(*labels) for counter in counters)
+
+
+def _exemplar(trace_id: str | None) -> dict[str, str] | None:
+    return None if trace_id is None else {"trace_id": trace_id}
 
 
 class BatchMetrics:
@@ -171,9 +242,12 @@ class BatchMetrics:
 class _CoreState(Collector):
     """Gauges read from the core's tables at scrape time."""
 
-    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, core: RouterCore, clock: Callable[[], float], model_label: Callable[[str], str]
+    ) -> None:
         self._core = core
         self._clock = clock
+        self._model_label = model_label
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -183,14 +257,22 @@ class _CoreState(Collector):
         yield GaugeMetricFamily(
             "mesh_hold_queue_length", "Requests held by this router.", value=len(core.held)
         )
-        yield GaugeMetricFamily(
-            "mesh_inflight", "Clients' requests held or under way.", value=len(core.inflight)
-        )
+        yield self._inflight()
         yield from self._replicas()
         yield from self._peers()
         yield from self._gossip()
         yield from self._ownership()
         yield from self._warming()
+
+    def _inflight(self) -> Metric:
+        inflight = _gauge("mesh_inflight", "Clients' requests held or under way.", "model")
+        counts = dict.fromkeys(map(self._model_label, self._core.known_models()), 0)
+        for record in self._core.inflight.values():
+            model = self._model_label(record.request.model)
+            counts[model] = counts.get(model, 0) + 1
+        for model, count in sorted(counts.items()):
+            _add(inflight, model, count)
+        return inflight
 
     def _replicas(self) -> Iterator[Metric]:
         pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")

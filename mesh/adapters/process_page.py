@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from infra.address import Address
+from infra.metrics_page import metrics_page
 from schemas import http
 
 SHUTDOWN_S = 0.25
@@ -43,8 +44,10 @@ class ProcessPage:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), content_type="text/plain")
+    async def _metrics(self, request: web.Request) -> web.Response:
+        accept = ",".join(request.headers.getall("accept", ()))
+        page, content_type = metrics_page(self._registry, accept)
+        return web.Response(body=page, headers={"content-type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

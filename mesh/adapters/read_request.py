@@ -151,15 +151,20 @@ class ParsedRequest:
     timeout_s: float | None
     options: RequestOptions = DEFAULT_OPTIONS
     kept_bytes: int = 0  # of the budget
+    adds_usage: bool = False  # see BodyFields
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The fields that the router reads. Values are plain: they cross to another process."""
+    """The fields that the router reads. Values are plain: they cross to another process.
+
+    `adds_usage`: it asks for a stream and has no `stream_options`, which an agent may add.
+    """
 
     model: str
     options: Mapping[str, str]  # the fields that options are read from, those that are text
     text: PromptText
+    adds_usage: bool = False
 
 
 def read_fields(path: str, body: bytes) -> BodyFields:
@@ -174,14 +179,16 @@ def read_fields(path: str, body: bytes) -> BodyFields:
         raise RequestRefused(
             Fault.INVALID, "model must be the name of a model, as a string", "model"
         )
-    if not isinstance(fields.get("stream"), bool | None):
+    stream = fields.get("stream")
+    if not isinstance(stream, bool | None):
         raise RequestRefused(Fault.INVALID, "stream must be true or false", "stream")
     try:
         text = text_at(path, fields)
     except PromptInvalid as error:
         raise RequestRefused(Fault.INVALID, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
-    return BodyFields(model, options, text)
+    adds_usage = stream is True and "stream_options" not in fields
+    return BodyFields(model, options, text, adds_usage)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -237,7 +244,9 @@ def parsed_request(
         options, timeout = read_options(headers, fields.options), timeout_s(headers)
     kept_bytes = len(body) + len(fields.text.data)
     return ParsedRequest(
-        known_id, ModelId(fields.model), path, body, fields.text, timeout, options, kept_bytes
+        *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
+        kept_bytes,
+        fields.adds_usage,
     )
 
 

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.metrics_page import add_process_metrics
+from mesh.adapters.metric_labels import OTHER
 from mesh.adapters.metrics import LATENESSES
 from mesh.batch.held_lines import LineMetrics
 from mesh.batch.job_follower import JobMetrics
@@ -21,7 +23,6 @@ from schemas import exchange
 from schemas.batch import BatchJob, JobStatus, Task
 from schemas.ids import RegionId
 
-OTHER = "other"  # label of a name that is not one of ours
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
@@ -44,6 +45,7 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
     def __init__(self, home: RegionId, peers: tuple[RegionId, ...]) -> None:
         self._home, self._regions = home, frozenset((home, *peers))
         self.registry = CollectorRegistry()
+        add_process_metrics(self.registry)
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         self.runner = gauge("mesh_batch_runner", "1, and which batch runner this is.", ["runner"])

@@ -18,6 +18,7 @@ from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.kept_prefixes import KeptPrefixes
+from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
 from mesh.adapters.spans import RequestSpans, receipt_line
@@ -54,14 +55,20 @@ ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
-OTHER = "other"  # label of an unknown name
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
 class RequestObserver(Observer):
     """Metrics and log lines of one router's requests. Warm-ups are not counted as a client's."""
 
-    def __init__(self, config: RouterConfig, metrics: RouterMetrics, prompts: PromptReader) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        metrics: RouterMetrics,
+        prompts: PromptReader,
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
         self._home = config.region
         self._regions = frozenset((*config.peers, config.region))
         self._metrics = metrics
@@ -99,12 +106,18 @@ class RequestObserver(Observer):
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
-        if end.prompt_tokens < 0:
+        assert isinstance(record, ClientRequest) and record.answer is not None
+        prompt, output = end.prompt_tokens, end.completion_tokens
+        if prompt >= 0:
+            self._prompts.learn(record.request.model, record.size, prompt)
+        if prompt < 0 and output < 0:
             return
-        assert isinstance(record, ClientRequest)
-        self._prompts.learn(record.request.model, record.size, end.prompt_tokens)
-        self._metrics.prompt_tokens.inc(end.prompt_tokens)
-        self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
+        labels = _labels(self._metrics, record)
+        self._metrics.tokens_seen(labels, prompt, end.cached_tokens, output)
+        began_at = record.first_byte_at
+        if began_at is not None and output > 1 and record.answer.is_event_stream:
+            seconds = (self._clock() - began_at) / (output - 1)
+            self._metrics.token_time_seen(labels, seconds, record.spans.trace_id)
 
     def frames_missing(self) -> None:
         self._metrics.frames_missing.inc()
@@ -174,7 +187,7 @@ class RequestManager:
             prefixes=KeptPrefixes(),
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
-            observer=RequestObserver(config, metrics, self._prompts),
+            observer=RequestObserver(config, metrics, self._prompts, clock),
             ground=ground,
             give_back=self.bodies.give_back,
         )
@@ -307,6 +320,7 @@ class RequestManager:
         admitted = ClientRequest(
             request=request,
             path=parsed.path,
+            adds_usage=parsed.adds_usage,
             body=parsed.body,
             tenant=tenant,
             size=text.size,
@@ -334,12 +348,13 @@ class RequestManager:
         record.first_byte_at = self._clock()
         if record.spans.is_recording and (receipt := record.receipt) is not None:
             record.spans.first_byte(receipt)
-        assert record.answer is not None
-        here = record.answer.region == self._config.region
-        if record.request.answer_tokens != 0:  # else there is no first token
-            self._metrics.ttft_by_server("local" if here else "peer").observe(
-                record.first_byte_at - record.request.arrived_at
-            )
+        answer = record.answer
+        assert answer is not None
+        if answer.is_event_stream:  # the first byte of any other comes with its last
+            served = "local" if answer.region == self._config.region else "peer"
+            ttft_s = record.first_byte_at - record.request.arrived_at
+            labels = _labels(self._metrics, record)
+            self._metrics.ttft_seen(served, labels, ttft_s, record.spans.trace_id)
         self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:
@@ -388,10 +403,23 @@ class RequestManager:
         """It is over, with that HTTP status. False if it was before."""
         if not self.session.close(record):
             return False
-        self._metrics.ended(outcome, record.request.arrived_at, self._clock())
+        self._metrics.ended(
+            outcome,
+            _labels(self._metrics, record),
+            self._clock() - record.request.arrived_at,
+            streamed=record.answer is not None and record.answer.is_event_stream,
+            trace_id=record.spans.trace_id,
+        )
         if record.spans.is_recording:
             record.spans.end(status, error)
         return True
+
+
+def _labels(metrics: RouterMetrics, record: ClientRequest) -> LabelSet:
+    """Of a request's series; without a region until a byte of its answer came."""
+    answer = record.answer
+    region = answer.region if answer is not None and answer.head is not None else None
+    return metrics.labels_of(record.request.model, record.tenant or "", region or "")
 
 
 def _spans(request_id: RequestId, model: ModelId, headers: Mapping[str, str]) -> Trace:

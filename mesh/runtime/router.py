@@ -147,7 +147,7 @@ class Router:
             dice=random.Random(config.seed),
             peers=config.peers,
         )
-        self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock)
+        self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock, config.peers)
         self._metrics.router.labels(config.router).set(1)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle

@@ -41,10 +41,10 @@ class IngressInvalid(ValueError):
 
 
 def work_headers(
-    request: Request, path: str, effect: Dispatch, home: RegionId, router: RouterId, now: float
+    record: OpenRequest, effect: Dispatch, home: RegionId, router: RouterId, now: float
 ) -> dict[str, str]:
     """Of a request that a router of `home` hands to a replica."""
-    headers = _request_headers(request, path, effect.attempt, now)
+    headers = _request_headers(record, effect.attempt, now)
     _add_handoff(headers, effect, home, router)
     return headers
 
@@ -63,7 +63,7 @@ def ingress_headers(
 ) -> dict[str, str]:
     """Of a request that a peer is to place; no agent needs the last of them."""
     request = record.request
-    headers = _request_headers(request, record.path, effect.attempt, now)
+    headers = _request_headers(record, effect.attempt, now)
     if record.tenant:
         headers[exchange.H_TENANT] = record.tenant
     headers[exchange.H_WAITED_MS] = str(max(0, round((now - request.arrived_at) * 1000)))
@@ -73,13 +73,17 @@ def ingress_headers(
     return headers
 
 
-def _request_headers(request: Request, path: str, attempt: int, now: float) -> dict[str, str]:
+def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str, str]:
+    request = record.request
     headers = {exchange.H_DEADLINE_MS: _deadline_ms(request, now)}
     headers[exchange.H_REQUEST] = request.request_id
+    path = record.path
     model = request.model if path not in OPTIONAL_PATHS else model_of(request.model)
     headers[exchange.H_MODEL] = subjects.encode_model(model)
     headers[exchange.H_PATH] = path
     headers[exchange.H_ATTEMPT] = str(attempt)
+    if record.adds_usage:
+        headers[exchange.H_ADD_USAGE] = "1"
     if request.priority is not Priority.NORMAL:
         headers[exchange.H_PRIORITY] = request.priority.value
     if request.slo_ttft_s is not None:

@@ -27,6 +27,11 @@ class Trace:
     is_traced = False
     is_recording = False
 
+    @property
+    def trace_id(self) -> str | None:
+        """In hexadecimal, of a trace that is exported; else None."""
+        return None
+
     def decided(self, effect: fx.Decided) -> None:
         """A placement was made; its receipt is read only where a span records it."""
 
@@ -73,6 +78,7 @@ class OpenRequest:
 
     request: Request
     path: str = CHAT  # the HTTP path that is requested of the engine
+    adds_usage: bool = False  # an agent may add `stream_options` to its body
     body: bytes = b""
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE

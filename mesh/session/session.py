@@ -218,7 +218,7 @@ class Session:
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
-        headers = work_headers(record.request, record.path, effect, self.region, self.router, now)
+        headers = work_headers(record, effect, self.region, self.router, now)
         if record.spans.is_traced:
             record.spans.dispatched(effect.replica, effect.attempt, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import agents.cli
 import mesh.cli.main
+from agents.runtime.metrics import PORTS
 from infra import topology
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +155,16 @@ def test_files_that_are_mounted_or_built_from_exist():
 
 def test_prometheus_reads_every_router_under_its_regions_name(mesh_toml):
     config = yaml.safe_load((COMPOSE_DIR / "prometheus.yml").read_text())
-    job, runners = config["scrape_configs"]
+    job, runners, agents = config["scrape_configs"]
+    names = [name for name in services if name.startswith("agent-")]
+    assert {
+        (target, labels["labels"]["region"])
+        for labels in agents["static_configs"]
+        for target in labels["targets"]
+    } == {(f"{name}:{PORTS[0]}", name.split("-")[1]) for name in names}
+    assert all(
+        services[name]["environment"]["MESH_AGENT_METRICS_HOST"] == "0.0.0.0" for name in names
+    )
     assert {
         (target, labels["labels"]["region"])
         for labels in runners["static_configs"]

@@ -67,6 +67,7 @@ async def test_a_full_region_is_served_by_a_peer_and_the_trace_shows_one_hop(tmp
     assert (decision["placement"], decision["peer"], decision["hops"]) == ("peer", "eu", 1)
     assert near.seen == []
     assert len(far.seen) == 1
+    assert far.seen[0]["stream_options"] == {"include_usage": True}  # of the agent
     _is_one_tree_over_two_regions(spans, far.headers[0])
 
 

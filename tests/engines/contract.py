@@ -6,14 +6,17 @@ Each leaves the mesh as it found it: two replicas, ready and idle.
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
 import openai
+import orjson
 import pytest
 import pytest_asyncio
 
 from mesh.replay.client import StreamFault
+from schemas.http import CHAT, COMPLETIONS
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
@@ -25,6 +28,14 @@ HUNG_ASKED = 12
 ENGINE_ENDS_WITHIN_S = 10.0
 HUNG_ANSWERED_WITHIN_S = 25.0
 KNOWN_ANSWERED_WITHIN_S = 10.0
+
+
+# What differs from one answer to the next: times, names, and what a cache changes.
+_OWN = re.compile(
+    rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))":("[^"]*"|[0-9.e+-]+)'
+)
+FORMS = {CHAT: {"messages": [{"role": "user", "content": "Where are you?"}]}}
+FORMS[COMPLETIONS] = {"prompt": "Where are you?"}
 
 
 def prompt(seed: object, chars: int) -> str:
@@ -56,6 +67,17 @@ async def asked_directly(engine: RealEngine, number: int, tokens: int) -> AsyncI
             for each in streams:
                 each.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def streamed(url: str, data: bytes, headers: dict[str, str]) -> bytes:
+    """The bytes of an answer."""
+    headers = {**headers, "content-type": "application/json"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(url, data=data) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        return await answer.read()
 
 
 async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
@@ -108,6 +130,22 @@ class EngineContract:
         text = await sdk.completions.create(prompt="Where are", **asked)
         assert text.choices[0].text
         assert text.usage.completion_tokens == 8
+
+    @pytest.mark.parametrize("path", FORMS)
+    async def test_a_client_that_asked_for_no_token_counts_gets_none_and_they_are_known(
+        self, mesh, path
+    ):
+        asked = {"model": MODEL, "max_tokens": 6, "ignore_eos": True, "temperature": 0}
+        data = orjson.dumps({**asked, **FORMS[path], "stream": True})
+        engine = mesh.engines["us-0"]
+        before = await mesh.tokens()
+        directly = await streamed(engine.url + path, data, engine.headers)
+        through = await streamed(mesh.url + path, data, {})
+        assert _OWN.sub(rb"\1", through) == _OWN.sub(rb"\1", directly)
+        assert through.endswith(b"data: [DONE]\n\n")
+        prompt_tokens, output_tokens = before
+        await mesh.until(lambda: mesh.counted(prompt_tokens + 1, output_tokens + 6), "the counts")
+        await mesh.until_ready()
 
     async def test_an_engine_ends_what_its_client_leaves(self, mesh, sdk):
         engines = mesh.engines.values()

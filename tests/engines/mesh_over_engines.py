@@ -206,6 +206,18 @@ class MeshOverEngines:
         async with aiohttp.ClientSession() as http:
             return await self.router.sample(http, 0, "mesh_placements_total") or 0.0
 
+    async def tokens(self) -> tuple[float, float]:
+        """Prompt and output tokens that the router has counted."""
+        names = ("mesh_prompt_tokens_total", "mesh_output_tokens_total")
+        async with aiohttp.ClientSession() as http:
+            prompt, output = [await self.router.sample(http, 0, name) or 0.0 for name in names]
+        return prompt, output
+
+    async def counted(self, prompt: float, output: float) -> bool:
+        """Whether it has counted at least so many."""
+        found = await self.tokens()
+        return found[0] >= prompt and found[1] >= output
+
 
 def body(text: str, tokens: int, **fields: object) -> bytes:
     """A streamed chat of exactly so many tokens."""

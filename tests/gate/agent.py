@@ -81,6 +81,8 @@ class Asker:
         self._ended.clear()
         inbox = subjects.inbox(US, R1, parcelled(f"{self._asked:x}"))
         told = {exchange.H_REQUEST: f"q-{self._asked}", exchange.H_HANDOFF: str(self._asked)}
+        if chunks:
+            told[exchange.H_ADD_USAGE] = "1"
         await client.publish(subjects.work(US, G0), b'{"x":1}', inbox, headers=HEADERS | told)
         async with asyncio.timeout(WAIT_S):
             await self._ended.wait()

@@ -153,9 +153,15 @@ class SmallMesh:
         await asyncio.gather(task, return_exceptions=True)
 
     def sample(self, region: str, name: str, **labels: str) -> float:
-        """A value of the region's router's metrics page; 0.0 when it has none yet."""
+        """The sum of the samples with these labels, and any others, on the page of the region's
+        router; 0.0 where it has none yet."""
         registry = self.routers[region]._metrics.registry
-        return registry.get_sample_value(name, labels) or 0.0
+        return sum(
+            sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition of this process's own objects."""

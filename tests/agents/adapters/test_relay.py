@@ -94,11 +94,19 @@ class Call:
 
 @contextlib.asynccontextmanager
 async def calling(
-    script: Script, path: str = "/v1/completions", **headers: str
+    script: Script,
+    path: str = "/v1/completions",
+    kind: str = "openai",
+    asks_usage: bool | None = None,
+    **headers: str,
 ) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
     async with running(script) as engine:
         client = EngineClient(
-            api_url=engine.url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic
+            api_url=engine.url,
+            metrics_url=engine.url,
+            kind=KINDS[kind],
+            clock=time.monotonic,
+            asks_usage=asks_usage,
         )
         try:
             yield Call(engine, client, headers, path), engine
@@ -106,8 +114,10 @@ async def calling(
             client.close()
 
 
-async def call(script: Script, **headers: str) -> tuple[Call, RelayEnded, ScriptedEngine]:
-    async with calling(script, **headers) as (made, engine):
+async def call(
+    script: Script, kind: str = "openai", asks_usage: bool | None = None, **headers: str
+) -> tuple[Call, RelayEnded, ScriptedEngine]:
+    async with calling(script, kind=kind, asks_usage=asks_usage, **headers) as (made, engine):
         ended = await made.relay.run()
     assert [number for _, number, _ in made.frames] == list(range(len(made.frames)))
     assert made.kinds.count("E") == 1

@@ -36,6 +36,9 @@ FULL = {
         (b'ted": 1}, "usage": {"prompt_tok', NO_USAGE),
         (b'{"usage": "none"}', NO_USAGE),
         (b'{"content": "usage"}', NO_USAGE),
+        (b'{"timings":{"cache_n":24,"prompt_n":1,"predicted_n":3}}\n\n', TokenUsage(25, 24, 3)),
+        (b'{"timings":{"prompt_n":1,"predicted_n":3}}', TokenUsage(-1, -1, 3)),  # an older one
+        (b'{"usage":{"prompt_tokens":9},"timings":{"prompt_n":1}}', TokenUsage(9, -1, -1)),
         (b"", NO_USAGE),
         (b"\xff\xfe" * 100, NO_USAGE),
         (b'"usage":' + b"[" * 100_000, NO_USAGE),

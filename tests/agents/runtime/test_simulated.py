@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 
@@ -14,12 +15,13 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop, run
 from agents.simserver.metrics import PageKind
 from schemas import subjects
-from schemas.exchange import H_MODEL, Outcome, Refusal
+from schemas.exchange import H_ADD_USAGE, H_MODEL, H_PATH, Outcome, Refusal
 from schemas.state import ReplicaState
 from tests.agents.fake_router import REGION, REPLICA, FakeRouter, fake_router
 from tests.agents.simserver.support import MODEL, config, running
 
-HEADERS = {H_MODEL: subjects.encode_model(MODEL)}
+PLAIN = {H_MODEL: subjects.encode_model(MODEL)}
+HEADERS = PLAIN | {H_ADD_USAGE: "1"}
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +54,6 @@ def body(dice: random.Random, tokens: int, answer_tokens: int) -> bytes:
             "max_tokens": answer_tokens,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
         }
     )
 
@@ -76,6 +77,28 @@ async def test_its_metrics_are_understood(nats_server, kind, page) -> None:
         assert (end.outcome, end.completion_tokens) == (Outcome.DONE, 100)
         beat = await router.state(running=0, outstanding=0)
         assert beat.decode_tokens_per_s is not None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_is_the_same_whether_or_not_its_tokens_are_counted(
+    nats_server, path
+) -> None:
+    fields = {"prompt": "Where are you?", "messages": [{"role": "user", "content": "Where?"}]}
+    del fields["prompt" if path.startswith("/v1/chat") else "messages"]
+    asked = {"model": MODEL, "max_tokens": 20, "ignore_eos": True, "stream": True, **fields}
+    async with beside(nats_server, "vllm", time_scale=50.0) as router:
+        plain, counted = {H_PATH: path}, {H_PATH: path, H_ADD_USAGE: "1"}
+        inboxes = [
+            await router.send_work(number, orjson.dumps(asked), **PLAIN, **headers)
+            for number, headers in enumerate((plain, counted))
+        ]
+        ends = [await router.answer(inbox) for inbox in inboxes]
+        assert [end.outcome for end in ends] == [Outcome.DONE] * 2
+        assert [end.completion_tokens for end in ends] == [-1, 20]
+        assert (ends[0].prompt_tokens, ends[1].prompt_tokens > 0) == (-1, True)
+        texts = [re.sub(rb'"(id|created)":[^,]+', b"", router.text(inbox)) for inbox in inboxes]
+        assert texts[0] == texts[1]
+        assert texts[0].endswith(b"data: [DONE]\n\n")
 
 
 async def test_its_prefill_speed_is_learned(nats_server) -> None:

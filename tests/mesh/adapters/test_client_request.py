@@ -33,6 +33,14 @@ def test_once_the_answer_has_begun_the_receipt_says_what_the_wait_for_it_consist
     assert (parts_s, receipt.ttft_s) == ((0.5, 1.0, 0.5), 2.0)
 
 
+def test_an_answer_that_is_not_streamed_has_no_time_to_first_token():
+    held = client_request()
+    held.decided = fx.Decided(1, decision(Placement.LOCAL, replica="us-0", held_s=0.5))
+    Feeder(held, "application/json")
+    held.first_byte_at = held.request.arrived_at + 2.0
+    assert (held.receipt.attempts_s, held.receipt.ttft_s) == (1.5, None)
+
+
 def test_the_receipt_of_a_local_placement_is_the_decision():
     held = client_request()
     held.decided = fx.Decided(1, decision(Placement.LOCAL, replica="us-0"))

@@ -3,10 +3,11 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from mesh.adapters.metric_labels import MODELS_MAX, OTHER, SETS_MAX, TENANTS_MAX, RequestLabels
 from mesh.adapters.metrics import RouterMetrics
 from mesh.core.model import events as ev
 from schemas.state import ReplicaState
-from tests.mesh.core.build import EU, beat, core, digest, request
+from tests.mesh.core.build import EU, MODEL, beat, core, digest, request
 
 
 @pytest.fixture
@@ -75,16 +76,59 @@ def test_a_peers_health_and_way_are_shown_even_when_it_is_silent(router, page):
 
 
 def test_requests_are_shown_while_they_wait(router, page):
+    labels = {"model": MODEL}
+    router.handle(ev.HeartbeatSeen(beat("a", models=(MODEL,), full=True, pending=9)), 0.0)
+    assert (page("mesh_hold_queue_length"), page("mesh_inflight", labels)) == (0.0, 0.0)
     router.handle(ev.RequestArrived(request(1)), 0.0)
-    assert (page("mesh_hold_queue_length"), page("mesh_inflight")) == (1.0, 1.0)
+    assert (page("mesh_hold_queue_length"), page("mesh_inflight", labels)) == (1.0, 1.0)
     router.handle(ev.ClientGone(1), 1.0)
-    assert (page("mesh_hold_queue_length"), page("mesh_inflight")) == (0.0, 0.0)
+    assert (page("mesh_hold_queue_length"), page("mesh_inflight", labels)) == (0.0, 0.0)
+
+
+def labels_of(metrics, model=MODEL, tenant="", region="us"):
+    names = ("model", "tenant", "served_region")
+    return dict(zip(names, metrics.labels_of(model, tenant, region), strict=True))
 
 
 def test_only_good_answers_have_a_duration(router):
+    router.handle(ev.HeartbeatSeen(beat("a", models=(MODEL,))), 0.0)
     metrics = RouterMetrics(router, CollectorRegistry())
+    labels, value = labels_of(metrics), metrics.registry.get_sample_value
+    assert labels == {"model": MODEL, "tenant": "", "served_region": "us"}
     for outcome in ("ok", "shed", "failed", "client_gone"):
-        metrics.ended(outcome, arrived_at=1.0, now=3.5)
-        assert metrics.registry.get_sample_value("mesh_requests_total", {"outcome": outcome}) == 1.0
-    assert metrics.registry.get_sample_value("mesh_request_duration_seconds_count") == 1.0
-    assert metrics.registry.get_sample_value("mesh_request_duration_seconds_sum") == 2.5
+        metrics.ended(outcome, metrics.labels_of(MODEL, "", "us"), 2.5, streamed=False)
+        assert value("mesh_requests_total", labels | {"outcome": outcome}) == 1.0
+    labels["streamed"] = "false"
+    assert value("mesh_request_duration_seconds_count", labels) == 1.0
+    assert value("mesh_request_duration_seconds_sum", labels) == 2.5
+
+
+def test_token_counts_that_an_engine_did_not_give_are_not_counted(router):
+    metrics = RouterMetrics(router, CollectorRegistry())
+    labels = metrics.labels_of(MODEL, "", "us")
+    metrics.tokens_seen(labels, 70, -1, -1)
+    metrics.tokens_seen(labels, -1, 8, 5)
+    counted = [
+        metrics.registry.get_sample_value(f"mesh_{kind}_tokens_total", labels_of(metrics))
+        for kind in ("prompt", "cached", "output")
+    ]
+    assert counted == [70.0, 8.0, 5.0]
+
+
+def test_whatever_clients_and_peers_name_the_label_sets_are_bounded():
+    models = [f"model-{number}" for number in range(40)]
+    labels = RequestLabels(lambda: models, ["us", "eu"])
+    assert labels.of("a-client's", "", "us") == (OTHER, "", "us")
+    assert labels.of("model-3", "acme", "mars") == ("model-3", "acme", OTHER)
+    assert labels.of("model-3", "acme", "") == ("model-3", "acme", "")
+    seen = {
+        labels.of(model, f"tenant-{tenant}", region)
+        for tenant in range(50)
+        for model in models
+        for region in ("us", "eu", "elsewhere", "")
+    }
+    assert len({one[0] for one in seen}) <= MODELS_MAX + 1
+    assert len({one[1] for one in seen}) <= TENANTS_MAX + 1
+    assert len(seen) <= SETS_MAX + 4  # and the four of what has no set of its own
+    assert labels.of("model-3", "acme", "") == ("model-3", "acme", "")  # is kept
+    assert labels.of("model-39", "tenant-49", "eu") == (OTHER, OTHER, "eu")

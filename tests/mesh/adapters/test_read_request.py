@@ -14,11 +14,13 @@ from aiohttp import web
 
 from mesh.adapters import request_body as upload
 from mesh.adapters.http_server import HttpServer
+from mesh.adapters.large_body_process import ANSWERED, pack, unpack
 from mesh.adapters.read_request import (
     BodyBudget,
     ParsedRequest,
     RequestReader,
     RequestRefused,
+    read_fields,
     request_id,
 )
 from mesh.core.model.prompt import prompt_text
@@ -97,6 +99,27 @@ async def test_the_path_says_where_the_prompt_is(server):
     problem = await post(server, HELLO, COMPLETIONS)
     assert isinstance(problem, RequestRefused)
     assert (problem.fault, problem.param) == (Fault.INVALID, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "adds_usage"),
+    [
+        ({"stream": True}, True),
+        ({"stream": True, "stream_options": None}, False),
+        ({"stream": True, "stream_options": {"include_usage": False}}, False),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, False),
+        ({"stream": False}, False),
+        ({"stream": None}, False),
+        ({}, False),
+    ],
+)
+def test_token_counts_may_be_asked_for_where_a_stream_says_nothing_of_them(fields, adds_usage):
+    body = orjson.dumps({"model": "tiny", "prompt": "hi", **fields})
+    read = read_fields(COMPLETIONS, body)
+    assert read.adds_usage is adds_usage
+    _, kind, about_bytes, _ = ANSWERED.unpack((packed := pack(read))[0])
+    assert len(packed[1]) == about_bytes
+    assert unpack(kind, *packed[1:]) == read
 
 
 async def in_pieces(data: bytes):

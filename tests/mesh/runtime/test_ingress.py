@@ -209,7 +209,7 @@ class Router(RouterBus):
             prefixes=None,
             secret=str,
             keys=count(1),
-            observer=RequestObserver(config, self.metrics, prompts),
+            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0),
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)

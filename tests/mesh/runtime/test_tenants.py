@@ -49,6 +49,8 @@ async def test_a_match_is_shown_to_the_tenant_whose_prompt_it_was_alone(nats_ser
                 assert (candidate["matched_tokens"], candidate["seconds"]) == (None, None)
                 assert (candidate["terms"], told["replica"]) == ({}, "us-0")
                 assert " s" not in told["reason"].replace(" shown", "")
+        for tenant, asked in (("acme", 3), ("beta", 2), ("", 4)):
+            assert mesh.sample("us", "mesh_requests_total", outcome="ok", tenant=tenant) == asked
 
 
 async def test_where_no_keys_are_listed_everybody_is_one_tenant(nats_server):

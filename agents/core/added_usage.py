@@ -1,0 +1,91 @@
+"""Token counts of a stream whose client asked for none: the request for them, and their event.
+
+OpenAI's API streams `usage` only on request (`stream_options.include_usage`), as one more event at
+the end whose `choices` are empty. The agent makes that request for every stream without
+`stream_options` and takes the event out again, so the client gets the bytes that it would have got.
+
+An event may come in several chunks. Only the beginning of one that may still turn out to be the
+event is held back, and a router passes on whole events only: no client waits longer.
+"""
+
+import json
+import re
+
+from agents.core.answer_stream import EVENT_BYTES_MAX
+
+REQUESTED = b'{"stream_options":{"include_usage":true},'
+_DATA = b"data:"
+_EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
+_SEAM_BYTES = 2  # of an event's end that may lie in the chunk before: less than the longest end
+# A quote inside a JSON string is escaped: these match keys, never text that a model wrote.
+_has_no_choice = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
+_has_a_choice = re.compile(rb'"choices"\s*:\s*\[\s*[^\s\]]').search
+
+
+def with_usage_requested(body: bytes) -> bytes:
+    """The body of a request, a JSON object with fields but no `stream_options`, with these."""
+    begin = body.find(b"{")
+    return body if begin < 0 else b"%b%b%b" % (body[:begin], REQUESTED, body[begin + 1 :])
+
+
+class UsageEventRemoval:
+    """Takes the event of one stream out of its bytes. At the end, `rest` is what it still holds."""
+
+    __slots__ = ("_held", "_is_removed", "_passed")
+
+    def __init__(self) -> None:
+        self._held = b""  # the beginning of an event that may be the one
+        self._passed = b""  # the last bytes of an event that is not, and not whole; else empty
+        self._is_removed = False
+
+    def without_event(self, chunk: bytes) -> bytes:
+        """What of the stream may go on, now that this chunk has come; empty if nothing."""
+        if self._held or self._passed or not chunk.endswith(b"\n\n") or _has_no_choice(chunk):
+            return chunk if self._is_removed else self._searched(chunk)
+        return chunk  # whole events, none of them the one
+
+    def rest(self) -> bytes:
+        """What was held back of a stream that ended inside an event."""
+        held, self._held = self._held, b""
+        return held
+
+    def _searched(self, chunk: bytes) -> bytes:
+        seam = self._passed
+        data, at = self._held + chunk, 0
+        self._held = self._passed = b""
+        if seam:
+            found = _EVENT_END.search(seam + data)
+            if found is None:
+                self._passed = (seam + data)[-_SEAM_BYTES:]
+                return data
+            at = max(0, found.end() - len(seam))
+        while (found := _EVENT_END.search(data, at)) is not None:
+            if _is_usage_event(data[at : found.end()]):
+                self._is_removed = True
+                return data[:at] + data[found.end() :]
+            at = found.end()
+        last = data[at:]
+        if _may_be_usage_event(last):
+            self._held = last
+            return data[:at]
+        self._passed = last[-_SEAM_BYTES:]
+        return data
+
+
+def _may_be_usage_event(begin: bytes) -> bool:
+    """Whether an event that begins so may be the one; true of an event that has not begun."""
+    if len(begin) > EVENT_BYTES_MAX or _has_a_choice(begin):
+        return False
+    return begin.startswith(_DATA) or _DATA.startswith(begin)
+
+
+def _is_usage_event(event: bytes) -> bool:
+    if not event.startswith(_DATA) or not _has_no_choice(event):
+        return False
+    try:
+        found = json.loads(event[len(_DATA) :])
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict) or found.get("error"):
+        return False
+    return found.get("choices") == [] and isinstance(found.get("usage"), dict)
