@@ -13,6 +13,7 @@ import yaml
 from schemas import asyncapi, openapi
 from schemas.decision import Decision
 from schemas.describe import json_schema
+from schemas.explain import RequestQuestion, RouterRequests
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
 
 HERE = Path(__file__).parent
@@ -22,6 +23,8 @@ JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/decision.v1.json": Decision,
     "json/lease.v1.json": Lease,
     "json/offline.v1.json": OfflineState,
+    "json/request-question.v1.json": RequestQuestion,
+    "json/router-requests.v1.json": RouterRequests,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"
 

@@ -111,6 +111,7 @@ class _Spans(Trace):
     def __init__(self, root: Span) -> None:
         self._root = root
         self.is_recording = root.is_recording()
+        self.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
         self._context = trace.set_span_in_context(root) if self.is_recording else None
 
     def decided(self, effect: fx.Decided) -> None:

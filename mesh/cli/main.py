@@ -16,6 +16,7 @@ main = click.version_option(package_name="inference-mesh")(
                 "mesh.cli.doctor",
                 "Examine a running mesh: links, permissions, residency.",
             ),
+            "explain": ("mesh.cli.explain", "Explain what happened to one request."),
             "batch": ("mesh.cli.batch", "Hand in batch jobs, follow them, fetch their output."),
             "replay": ("mesh.cli.replay", "Play a recorded trace against running endpoints."),
             "sim": ("mesh.cli.sim", "Compare policies in a simulated mesh."),

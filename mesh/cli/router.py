@@ -23,6 +23,8 @@ from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
 from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, load
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
+from mesh.adapters.access_log import AccessLogFormat
+from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
@@ -120,7 +122,21 @@ NO_PREFIX_KEY = (
     show_default=True,
     help="The recording ends at this size; the router continues.",
 )
-@log_level_option("INFO logs every placement.")
+@click.option(
+    "--access-log",
+    type=click.Choice(list(AccessLogFormat)),
+    default=AccessLogFormat.LOGFMT,
+    show_default=True,
+    help="How to write one line on standard output for each request that has ended.",
+)
+@click.option(
+    "--requests-kept",
+    type=click.IntRange(1, KEPT_MAX),
+    default=KEPT,
+    show_default=True,
+    help="Requests that have ended and that `mesh explain` finds.",
+)
+@log_level_option("DEBUG logs every placement.")
 def command(
     region: str,
     router: str,
@@ -139,6 +155,8 @@ def command(
     drain_s: float,
     record: Path | None,
     record_bytes_max: int,
+    access_log: str,
+    requests_kept: int,
     log_level: str,
     **limits: float | None,
 ) -> None:
@@ -173,6 +191,8 @@ def command(
         drain_s=drain_s,
         entries=region_entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        access_log=AccessLogFormat(access_log),
+        requests_kept=requests_kept,
         keys=topology.keys,
         batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
         epoch=0,

@@ -14,9 +14,11 @@ from nats.aio.msg import Msg
 
 from infra import tracing
 from infra.process import LimitedLog
+from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, STEPS_MAX, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
@@ -34,11 +36,19 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import NO_TRACE, Decide, Observer, OpenRequest, Trace
+from mesh.session.record import (
+    NO_TRACE,
+    Decide,
+    Observer,
+    OpenRequest,
+    Step,
+    StepKind,
+    Trace,
+)
 from mesh.session.session import Session
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
-from schemas.exchange import Outcome
+from schemas.exchange import Outcome, Placed
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
@@ -51,25 +61,39 @@ SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
-STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
 OTHER = "other"  # label of an unknown name
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
 class RequestObserver(Observer):
-    """Metrics and log lines of one router's requests. Warm-ups are not counted as a client's."""
+    """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
+    client's."""
 
-    def __init__(self, config: RouterConfig, metrics: RouterMetrics, prompts: PromptReader) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        metrics: RouterMetrics,
+        prompts: PromptReader,
+        clock: Callable[[], float],
+        ended: EndedRequests,
+    ) -> None:
         self._home = config.region
         self._regions = frozenset((*config.peers, config.region))
         self._metrics = metrics
         self._prompts = prompts
+        self._clock, self._ended = clock, ended
         self._log = LimitedLog(log)
 
+    def _note(self, record: OpenRequest, what: StepKind) -> None:
+        if len(record.steps) < STEPS_MAX:
+            record.steps.append(Step(self._clock(), what))
+
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s", receipt_line(effect.decision))
+        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
+            record.steps.append(Step(self._clock(), effect))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", receipt_line(effect.decision))
         request = record.request
         if request.warm:
             return
@@ -83,18 +107,21 @@ class RequestObserver(Observer):
         region = answer.region
         assert region is not None, "known since PLACED"
         self._metrics.forwards.labels(self._known(region), "placed").inc()
+        self._note(record, Placed(region, answer.replica or "", answer.peer_held_s))
         log.info(
             "%s placed by %s on %s after %.3f s in its hold queue",
             *(record.request.request_id, region, answer.replica, answer.peer_held_s),
         )
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
+        self._note(record, event)
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
         if event.region != self._home:
             self._metrics.forwards.labels(self._known(event.region), "refused").inc()
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
         self._metrics.failures.inc()
+        self._note(record, event)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
@@ -114,6 +141,7 @@ class RequestObserver(Observer):
     def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
         if record.request.warm:
             return
+        self._ended.of_peer(record, refusal)
         result = "placed" if refusal is None else "refused"
         self._metrics.ingress.labels(record.request.origin, result).inc()
         if refusal is not None:
@@ -140,9 +168,12 @@ class RequestManager:
         decide: Decide,
         guard: ReplyGuard,
         on_control: Callable[[str, Msg], bool] = lambda token, msg: False,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`on_control` takes what comes to inboxes of the router that are no answer's."""
         self._config = config
+        kept_max = config.requests_kept
+        self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
         self._core = core
         self._bus = bus
         self._metrics = metrics
@@ -173,7 +204,7 @@ class RequestManager:
             prefixes=KeptPrefixes(),
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
-            observer=RequestObserver(config, metrics, self._prompts),
+            observer=RequestObserver(config, metrics, self._prompts, clock, self.ended),
             ground=ground,
             give_back=self.bodies.give_back,
         )
@@ -296,8 +327,10 @@ class RequestManager:
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )
-        except BaseException:
+        except BaseException as error:
             self.bodies.give_back(parsed.kept_bytes)
+            if isinstance(error, RequestRefused):
+                error.model = model
             raise
         admitted = ClientRequest(
             request=request,
@@ -315,7 +348,7 @@ class RequestManager:
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
-        return self._config.record is not None or log.isEnabledFor(logging.INFO)
+        return self._config.record is not None or log.isEnabledFor(logging.DEBUG)
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
@@ -356,7 +389,11 @@ class RequestManager:
             return
         if answer is None or not answer.has_last_event:
             self.feed(ev.ClientGone(record.request.key))
-            self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
+            if record.failure is not None and record.failure.fault is Fault.INTERNAL:
+                status, message = Fault.INTERNAL.value.status, record.failure.message
+                self._close(record, "failed", status, message)
+            else:
+                self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
         elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
@@ -375,6 +412,7 @@ class RequestManager:
         if not self.session.close(record):
             return False
         self._metrics.ended(outcome, record.request.arrived_at, self._clock())
+        self.ended.of_client(record, outcome, status, error)
         if record.spans.is_recording:
             record.spans.end(status, error)
         return True
