@@ -167,11 +167,7 @@ def command(
     """
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     topology = _topology(config_file)
-    if region not in topology.regions:
-        _refuse(f"no region {region!r} in {config_file}; there are {', '.join(topology.regions)}")
-    own = topology.regions[RegionId(region)]
-    if router not in own.routers:
-        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    own = _own_table(topology, config_file, region, router)
     address = (own.http if http is None else _address("--http", http)).listen
     page = own.metrics if metrics is None else _address("--metrics", metrics)
     given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
@@ -201,6 +197,15 @@ def command(
     workers = own.workers if workers is None else workers
     _check_workers(own, config, workers)
     sys.exit(_run(config, workers))
+
+
+def _own_table(topology: Topology, file: Path, region: str, router: str) -> RegionTable:
+    if region not in topology.regions:
+        _refuse(f"no region {region!r} in {file}; there are {', '.join(topology.regions)}")
+    own = topology.regions[RegionId(region)]
+    if router not in own.routers:
+        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    return own
 
 
 def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None:

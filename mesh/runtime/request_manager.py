@@ -174,11 +174,8 @@ class RequestManager:
         self._config = config
         kept_max = config.requests_kept
         self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
-        self._core = core
-        self._bus = bus
-        self._metrics = metrics
-        self._clock = clock
-        self._on_control = on_control
+        self._core, self._bus, self._metrics = core, bus, metrics
+        self._clock, self._on_control = clock, on_control
         ground = config.settings.ground
         self._tenants = Tenants(config.region, ground, config.keys)
         self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label

@@ -10,6 +10,10 @@ import orjson
 import pytest
 
 from infra.topology import parse
+from mesh.doctor.connectivity import read_logins
+from mesh.explain.question import ask_all
+from mesh.explain.story import stories
+from mesh.explain.text import story_lines
 from schemas import subjects
 from schemas.explain import RequestQuestion, decode_answer, encode_question
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -18,7 +22,9 @@ from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(120)
 LONG = "word " * 60_000  # seconds of work, by what a router believes at start
-QUESTION = encode_question(RequestQuestion(request="held-1"))
+ASKED = RequestQuestion(request="held-1")
+QUESTION = encode_question(ASKED)
+PATIENCE_S = 15.0
 SILENT_S = 2.0
 
 
@@ -43,7 +49,8 @@ async def held_at_peer(directory):
             mine = asyncio.create_task(post(mesh, chat(stream=True), **{"x-request-id": "held-1"}))
             core = mesh.routers["eu"].core
             await mesh.until(lambda: len(core.held) == 1, "the request to wait in eu")
-            mesh.waiting = await explained(directory, "rendered", "held-1")
+            logins = read_logins(regions.topology, directory / "rendered")
+            mesh.waiting = await ask_all(regions.topology, logins, ASKED, PATIENCE_S)
             gate.set()
             assert (await mine)[0] == 200
             await long
@@ -56,7 +63,7 @@ async def explained(directory, credentials, *given):
     """Status, output and errors of `mesh explain`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "explain", *given),
-        *("--config", str(directory / "mesh.toml"), "--within-s", "15"),
+        *("--config", str(directory / "mesh.toml"), "--within-s", str(PATIENCE_S)),
         *("--credentials", str(directory / credentials)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -67,10 +74,12 @@ async def explained(directory, credentials, *given):
 
 async def test_it_is_explained_from_either_side(tmp_path):
     async with held_at_peer(tmp_path) as (regions, mesh):
-        status, text, errors = mesh.waiting
-        assert (status, errors) == (0, "")
+        assert [one.problem for one in mesh.waiting] == [None, None]
+        lives = [life for one in mesh.waiting for each in one.answers for life in each.requests]
+        [story] = stories(lives)
+        text = "\n".join(story_lines(story))
         assert "It is under way." in text
-        assert "forwarded to eu" in text
+        assert "forwarded to eu" in text and "arrived from us" in text
 
         status, text, errors = await explained(tmp_path, "rendered", "held-1")
         assert (status, errors) == (0, "")

@@ -69,7 +69,6 @@ async def mesh(nats_server):
 
 async def test_every_end_of_a_request_has_its_line(mesh, capfd, tmp_path):
     lines = Lines(capfd)
-    url = mesh.urls["us"]
 
     status, body, _ = await post(mesh, chat(stream=True), **{"x-request-id": "fine"})
     line = await lines.of(id="fine")
@@ -96,6 +95,17 @@ async def test_every_end_of_a_request_has_its_line(mesh, capfd, tmp_path):
     line = await lines.of(id="json")
     assert b" 400 " in answer and (line["status"], line["outcome"]) == ("400", "refused")
 
+    path = tmp_path / "us.log"
+    path.write_text(f"noise\n{lines.text}")
+    [story] = stories(in_log(path, "fine"))
+    assert story.asked is not None
+    total_s = sum(part.seconds for part in parts(story.asked))
+    assert total_s == pytest.approx(waited_s(story.asked), abs=1e-6)
+
+
+async def test_requests_that_are_no_work_have_theirs(mesh, capfd):
+    lines = Lines(capfd)
+    url = mesh.urls["us"]
     async with client() as session:
         with_key = {"x-request-id": "lost", "authorization": "Bearer sk-secret"}
         async with session.get(f"{url}/nowhere?key=sk-query", headers=with_key) as gone:
@@ -132,12 +142,6 @@ async def test_every_end_of_a_request_has_its_line(mesh, capfd, tmp_path):
     assert not {"sk-secret", "sk-query", "hello", "probe"} & set(
         lines.text.replace("=", " ").split()
     )
-    path = tmp_path / "us.log"
-    path.write_text(f"noise\n{lines.text}")
-    [story] = stories(in_log(path, "fine"))
-    assert story.asked is not None
-    total_s = sum(part.seconds for part in parts(story.asked))
-    assert total_s == pytest.approx(waited_s(story.asked), abs=1e-6)
 
 
 async def test_failed_late_and_left_requests_have_theirs(mesh, capfd):
