@@ -182,11 +182,17 @@ class RecordedRequest:
         elif kind == "Fail":
             self.ended_at, self.outcome = now, "failed"
             self.about |= {"fault": effect["fault"], "detail": effect["message"][:256]}
+        elif kind == "PassEngineError":
+            self.ended_at, self.outcome = now, "failed"
         elif kind == "RefusePeer":
             self.ended_at, self.outcome = now, "refused"
             self.about["detail"] = effect["reason"]
 
     def life(self, region: str, router: str) -> RequestLife:
+        if self.started_at is not None and self.ended_at is not None:
+            self.ended_at = max(
+                self.ended_at, self.started_at
+            )  # of a short answer the end is first
         is_peers = self.request.get("answer_inbox") is not None
         return _LIFE.validate_python(
             {

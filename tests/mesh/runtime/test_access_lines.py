@@ -2,7 +2,6 @@
 
 import asyncio
 
-import aiohttp
 import pytest
 
 from mesh.adapters.access_log import AccessLogFormat
@@ -172,9 +171,9 @@ async def test_failed_late_and_left_requests_have_theirs(mesh, capfd):
 async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
     async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us", access_log=AccessLogFormat.JSON, hold_s_max=0.2)
-        async with aiohttp.ClientSession() as session:
-            async with session.get(mesh.urls["us"] + "/v1/regions?near=1,1") as answer:
-                name = answer.headers["x-request-id"]
+        url = mesh.urls["us"] + "/v1/regions?near=1,1"
+        async with client() as session, session.get(url) as answer:
+            name = answer.headers["x-request-id"]
         lines = Lines(capfd)
         line = await lines.of(id=name)
         assert (line["status"], line["route"], line["router"]) == (200, "/v1/regions", "us/r1")
