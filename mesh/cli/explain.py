@@ -126,7 +126,7 @@ def command(
         _list(found, slowest)
     else:
         _print(found, request or "")
-    if not told:
+    if not told and request is not None:
         sys.exit(EXIT_NOT_FOUND)
 
 

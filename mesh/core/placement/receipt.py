@@ -34,7 +34,7 @@ class UnlistedCandidates(NamedTuple):
     """What a receipt is made from, as it was at the decision; of the prompt no hashes, of which a
     long one has thousands."""
 
-    layers: Sequence[LayerParts]  # of each the first few
+    layers: Sequence[LayerParts]  # of each the first few; empty where all are scored
     choice: Choice
     block_tokens: float
     parts: tuple[tuple[int, float], ...]
@@ -51,14 +51,17 @@ def unlisted(
     layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
 ) -> UnlistedCandidates | None:
     """The candidates, to be listed later; None of a policy that scores too many to be kept."""
-    if len(choice.scores) > SCORES_MAX:
+    scored, considered = len(choice.scores), 0
+    if scored > SCORES_MAX:
         return None
-    few: list[LayerParts] = []
-    considered = 0
-    for layer in layers:  # a layer is valid until the next decision only
-        free, busy = layer.free, layer.busy
-        considered += len(free) + len(busy)
-        few.append((layer.kind, free[:CANDIDATES_MAX], busy[:CANDIDATES_MAX]))
+    for layer in layers:
+        considered += len(layer.free) + len(layer.busy)
+    few: Sequence[LayerParts] = ()
+    if scored < considered:  # a layer is valid until the next decision only
+        few = [
+            (layer.kind, layer.free[:CANDIDATES_MAX], layer.busy[:CANDIDATES_MAX])
+            for layer in layers
+        ]
     return UnlistedCandidates(few, choice, prompt.block_tokens, prompt.parts, considered)
 
 

@@ -38,7 +38,8 @@ def test_a_line_of_a_forwarded_stream():
     assert line(HELD) == (
         f"ts=2023-11-14T22:13:20.250Z router=us/r1 id=r method=POST route=/v1/completions "
         f"model=tiny tenant=acme outcome=ok status=200 region=eu replica=eu-0 placement=peer "
-        f'hops=1 attempts=2 held_s=0.250 reason="first token in 0.3 s: the \\"least\\"" trace={"ab" * 16} '
+        f'hops=1 attempts=2 held_s=0.250 reason="first token in 0.3 s: the \\"least\\"" '
+        f"trace={'ab' * 16} "
         f"peer_held_s=7.750 ttft_s=8.100 tokens_in=10 tokens_cached=4 tokens_out=3 "
         f"duration_s=8.500 bytes=97\n"
     )
