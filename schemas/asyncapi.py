@@ -13,6 +13,7 @@ from schemas import exchange
 from schemas.catalog import CHANNELS, Carrier, Channel, Encoding, Role
 from schemas.control import RegionControl
 from schemas.exchange import Frame
+from schemas.explain import RequestQuestion, RouterRequests
 from schemas.headers import HEADERS, Header
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
 
@@ -34,6 +35,8 @@ FILES: dict[type[Any], str] = {
     Lease: "json/lease.v1.json",
     RegionControl: "json/control.v1.json",
     OfflineState: "json/offline.v1.json",
+    RequestQuestion: "json/request-question.v1.json",
+    RouterRequests: "json/router-requests.v1.json",
 }
 
 # Payload of each frame kind: the class of its name, and of WORKING who works; DATA is raw bytes.
@@ -135,7 +138,8 @@ def _operation(row: Channel, role: Role, action: str) -> dict[str, Any]:
     }
     if row.queue and action == "receive":
         operation["bindings"] = {"nats": {"queue": row.queue, "bindingVersion": "0.1.0"}}
-    if row.carrier is Carrier.REQUEST and row.name != "ping":  # a ping is answered with its bytes
+    # A ping is answered with its bytes, and people's questions to an inbox that the server makes.
+    if row.carrier is Carrier.REQUEST and row.name not in ("ping", "requests"):
         operation["reply"] = {"channel": _ref("channels", "inbox")}
     return operation
 

@@ -14,6 +14,7 @@ from schemas import asyncapi, openapi
 from schemas.control import RegionControl
 from schemas.decision import Decision
 from schemas.describe import json_schema
+from schemas.explain import RequestQuestion, RouterRequests
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
 
 HERE = Path(__file__).parent
@@ -24,6 +25,8 @@ JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/lease.v1.json": Lease,
     "json/control.v1.json": RegionControl,
     "json/offline.v1.json": OfflineState,
+    "json/request-question.v1.json": RequestQuestion,
+    "json/router-requests.v1.json": RouterRequests,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"
 

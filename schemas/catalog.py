@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from schemas import control, exchange, gossip, state, subjects
+from schemas import control, exchange, explain, gossip, state, subjects
 
 
 class Role(StrEnum):
@@ -287,6 +287,17 @@ CHANNELS: tuple[Channel, ...] = (
         subscribe={ROUTER},
         queue=subjects.QUEUE_ROUTERS,
         about="Round-trip probe of 8 bytes, echoed.",
+    ),
+    Channel(
+        name="requests",
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.JSON,
+        messages=(explain.RequestQuestion, explain.RouterRequests),
+        publish={OBSERVER, OPERATOR},
+        subscribe={ROUTER},
+        about="A person asks all routers of the region about one request, or for the slowest ones. "
+        "Each answers with what it keeps of them: their decisions and times, no prompts. It "
+        "crosses no link.",
     ),
     Channel(
         name="alive",

@@ -127,6 +127,10 @@ def ping(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.ping"
 
 
+def requests(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.requests"
+
+
 def alive(region: RegionId | str, router: RouterId | str) -> str:
     return f"{ROOT}.{region}.router.{router}.alive"
 

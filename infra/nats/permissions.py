@@ -319,8 +319,9 @@ def service(name: str) -> Iterator[str]:
 
 
 def services() -> tuple[str, ...]:
-    """The same of all services of the mesh."""
-    return widest(subject for name in SERVICES for subject in service(name))
+    """The same of all services of the mesh, and what people ask routers."""
+    asked = [row.subject() for row in CHANNELS if row.publish & {Role.OBSERVER, Role.OPERATOR}]
+    return widest([*asked, *(subject for name in SERVICES for subject in service(name))])
 
 
 def covers(wide: str, narrow: str) -> bool:

@@ -28,10 +28,12 @@ from aiohttp.http import SERVER_SOFTWARE
 from mesh.adapters.client_request import ClientRequest, FrontDoor
 from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import AnswerReceiver
+from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
 from schemas.http import (
     H_DECISION,
     H_REGION,
+    H_REQUEST_ID,
     Fault,
     error_body,
     error_event,
@@ -149,7 +151,8 @@ class AnswerWriter:
         self._request = request
         self.changed()
 
-    def refuse(self, refused: RequestRefused) -> None:
+    def refuse(self, refused: RequestRefused, route: str) -> None:
+        self._door.ended.refused(self._headers[H_REQUEST_ID], route, refused)
         self._write_error(refused.fault, refused.message, refused.param, refused.headers)
 
     def fail(self, error: Exception) -> None:
@@ -159,7 +162,11 @@ class AnswerWriter:
         request, self._request = self._request, None
         if request is not None:
             request.direct_writer = None
+            request.failure = request.failure or Failure(Fault.INTERNAL, ROUTER_FAILED)
             self._door.leave(request)
+        elif self._state is AnswerState.WAITING:
+            refused = RequestRefused(Fault.INTERNAL, ROUTER_FAILED)
+            self._door.ended.refused(self._headers[H_REQUEST_ID], "-", refused)
         if self._state is AnswerState.WAITING or self._state is AnswerState.STARTING:
             self._write_error(Fault.INTERNAL, ROUTER_FAILED)
         elif self._state is not AnswerState.OVER:

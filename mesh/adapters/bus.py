@@ -81,6 +81,7 @@ class Listeners:
     ping: Callable[[Msg], None]
     lost: Callable[[], None]
     back: Callable[[], None]
+    requests: Callable[[Msg], None] = lambda msg: None
 
 
 class RouterBus:
@@ -293,6 +294,7 @@ class RouterBus:
         within = subjects.ingress_within(region, subjects.ANY)
         await listen(within, listeners.ingress, routers)
         await listen(subjects.ping(region), listeners.ping, routers)
+        await listen(subjects.requests(region), listeners.requests)
         await flush(self.client)
 
     async def _register(self) -> None:

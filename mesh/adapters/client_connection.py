@@ -112,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._upload is not None:
             self._upload.release()
+            self._server.upload_left(self._path, self._headers)
         if self._aiohttp is not None:
             self._aiohttp.connection_lost(exc)
         if self._writer is not None:
@@ -287,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
         if self._missing_bytes:
             self.is_last = True
         self._server.count(refused.fault.value.code)
-        self._begin_answer(request_id(self._headers), self._headers).refuse(refused)
+        self._begin_answer(request_id(self._headers), self._headers).refuse(refused, self._path)
 
     def _serve(self, path: str, headers: dict[str, str], body: bytes, charged: int) -> None:
         """Admit a request that is whole; `charged`: what the budget was charged for it."""
@@ -299,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
             parsed = routes.reader.read(path, headers, body, known_id, charged)
             writer.begin(routes.door.admit(parsed, headers, writer.changed))
         except RequestRefused as refused:
-            writer.refuse(refused)
+            writer.refuse(refused, path)
         except Exception as error:
             writer.fail(error)
 

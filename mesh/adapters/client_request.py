@@ -7,7 +7,7 @@ the router's.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mesh.adapters.read_request import BodyBudget, ParsedRequest
 from mesh.core.model.geo import GeoLocation
@@ -18,6 +18,9 @@ from schemas.http import Fault, Readiness, Region
 from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.state import ModelCard
+
+if TYPE_CHECKING:
+    from mesh.adapters.ended_requests import EndedRequests
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +42,7 @@ class ClientRequest(OpenRequest):
         if self.first_byte_at is None:
             return replace(decision, replica=replica)
         wait_s = self.first_byte_at - self.request.arrived_at
-        # A peer's claim can't be longer than the attempt in which it was made.
-        peer_held_s = min(max(0.0, answer.peer_held_s), max(0.0, wait_s - decision.held_s))
+        peer_held_s = self.bounded_peer_held_s(self.first_byte_at)
         return replace(
             decision,
             replica=replica,
@@ -49,6 +51,12 @@ class ClientRequest(OpenRequest):
             ttft_s=wait_s if answer.is_event_stream else None,
         )
 
+    def bounded_peer_held_s(self, until: float) -> float:
+        """In the peer's hold queue: its claim, which can't be longer than the time until then."""
+        held_s = 0.0 if self.decision is None else self.decision.held_s
+        claimed_s = 0.0 if self.answer is None else self.answer.peer_held_s
+        return min(max(0.0, claimed_s), max(0.0, until - self.request.arrived_at - held_s))
+
 
 class FrontDoor(Protocol):
     """What the HTTP side needs from the router behind it."""
@@ -56,6 +64,10 @@ class FrontDoor(Protocol):
     @property
     def bodies(self) -> BodyBudget:
         """What requests may keep in memory together."""
+
+    @property
+    def ended(self) -> "EndedRequests":
+        """Told of requests that end without having been admitted."""
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that a ready replica serves."""

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import cast
 
 import orjson
@@ -52,6 +53,10 @@ RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamRespon
 
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
+PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
+ADMITTED = web.RequestKey("ADMITTED", bool)
+FAULT = web.ResponseKey("FAULT", Fault)  # of the router's own error
+MODEL = web.ResponseKey("MODEL", str)  # that was requested
 MODEL_PREFIX = http.MODEL.partition("{")[0]
 EVERY_PATH = frozenset(route.path for route in ROUTES)
 
@@ -121,13 +126,43 @@ class HttpApi:
         Where the answer came before the body it is the connection's last: a client that had waited
         for "100 Continue" need not send the body, and its next request would be read as the body.
         """
-        answer = await self._answered(request)
+        known_id, arrived_at = request_id(request.headers), asyncio.get_running_loop().time()
+        try:
+            answer = await self._answered(request, known_id)
+        except asyncio.CancelledError:
+            if ADMITTED not in request:
+                route, method = self._route(request), request.method
+                self._door.ended.client_gone(known_id, route, method, arrived_at)
+            raise
         if not request.content.is_eof():
             answer.force_close()
+        self._log(request, known_id, answer, arrived_at)
         return answer
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        known_id = request_id(request.headers)
+    def _log(
+        self,
+        request: web.BaseRequest,
+        known_id: RequestId,
+        answer: web.StreamResponse,
+        arrived_at: float,
+    ) -> None:
+        """Log a request that was not admitted; of probes only what went wrong."""
+        route = self._route(request)
+        is_fine = answer.status < HTTPStatus.BAD_REQUEST
+        if isinstance(answer, AlreadyWritten) or (is_fine and route in PROBED):
+            return
+        self._door.ended.of_http(
+            known_id,
+            route=route,
+            status=answer.status,
+            method=request.method,
+            fault=answer.get(FAULT),
+            model=answer.get(MODEL, ""),
+            sent_bytes=answer.body_length if answer.prepared else answer.content_length or 0,
+            arrived_at=arrived_at,
+        )
+
+    async def _answered(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         try:
             if UNPARSABLE in request:
                 raise request[UNPARSABLE]
@@ -137,7 +172,9 @@ class HttpApi:
             return await handler(request, known_id)
         except RequestRefused as problem:
             headers = self._headers(request, known_id) | problem.headers
-            return _error(problem.fault, problem.message, headers, param=problem.param)
+            answer = _error(problem.fault, problem.message, headers, param=problem.param)
+            answer[MODEL] = problem.model
+            return answer
         except Exception as error:
             if request.writer.output_size > 0:
                 raise  # the answer had begun: the connection is cut
@@ -169,6 +206,14 @@ class HttpApi:
             None,
         )
 
+    def _route(self, request: web.BaseRequest) -> str:
+        """The path as it is documented, or as it was requested if there is none such."""
+        path = _path(request)
+        if path in self._by_path:
+            return path
+        known = (known for pattern, known in self._patterns if pattern.fullmatch(path))
+        return next(known, path)
+
     async def _preflight(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         assert self._cors is not None
         methods = self._methods(_path(request)) or {}
@@ -196,7 +241,9 @@ class HttpApi:
         )
         client.answer_by(writer)
         try:
-            writer.begin(self._door.admit(parsed, headers, writer.changed))
+            admitted = self._door.admit(parsed, headers, writer.changed)
+            request[ADMITTED] = True
+            writer.begin(admitted)
             await over.wait()
         finally:  # also where the client hung up
             writer.leave()
@@ -329,7 +376,9 @@ def _error(
     fault: Fault, message: str, headers: dict[str, str], *, param: str | None = None
 ) -> web.Response:
     headers = headers | dict(http.error_headers(fault))
-    return _json(fault.value.status, http.error_body(fault, message, param), headers)
+    answer = _json(fault.value.status, http.error_body(fault, message, param), headers)
+    answer[FAULT] = fault
+    return answer
 
 
 def _json(status: int, body: bytes, headers: dict[str, str]) -> web.Response:

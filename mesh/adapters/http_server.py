@@ -12,7 +12,6 @@ client beyond the limit gets a 503. The last places are for probes: such a conne
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +24,7 @@ from aiohttp.web_protocol import RequestHandler
 from mesh.adapters.client_connection import HEADER_BYTES_MAX, HEADERS_MAX, ClientConnection
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
-from mesh.adapters.read_request import REQUEST_ID_BYTES, RequestReader, RequestRefused
+from mesh.adapters.read_request import RequestReader, RequestRefused, request_id
 from schemas import http
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
@@ -44,6 +43,8 @@ REFUSAL_S = 1.0  # for one that is refused to read why
 NO_IDLE_LIMIT_S = 365 * 86_400.0  # of aiohttp's: `ClientConnection` has its own
 UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # the error to answer with
 FULL = "this router has as many connections as it may; use another region, or try again"
+
+NO_ROUTE = "-"  # of a request that could not be read
 
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -294,8 +295,12 @@ class HttpServer(web.Server):
         """The whole answer on a connection on which no request was read."""
         body = http.error_body(fault, message)
         status = HTTPStatus(fault.value.status)
+        new_id = request_id({})
+        if self.completions is not None:
+            refused = RequestRefused(fault, message)
+            self.completions.door.ended.refused(new_id, NO_ROUTE, refused, method="")
         headers = {
-            http.H_REQUEST_ID: os.urandom(REQUEST_ID_BYTES).hex(),
+            http.H_REQUEST_ID: new_id,
             http.H_REGION: self._region,
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -305,6 +310,11 @@ class HttpServer(web.Server):
         lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join((*lines, "", "")).encode() + body
+
+    def upload_left(self, path: str, headers: Mapping[str, str]) -> None:
+        """A client has hung up before its body was whole."""
+        if self.completions is not None:
+            self.completions.door.ended.client_gone(request_id(headers), path)
 
     def begin_refusal(self) -> bool:
         """Whether one more connection may be sent why it is refused."""

@@ -65,6 +65,7 @@ class RequestRefused(Exception):
     ) -> None:
         super().__init__(message)
         self.fault, self.message, self.param = fault, message, param
+        self.model = ""  # as far as it was read
         self.headers = dict(headers or {})
 
 

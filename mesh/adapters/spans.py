@@ -111,12 +111,8 @@ class _Spans(Trace):
     def __init__(self, root: Span) -> None:
         self._root = root
         self.is_recording = root.is_recording()
+        self.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
         self._context = trace.set_span_in_context(root) if self.is_recording else None
-
-    @property
-    def trace_id(self) -> str | None:
-        context = self._root.get_span_context()
-        return trace.format_trace_id(context.trace_id) if context.trace_flags.sampled else None
 
     def decided(self, effect: fx.Decided) -> None:
         span = _TRACER.start_span("mesh.decide", self._context)

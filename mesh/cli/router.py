@@ -23,6 +23,8 @@ from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
 from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, load
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
+from mesh.adapters.access_log import AccessLogFormat
+from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import (
@@ -124,7 +126,21 @@ NO_PREFIX_KEY = (
     show_default=True,
     help="The recording ends at this size; the router continues.",
 )
-@log_level_option("INFO logs every placement.")
+@click.option(
+    "--access-log",
+    type=click.Choice(list(AccessLogFormat)),
+    default=AccessLogFormat.LOGFMT,
+    show_default=True,
+    help="How to write one line on standard output for each request that has ended.",
+)
+@click.option(
+    "--requests-kept",
+    type=click.IntRange(1, KEPT_MAX),
+    default=KEPT,
+    show_default=True,
+    help="Requests that have ended and that `mesh explain` finds.",
+)
+@log_level_option("DEBUG logs every placement.")
 def command(
     region: str,
     router: str,
@@ -143,6 +159,8 @@ def command(
     drain_s: float,
     record: Path | None,
     record_bytes_max: int,
+    access_log: str,
+    requests_kept: int,
     log_level: str,
     **limits: float | None,
 ) -> None:
@@ -153,11 +171,7 @@ def command(
     """
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     topology = _topology(config_file)
-    if region not in topology.regions:
-        _refuse(f"no region {region!r} in {config_file}; there are {', '.join(topology.regions)}")
-    own = topology.regions[RegionId(region)]
-    if router not in own.routers:
-        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    own = _own_table(topology, config_file, region, router)
     address = (own.http if http is None else _address("--http", http)).listen
     page = own.metrics if metrics is None else _address("--metrics", metrics)
     given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
@@ -177,6 +191,8 @@ def command(
         drain_s=drain_s,
         entries=region_entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        access_log=AccessLogFormat(access_log),
+        requests_kept=requests_kept,
         keys=topology.keys,
         batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
         epoch=0,
@@ -185,6 +201,15 @@ def command(
     workers = own.workers if workers is None else workers
     _check_workers(own, config, workers)
     sys.exit(_run(config, workers))
+
+
+def _own_table(topology: Topology, file: Path, region: str, router: str) -> RegionTable:
+    if region not in topology.regions:
+        _refuse(f"no region {region!r} in {file}; there are {', '.join(topology.regions)}")
+    own = topology.regions[RegionId(region)]
+    if router not in own.routers:
+        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    return own
 
 
 def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None:

@@ -13,6 +13,8 @@ from infra.address import Address
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
 from infra.topology import Topology, TopologyError
+from mesh.adapters.access_log import AccessLogFormat
+from mesh.adapters.ended_requests import KEPT
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import ApiKeys
@@ -64,6 +66,8 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for open requests after a request to stop
     record: RecordTo | None = None
+    access_log: AccessLogFormat = AccessLogFormat.OFF
+    requests_kept: int = KEPT  # that have ended, for `mesh explain`
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
     batch: BatchAccess | None = None  # where the region has batch runners

@@ -14,9 +14,11 @@ from nats.aio.msg import Msg
 
 from infra import tracing
 from infra.process import LimitedLog
+from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, STEPS_MAX, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
@@ -36,11 +38,19 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import NO_TRACE, Decide, Observer, OpenRequest, Trace
+from mesh.session.record import (
+    NO_TRACE,
+    Decide,
+    Observer,
+    OpenRequest,
+    Step,
+    StepKind,
+    Trace,
+)
 from mesh.session.session import Session
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
-from schemas.exchange import Outcome
+from schemas.exchange import Outcome, Placed
 from schemas.http import OPTIONAL_PATHS, Fault, Readiness
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
@@ -53,13 +63,13 @@ SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
-STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
 class RequestObserver(Observer):
-    """Metrics and log lines of one router's requests. Warm-ups are not counted as a client's."""
+    """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
+    client's."""
 
     def __init__(
         self,
@@ -67,17 +77,24 @@ class RequestObserver(Observer):
         metrics: RouterMetrics,
         prompts: PromptReader,
         clock: Callable[[], float],
+        ended: EndedRequests,
     ) -> None:
-        self._clock = clock
         self._home = config.region
         self._regions = frozenset((*config.peers, config.region))
         self._metrics = metrics
         self._prompts = prompts
+        self._clock, self._ended = clock, ended
         self._log = LimitedLog(log)
 
+    def _note(self, record: OpenRequest, what: StepKind) -> None:
+        if len(record.steps) < STEPS_MAX:
+            record.steps.append(Step(self._clock(), what))
+
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s", receipt_line(effect.decision))
+        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
+            record.steps.append(Step(self._clock(), effect))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", receipt_line(effect.decision))
         request = record.request
         if request.warm:
             return
@@ -91,18 +108,21 @@ class RequestObserver(Observer):
         region = answer.region
         assert region is not None, "known since PLACED"
         self._metrics.forwards.labels(self._known(region), "placed").inc()
+        self._note(record, Placed(region, answer.replica or "", answer.peer_held_s))
         log.info(
             "%s placed by %s on %s after %.3f s in its hold queue",
             *(record.request.request_id, region, answer.replica, answer.peer_held_s),
         )
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
+        self._note(record, event)
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
         if event.region != self._home:
             self._metrics.forwards.labels(self._known(event.region), "refused").inc()
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
         self._metrics.failures.inc()
+        self._note(record, event)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
@@ -117,7 +137,7 @@ class RequestObserver(Observer):
         began_at = record.first_byte_at
         if began_at is not None and output > 1 and record.answer.is_event_stream:
             seconds = (self._clock() - began_at) / (output - 1)
-            self._metrics.token_time_seen(labels, seconds, record.spans.trace_id)
+            self._metrics.token_time_seen(labels, seconds, _exemplar(record))
 
     def frames_missing(self) -> None:
         self._metrics.frames_missing.inc()
@@ -128,6 +148,7 @@ class RequestObserver(Observer):
     def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
         if record.request.warm:
             return
+        self._ended.of_peer(record, refusal)
         result = "placed" if refusal is None else "refused"
         self._metrics.ingress.labels(record.request.origin, result).inc()
         if refusal is not None:
@@ -154,14 +175,14 @@ class RequestManager:
         decide: Decide,
         guard: ReplyGuard,
         on_control: Callable[[str, Msg], bool] = lambda token, msg: False,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`on_control` takes what comes to inboxes of the router that are no answer's."""
         self._config = config
-        self._core = core
-        self._bus = bus
-        self._metrics = metrics
-        self._clock = clock
-        self._on_control = on_control
+        kept_max = config.requests_kept
+        self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
+        self._core, self._bus, self._metrics = core, bus, metrics
+        self._clock, self._on_control = clock, on_control
         ground = config.settings.ground
         self._tenants = Tenants(config.region, ground, config.keys)
         self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label
@@ -187,7 +208,7 @@ class RequestManager:
             prefixes=KeptPrefixes(),
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
-            observer=RequestObserver(config, metrics, self._prompts, clock),
+            observer=RequestObserver(config, metrics, self._prompts, clock, self.ended),
             ground=ground,
             give_back=self.bodies.give_back,
         )
@@ -314,8 +335,10 @@ class RequestManager:
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )
-        except BaseException:
+        except BaseException as error:
             self.bodies.give_back(parsed.kept_bytes)
+            if isinstance(error, RequestRefused):
+                error.model = model
             raise
         admitted = ClientRequest(
             request=request,
@@ -342,7 +365,7 @@ class RequestManager:
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
-        return self._config.record is not None or log.isEnabledFor(logging.INFO)
+        return self._config.record is not None or log.isEnabledFor(logging.DEBUG)
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
@@ -354,7 +377,7 @@ class RequestManager:
             served = "local" if answer.region == self._config.region else "peer"
             ttft_s = record.first_byte_at - record.request.arrived_at
             labels = _labels(self._metrics, record)
-            self._metrics.ttft_seen(served, labels, ttft_s, record.spans.trace_id)
+            self._metrics.ttft_seen(served, labels, ttft_s, _exemplar(record))
         self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:
@@ -385,7 +408,11 @@ class RequestManager:
             return
         if answer is None or not answer.has_last_event:
             self.feed(ev.ClientGone(record.request.key))
-            self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
+            if record.failure is not None and record.failure.fault is Fault.INTERNAL:
+                status, message = Fault.INTERNAL.value.status, record.failure.message
+                self._close(record, "failed", status, message)
+            else:
+                self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
         elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
@@ -408,11 +435,17 @@ class RequestManager:
             _labels(self._metrics, record),
             self._clock() - record.request.arrived_at,
             streamed=record.answer is not None and record.answer.is_event_stream,
-            trace_id=record.spans.trace_id,
+            trace_id=_exemplar(record),
         )
+        self.ended.of_client(record, outcome, status, error)
         if record.spans.is_recording:
             record.spans.end(status, error)
         return True
+
+
+def _exemplar(record: OpenRequest) -> str | None:
+    """The id of its trace, if that is exported."""
+    return record.spans.trace_id if record.spans.is_recording else None
 
 
 def _labels(metrics: RouterMetrics, record: ClientRequest) -> LabelSet:

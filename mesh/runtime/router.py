@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from infra.address import Address
 from infra.process import end_all
+from mesh.adapters.access_log import AccessLog, AccessLogFormat
 from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
@@ -29,6 +30,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import Pings, ReplyGuard
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_manager import RequestManager
+from mesh.runtime.request_questions import RequestQuestions
 from mesh.runtime.ticks import keep_ticking
 from schemas import http
 from schemas.exchange import ALIVE_S
@@ -104,6 +106,12 @@ def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
     return Recorder(config.record, header, core.handle)
 
 
+def _access_log(config: RouterConfig) -> AccessLog | None:
+    if config.access_log is AccessLogFormat.OFF:
+        return None
+    return AccessLog(f"{config.region}/{config.router}", config.access_log)
+
+
 def _version() -> str:
     try:
         return metadata.version("inference-mesh")
@@ -149,6 +157,7 @@ class Router:
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock, config.peers)
         self._metrics.router.labels(config.router).set(1)
+        self._access_log = _access_log(config)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
         guard = ReplyGuard(config.region, config.peers, self._metrics, self._clock)
@@ -161,7 +170,9 @@ class Router:
             decide,
             guard,
             self._on_control,
+            self._access_log,
         )
+        self._questions = RequestQuestions(self.requests, self._bus, guard, self._clock)
         self._name = NameClaim(config.region, config.router, config.epoch, self._bus)
         self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
@@ -179,6 +190,8 @@ class Router:
         config = self._config
         if self._recorder is not None:
             self._recorder.open()  # before the first event, or nothing could be replayed
+        if self._access_log is not None:
+            self._access_log.open()
         await self._bus.open(
             Listeners(
                 heartbeat=self.requests.messages.receive_heartbeat,
@@ -191,6 +204,7 @@ class Router:
                 answer=self.requests.messages.receive_answer,
                 ingress=self.requests.messages.receive_ingress,
                 ping=self._pings.answer,
+                requests=self._questions.receive,
                 lost=self._bus_is_lost,
                 back=self._bus_is_back,
             )
@@ -268,6 +282,8 @@ class Router:
         await self._bus.close()
         if self._recorder is not None:
             await self._recorder.close()
+        if self._access_log is not None:
+            await asyncio.to_thread(self._access_log.close)
 
     async def _open_http(self) -> None:
         config, metrics = self._config, self._metrics

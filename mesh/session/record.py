@@ -6,7 +6,7 @@ A client's request, a peer's and a warm-up are the same record: a peer's has `an
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -26,11 +26,7 @@ class Trace:
 
     is_traced = False
     is_recording = False
-
-    @property
-    def trace_id(self) -> str | None:
-        """In hexadecimal, of a trace that is exported; else None."""
-        return None
+    trace_id = ""  # in hexadecimal
 
     def decided(self, effect: fx.Decided) -> None:
         """A placement was made; its receipt is read only where a span records it."""
@@ -68,6 +64,16 @@ class Failure:
     retry_after_s: float | None = None
 
 
+StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | exchange.Placed
+
+
+class Step(NamedTuple):
+    """Something that happened to a request, by the event loop's clock."""
+
+    at: float
+    what: StepKind
+
+
 @dataclass(slots=True, kw_only=True)
 class OpenRequest:
     """From its arrival at this router to its end. Hosts derive theirs.
@@ -86,6 +92,7 @@ class OpenRequest:
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
     decided: fx.Decided | None = None  # the last one
+    steps: list[Step] = field(default_factory=list)  # what became of it, as far as observers note
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False

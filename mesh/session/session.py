@@ -100,6 +100,11 @@ class Session:
         return iter(tuple(self._records.values()))
 
     @property
+    def from_peers(self) -> tuple[OpenRequest, ...]:
+        """Peers' requests that are neither placed nor refused."""
+        return tuple(self._forwarded.values())
+
+    @property
     def forwarded(self) -> int:
         """Peers' requests that are neither placed nor refused."""
         return len(self._forwarded)

@@ -16,6 +16,7 @@ says of which one its figures are, and any other one has more room.
 """
 
 import asyncio
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from prometheus_client import CollectorRegistry
 
 from infra import bus
 from infra.bus import BusAddress
+from mesh.adapters.access_log import AccessLog
 from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
@@ -128,7 +130,11 @@ class Edge:
         metrics = RouterMetrics(core, CollectorRegistry(), clock)
         self.bus = RouterBus(US, R1, (), config.bus)
         guard = ReplyGuard(US, (), metrics, clock)
-        self.requests = RequestManager(config, core, self.bus, metrics, clock, core.handle, guard)
+        self._nowhere = os.open(os.devnull, os.O_WRONLY)
+        self._log = AccessLog("us/r1", descriptor=self._nowhere)
+        self.requests = RequestManager(
+            config, core, self.bus, metrics, clock, core.handle, guard, access_log=self._log
+        )
         api = HttpApi(US, self.requests, metrics.registry)
         self._server = HttpServer(api.handle, completions=api.completions)
         self._fleet: Client | None = None
@@ -138,6 +144,7 @@ class Edge:
 
     async def open(self, url: str) -> None:
         """Join the bus, with replicas that are ready."""
+        self._log.open()
 
         def heard(msg: Msg) -> None:
             self._heard += 1
@@ -159,6 +166,8 @@ class Edge:
         assert self._fleet is not None
         await self._fleet.close()
         await self.bus.close()
+        self._log.close()
+        os.close(self._nowhere)
 
     def hear_beats(self) -> int:
         """Every replica says that it is idle; returns how many did."""

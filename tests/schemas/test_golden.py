@@ -12,6 +12,7 @@ import pytest
 from schemas import wire
 from schemas.decision import decode_decision, encode_decision
 from schemas.exchange import Frame, pack_frame, unpack_frame
+from schemas.explain import decode_answer, decode_question, encode_answer, encode_question
 from schemas.state import (
     decode_digest,
     decode_heartbeat,
@@ -27,6 +28,8 @@ STATE = {
     "lease": (decode_lease, encode_state),
     "offline": (decode_offline, encode_state),
     "decision": (decode_decision, encode_decision),
+    "question": (decode_question, encode_question),
+    "answer": (decode_answer, encode_answer),
 }
 
 

@@ -17,6 +17,7 @@ from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from infra.nats.region_config import BATCH
 from mesh.adapters import streams
+from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import ApiKeys
@@ -79,6 +80,7 @@ class SmallMesh:
         connections_max: int = CONNECTIONS_MAX,
         cors_origins: tuple[str, ...] = (),
         drain_s: float = 5.0,
+        access_log: AccessLogFormat = AccessLogFormat.OFF,
         **settings: object,
     ) -> str:
         """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`.
@@ -102,6 +104,7 @@ class SmallMesh:
             epoch=next(_EPOCHS) + skew_ms,
             seed=7,
             drain_s=drain_s,
+            access_log=access_log,
             record=record,
             entries=entries or {},
             keys=keys or {},

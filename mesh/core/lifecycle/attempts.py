@@ -70,7 +70,7 @@ class Attempts:
             candidates=place.candidates,
             considered=place.considered,
         )
-        self._effects.append(fx.Decided(request.key, decision))
+        self._effects.append(fx.Decided(request.key, decision, place.unlisted))
 
     def begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Begin an attempt at `place`.

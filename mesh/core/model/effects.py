@@ -1,9 +1,10 @@
 """All effects of the router core. The edge executes them in order and decides nothing."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from mesh.core.model.request import Request
-from schemas.decision import Decision
+from schemas.decision import Candidate, Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
@@ -93,12 +94,27 @@ class PassEngineError:
     key: int
 
 
+class Unlisted(Protocol):
+    """The candidates of a decision, kept to be listed if anybody asks."""
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """As a receipt lists them."""
+
+    @property
+    def considered(self) -> int:
+        """How many there were."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The receipt of one placement, for the trace, the log and the debug header."""
+    """The receipt of one placement, for the trace, the log and the debug header.
+
+    `unlisted`: of a request whose receipts need not list candidates.
+    """
 
     key: int
     decision: Decision
+    unlisted: Unlisted | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.candidates import CandidateCache, CandidateLayer
-from mesh.core.placement.receipt import receipt
+from mesh.core.placement.receipt import UnlistedCandidates, receipt, unlisted
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, PolicyMakers, make_policy
 from mesh.core.policies.base import (
@@ -55,6 +55,7 @@ class PlacementResult(NamedTuple):
     may_queue: bool = False  # the policy chose it knowing what is pending there
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
+    unlisted: UnlistedCandidates | None = None  # instead, where the request wants no receipt
 
 
 class PolicyPair:
@@ -266,6 +267,7 @@ class Placer:
             may_queue=policy.judges_load or self._pushes_past_pending,
             candidates=candidates,
             considered=considered,
+            unlisted=None if considered else unlisted(layers, choice, request.prompt),
         )
 
     def _held(
@@ -276,9 +278,12 @@ class Placer:
         *layers: CandidateLayer,
         choice: Choice | None = None,
     ) -> PlacementResult:
-        listed = NO_RECEIPT
+        listed, kept = NO_RECEIPT, None
+        of = choice or Choice(None, reason)
         if request.wants_receipt:
-            listed = receipt(layers, choice or Choice(None, reason), request.prompt)
+            listed = receipt(layers, of, request.prompt)
+        elif layers:
+            kept = unlisted(layers, of, request.prompt)
         candidates, considered = listed
         return PlacementResult(
             Placement.HOLD,
@@ -289,6 +294,7 @@ class Placer:
             first_token=choice.first_token if choice is not None else None,
             candidates=candidates,
             considered=considered,
+            unlisted=kept,
         )
 
 

@@ -6,7 +6,9 @@ listed, all are counted.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
@@ -14,6 +16,7 @@ from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import Candidate, CandidateKind
 
 CANDIDATES_MAX = 8  # listed in a receipt; writing one down costs as much as pricing it
+SCORES_MAX = 2 * CANDIDATES_MAX  # kept of a decision that is not listed
 
 
 def receipt(
@@ -22,6 +25,44 @@ def receipt(
     """The candidates to list, and how many there are."""
     listed = islice(_ordered(layers, choice, prompt), CANDIDATES_MAX)
     return tuple(listed), sum(map(len, layers))
+
+
+LayerParts = tuple[CandidateKind, list[Target], list[tuple[Target, str]]]
+
+
+class UnlistedCandidates(NamedTuple):
+    """What a receipt is made from, as it was at the decision; of the prompt no hashes, of which a
+    long one has thousands."""
+
+    layers: Sequence[LayerParts]  # of each the first few; empty where all are scored
+    choice: Choice
+    block_tokens: float
+    parts: tuple[tuple[int, float], ...]
+    considered: int
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """As `receipt` lists them, but for `pending`, which has changed since."""
+        layers = [CandidateLayer(*parts) for parts in self.layers]
+        listed, _ = receipt(layers, self.choice, Prompt(0, (), self.block_tokens, self.parts))
+        return tuple([replace(one, pending=None) for one in listed])
+
+
+def unlisted(
+    layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
+) -> UnlistedCandidates | None:
+    """The candidates, to be listed later; None of a policy that scores too many to be kept."""
+    scored, considered = len(choice.scores), 0
+    if scored > SCORES_MAX:
+        return None
+    for layer in layers:
+        considered += len(layer.free) + len(layer.busy)
+    few: Sequence[LayerParts] = ()
+    if scored < considered:  # a layer is valid until the next decision only
+        few = [
+            (layer.kind, layer.free[:CANDIDATES_MAX], layer.busy[:CANDIDATES_MAX])
+            for layer in layers
+        ]
+    return UnlistedCandidates(few, choice, prompt.block_tokens, prompt.parts, considered)
 
 
 def _ordered(

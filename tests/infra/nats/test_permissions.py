@@ -44,7 +44,7 @@ def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row:
         (OPERATOR, operator),
     ):
         assert may(allowed.subscribe, subject) == (role in row.subscribe or row.name == "inbox")
-        assert not may(allowed.publish, subject)
+        assert may(allowed.publish, subject) == (role in row.publish)
 
 
 @pytest.mark.parametrize("row", [row for row in CHANNELS if row.queue], ids=lambda row: row.name)
@@ -101,8 +101,10 @@ def test_only_an_admin_may_write_orders():
 @pytest.mark.parametrize(
     "allowed", [permissions.watcher(Role.OBSERVER), permissions.watcher(Role.OPERATOR)]
 )
-def test_watchers_publish_nothing_of_the_mesh_and_receive_state_alone(allowed):
-    assert not any(overlaps(a, b) for a in allowed.publish for b in ("mesh.>", "_INBOX.>"))
+def test_watchers_publish_questions_alone_and_receive_state_alone(allowed):
+    of_the_mesh = [one for one in allowed.publish if one.startswith(("mesh.", "_INBOX."))]
+    assert of_the_mesh == [subjects.requests("*")]
+    assert not any(overlaps(a, "*.>") for a in allowed.publish if a[0] in "*>")
     writes = ("CREATE", "UPDATE", "DELETE", "PURGE", "NEXT", "RESTORE", "SNAPSHOT")
     assert not any(word in pattern.split(".") for pattern in allowed.publish for word in writes)
     hidden = [row.subject() for row in CHANNELS if row.prompts or "asker" in row.template]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 
@@ -15,11 +16,12 @@ from prometheus_client import CollectorRegistry
 
 from mesh.adapters.answer_writer import DEADLINE_GRACE_S
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget
 from schemas.http import H_REGION
-from schemas.ids import RegionId
+from schemas.ids import RegionId, RouterId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request
 from tests.support.until import until
 
@@ -39,6 +41,7 @@ class StubDoor:
         """`breaks`: the answer fails as soon as it has begun."""
         self.client_request, self.path, self.breaks = held, path, breaks
         self.bodies = BodyBudget()
+        self.ended = EndedRequests(RegionId("us"), RouterId("r1"), time.monotonic)
         self.calls: list[str] = []
         self.unsent: list[int] = []  # bytes still in this process when the answer was finished
         self.transport: asyncio.Transport | None = None

@@ -1,16 +1,19 @@
 """What the router serves over real HTTP is what the OpenAPI document tells."""
 
+import time
+
 import aiohttp
 import jsonschema
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget, RequestRefused
 from schemas.http import H_RETRY_AFTER, Fault, Location, Readiness, Region
-from schemas.ids import ModelId, RegionId
+from schemas.ids import ModelId, RegionId, RouterId
 from schemas.openapi import document
 from schemas.routes import ROUTES
 from schemas.state import Health, ModelCard
@@ -47,6 +50,7 @@ class StubDoor:
     """A front door with one model behind it and nobody to answer for it."""
 
     bodies = BodyBudget()
+    ended = EndedRequests(RegionId("us"), RouterId("r1"), time.monotonic)
 
     def models(self):
         return (ModelId("org/model-1.5"),)

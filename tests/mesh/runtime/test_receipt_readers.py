@@ -108,7 +108,7 @@ def test_the_client_reads_them():
 
 @BOTH
 def test_the_log_reads_them(ask, caplog):
-    caplog.set_level(logging.INFO, LOG)
+    caplog.set_level(logging.DEBUG, LOG)
     assert ask(Manager()) == ["us-0"]
     assert "free 1/1" in caplog.text
 

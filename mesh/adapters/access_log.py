@@ -1,0 +1,285 @@
+"""The access log: one line for each request that has ended, as logfmt or JSON.
+
+A value that a client or a peer chose may hold anything, and a reader takes a line for a request:
+what is not printable ASCII, and what would end a value, is escaped, and no value is longer than
+VALUE_CHARS_MAX. A line holds no prompt, no key and no query.
+
+Lines go to a file descriptor by a thread, a tenth of a second's together, because a pipe that
+nobody reads blocks its writer. Meanwhile they wait in memory, up to WAITING_BYTES_MAX; what comes
+then is lost, and a line says how many.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _escaped
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from schemas.decision import Decision
+
+if TYPE_CHECKING:
+    from mesh.adapters.ended_requests import EndedRequest
+
+log = logging.getLogger(__name__)
+
+WAITING_BYTES_MAX = 8 * 1024 * 1024
+WRITE_BYTES = 4096  # PIPE_BUF: lines of several processes on one pipe stay whole
+WRITE_S = 0.1
+CLOSE_S = 1.0  # for what waits at the end
+RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
+VALUES_CACHED = 4096
+VALUE_CHARS_MAX = 256
+STDOUT = 1
+
+_is_bare = re.compile(r"[!#-<>-\[\]-~]+").fullmatch  # without quote, equals sign and backslash
+
+
+class AccessLogFormat(StrEnum):
+    """How the access log is written."""
+
+    LOGFMT = "logfmt"
+    JSON = "json"
+    OFF = "off"
+
+
+def quoted_once(text: str) -> str:
+    """A value as logfmt has it: in quotes, escaped as in JSON, where it is not plain."""
+    text = text[:VALUE_CHARS_MAX]
+    return text if _is_bare(text) else _escaped(text).replace("\x7f", "\\u007f")
+
+
+@lru_cache(VALUES_CACHED)  # the same for most requests
+def _about(method: str, route: str, model: str, tenant: str, origin: str) -> str:
+    named = {"method": method, "route": route, "model": model, "tenant": tenant, "origin": origin}
+    return "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
+
+
+@lru_cache(VALUES_CACHED)
+def _served_by(region: str, replica: str) -> str:
+    return f" region={quoted_once(region)} replica={quoted_once(replica)}"
+
+
+def _unusual(fault: str, detail: str, trace: str, peer_held_s: float) -> str:
+    held = f"{peer_held_s:.3f}" if peer_held_s > 0.0 else ""
+    named = {"error": fault, "detail": detail, "trace": trace, "peer_held_s": held}
+    return "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
+
+
+def _tokens(*counts: int) -> str:
+    named = zip(("tokens_in", "tokens_cached", "tokens_out"), counts, strict=True)
+    return "".join([f" {name}={count}" for name, count in named if count >= 0])
+
+
+class AccessLog:
+    """`write` puts a request into words; `open` it on the event loop first, `close` it at last."""
+
+    def __init__(
+        self,
+        where: str,
+        style: AccessLogFormat = AccessLogFormat.LOGFMT,
+        descriptor: int = STDOUT,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`where`: the router, as `us/r1`."""
+        self._where, self._wall_clock = where, wall_clock
+        self._line = self._json if style is AccessLogFormat.JSON else self._logfmt
+        self._second, self._second_text = -1, ""
+        self._lines: list[str] = []
+        self._writer = LineWriter(descriptor)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what waits, within CLOSE_S."""
+        if self._loop is not None:
+            self._pass_on()
+            self._writer.close()
+            self._loop = None
+
+    def write(self, ended: "EndedRequest") -> None:
+        lines, loop = self._lines, self._loop
+        if loop is not None:
+            lines.append(self._line(ended))
+            if len(lines) == 1:
+                loop.call_later(WRITE_S, self._pass_on)
+
+    def _pass_on(self) -> None:
+        lines, self._lines = self._lines, []
+        self._writer.put(lines)
+
+    def _time(self) -> str:
+        now = self._wall_clock()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{int((now - second) * 1000):03d}Z"
+
+    def _logfmt(self, one: "EndedRequest") -> str:
+        (
+            request, trace, method, route, outcome, status, model, tenant, origin, region, replica,
+            peer_held_s, (prompt, cached, output, _), sent_bytes, is_stream, fault, detail,
+            arrived_at, started_at, ended_at, decided, _,
+        ) = one  # fmt: skip
+        name = request if _is_bare(request) else quoted_once(request)
+        about = _about(method, route, model, tenant, origin)
+        line = f"ts={self._time()} router={self._where} id={name}{about} outcome={outcome}"
+        if status:
+            line += f" status={status}"
+        if region:
+            line += _served_by(region, replica)
+        if decided is not None:
+            made = decided.decision
+            held = f"{made.held_s:.3f}" if made.held_s else "0.000"
+            line += (
+                f" placement={made.placement} hops={made.hops} attempts={made.attempt} "
+                f"held_s={held} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+            )
+        if fault or detail or trace or peer_held_s > 0.0:
+            line += _unusual(fault, detail, trace, peer_held_s)
+        if is_stream and started_at is not None:
+            line += f" ttft_s={started_at - arrived_at:.3f}"
+        if prompt >= 0 or output >= 0:
+            line += _tokens(prompt, cached, output)
+        return f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n"
+
+    def _json(self, one: "EndedRequest") -> str:
+        return orjson.dumps(fields(one, self._time(), self._where)).decode() + "\n"
+
+
+def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
+    """What a line says, by name."""
+    decision: Decision | None = None if one.decided is None else one.decided.decision
+    prompt, cached, output, _ = one.numbers
+    said = {
+        "ts": ts,
+        "router": where,
+        "id": _plain(one.request),
+        "trace": one.trace,
+        "method": _plain(one.method),
+        "route": _plain(one.route),
+        "outcome": one.outcome,
+        "status": one.status or None,
+        "error": one.fault,
+        "model": _plain(one.model),
+        "tenant": one.tenant,
+        "origin": one.origin,
+        "region": _plain(one.region),
+        "replica": _plain(one.replica),
+        **({} if decision is None else _placed(decision)),
+        "peer_held_s": _milliseconds(one.peer_held_s) if one.peer_held_s > 0.0 else None,
+        "ttft_s": (
+            _milliseconds(one.started_at - one.arrived_at)
+            if one.is_stream and one.started_at is not None
+            else None
+        ),
+        "duration_s": _milliseconds(one.ended_at - one.arrived_at),
+        "tokens_in": prompt if prompt >= 0 else None,
+        "tokens_cached": cached if cached >= 0 else None,
+        "tokens_out": output if output >= 0 else None,
+        "detail": _plain(one.detail),
+        "bytes": one.sent_bytes,
+    }
+    return {name: value for name, value in said.items() if value not in (None, "")}
+
+
+def _placed(decision: Decision) -> dict[str, Any]:
+    return {
+        "placement": decision.placement.value,
+        "hops": decision.hops,
+        "attempts": decision.attempt,
+        "held_s": _milliseconds(decision.held_s),
+        "reason": _plain(decision.reason),
+    }
+
+
+def _plain(text: str) -> str:
+    """Bounded, and without the lone surrogates that a header's bytes may have become."""
+    return text[:VALUE_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+class LineWriter:
+    """Writes lines in a thread of its own."""
+
+    def __init__(self, descriptor: int, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
+        self._descriptor = descriptor
+        self._waiting_bytes_max = waiting_bytes_max
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._put_bytes = self._written_bytes = 0  # each is changed by one thread
+        self._lost = 0
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(CLOSE_S)  # it is a daemon: one that can't write does not hold the end up
+
+    def put(self, lines: list[str]) -> None:
+        """Have these written; those for which there is no room are lost."""
+        if self._is_broken:
+            return
+        data = "".join(lines).encode()
+        if self._put_bytes - self._written_bytes + len(data) > self._waiting_bytes_max:
+            self._lost += len(lines)
+            return
+        if self._lost:
+            data += f"access_log_lost={self._lost}\n".encode()
+            self._lost = 0
+        self._put_bytes += len(data)
+        self._queue.put(data)
+
+    def _run(self) -> None:
+        try:
+            while (data := self._queue.get()) is not None:
+                for part in parts(data):
+                    self._write(part)
+                self._written_bytes += len(data)
+        except OSError as error:
+            self._is_broken = True
+            log.warning("the access log ended, the router goes on: %s", error)
+            self._forget()
+
+    def _forget(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except Empty:
+            pass
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                time.sleep(RETRY_S)
+
+
+def parts(data: bytes) -> list[bytes]:
+    """Whole lines, together at most WRITE_BYTES where they are no longer than that."""
+    found, start = [], 0
+    while len(data) - start > WRITE_BYTES:
+        end = data.rfind(b"\n", start, start + WRITE_BYTES) + 1
+        if end <= start:
+            end = data.find(b"\n", start) + 1 or len(data)
+        found.append(data[start:end])
+        start = end
+    return [*found, data[start:]] if start < len(data) else found

@@ -1,0 +1,290 @@
+"""Requests that have ended at this router, for the access log and for `mesh explain`.
+
+A client's request ends once, whatever became of it: answered, failed, shed, refused before it was
+read, or left by its client. A peer's ends here when it is placed or refused. Values hold no prompt
+and no key. They are kept as they were at hand and put into words when somebody asks.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from heapq import nlargest
+from math import isfinite
+from typing import NamedTuple
+
+from mesh.adapters.access_log import AccessLog
+from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.read_request import RequestRefused
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.session.record import OpenRequest, Step
+from schemas import explain
+from schemas.decision import Decision, rounded
+from schemas.explain import LifeStep, RequestLife, RouterRequests
+from schemas.http import Fault, error_body
+from schemas.ids import RegionId, RouterId
+
+STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
+KEPT = 2000  # requests; with the decisions of each some 10 MB
+KEPT_MAX = 100_000
+STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
+TEXT_CHARS_MAX = 256
+ORDINARY = ("ok", "placed")  # outcomes
+
+Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
+UNKNOWN: Numbers = -1, -1, -1, -1.0
+
+
+class EndedRequest(NamedTuple):
+    """One request. Times are seconds on the event loop's clock; -1 and "" where unknown."""
+
+    request: str
+    trace: str
+    method: str
+    route: str
+    outcome: str
+    status: int  # 0: of a peer's request, which this router does not answer
+    model: str
+    tenant: str
+    origin: str  # the region that asked; "" for a client of this router
+    region: str  # that served
+    replica: str
+    peer_held_s: float
+    numbers: Numbers
+    sent_bytes: int
+    is_stream: bool
+    fault: str  # code of the error that the router answered with
+    detail: str
+    arrived_at: float
+    started_at: float | None  # its first byte
+    ended_at: float
+    decided: fx.Decided | None  # the last one
+    steps: list[Step]
+
+
+class EndedRequests:
+    """Those of one router: each is logged, and the last ones are kept."""
+
+    def __init__(
+        self,
+        region: RegionId,
+        router: RouterId,
+        clock: Callable[[], float],
+        log: AccessLog | None = None,
+        kept_max: int = KEPT,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._region, self._router, self._clock = region, router, clock
+        self._wall_clock = wall_clock
+        self._log = log
+        self._kept: deque[EndedRequest] = deque(maxlen=kept_max)
+
+    def add(self, ended: EndedRequest) -> None:
+        self._kept.append(ended)
+        if self._log is not None:
+            self._log.write(ended)
+
+    def of_client(
+        self, record: ClientRequest, outcome: str, status: int, detail: str | None = None
+    ) -> None:
+        """A client's request has ended."""
+        ended = self._of_client(record, outcome, status, detail)
+        self._kept.append(ended)
+        if self._log is not None:
+            self._log.write(ended)
+
+    def _of_client(
+        self, record: ClientRequest, outcome: str, status: int, detail: str | None
+    ) -> EndedRequest:
+        request, answer, failure = record.request, record.answer, record.failure
+        region = replica = fault = ""
+        numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
+        if answer is not None:
+            region, replica = answer.region or "", answer.replica or ""
+            sent_bytes = answer.taken_bytes
+            if answer.peer_held_s:
+                peer_held_s = record.bounded_peer_held_s(self._clock())
+            is_stream = answer.is_event_stream
+            if (end := answer.end) is not None:
+                numbers = (
+                    end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
+                )  # fmt: skip
+        if failure is not None:
+            fault = failure.fault.value.code
+            if record.first_byte_at is None:
+                sent_bytes = len(error_body(failure.fault, failure.message))
+        elif record.pass_engine_error and record.engine_error is not None:
+            sent_bytes = len(record.engine_error.body)
+        return EndedRequest(
+            request.request_id, record.spans.trace_id, "POST", record.path, outcome, status,
+            request.model, record.tenant or "", "", region, replica, peer_held_s, numbers,
+            sent_bytes, is_stream, fault, detail or "", request.arrived_at, record.first_byte_at,
+            self._clock(), record.decided, record.steps,
+        )  # fmt: skip
+
+    def of_peer(self, record: OpenRequest, refusal: str | None) -> None:
+        """A peer's request was placed here, or refused."""
+        outcome = "placed" if refusal is None else "refused"
+        self.add(self._of_peer(record, outcome, refusal or ""))
+
+    def _of_peer(self, record: OpenRequest, outcome: str, refusal: str) -> EndedRequest:
+        request, decided = record.request, record.decided
+        replica = "" if decided is None else decided.decision.replica or ""
+        region = self._region if replica else ""
+        return EndedRequest(
+            request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
+            request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
+            request.arrived_at, None, self._clock(), decided, record.steps,
+        )  # fmt: skip
+
+    def of_http(
+        self,
+        request_id: str,
+        *,
+        route: str,
+        status: int,
+        method: str = "POST",
+        outcome: str = "",
+        fault: Fault | None = None,
+        model: str = "",
+        sent_bytes: int = 0,
+        arrived_at: float | None = None,
+    ) -> None:
+        """A request that was never placed: refused, or about something else than work."""
+        now = self._clock()
+        code = "" if fault is None else fault.value.code
+        outcome = outcome or ("ok" if status < 400 else "refused")
+        arrived_at = now if arrived_at is None else arrived_at
+        self.add(
+            EndedRequest(
+                *(request_id, "", method, route, outcome, status, model, "", "", "", "", 0.0),
+                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, []),
+            )
+        )
+
+    def refused(
+        self, request_id: str, route: str, refused: RequestRefused, method: str = "POST"
+    ) -> None:
+        """A request for work that was refused before it was placed."""
+        body = error_body(refused.fault, refused.message, refused.param)
+        self.of_http(
+            request_id,
+            route=route,
+            method=method,
+            status=refused.fault.value.status,
+            fault=refused.fault,
+            model=refused.model,
+            sent_bytes=len(body),
+        )
+
+    def client_gone(
+        self, request_id: str, route: str, method: str = "POST", arrived_at: float | None = None
+    ) -> None:
+        """A client left before its request was whole, or before its answer was."""
+        self.of_http(
+            request_id,
+            route=route,
+            method=method,
+            status=STATUS_CLIENT_GONE,
+            outcome="client_gone",
+            arrived_at=arrived_at,
+        )
+
+    # Answers.
+
+    def find(self, name: str, opened: Iterable[OpenRequest] = ()) -> RouterRequests:
+        """Those of that request or trace id, the newest last. `opened`: requests under way."""
+        found = [one for one in self._kept if name in (one.request, one.trace)]
+        for record in opened:
+            if name not in (record.request.request_id, record.spans.trace_id):
+                continue
+            if isinstance(record, ClientRequest):
+                found.append(self._of_client(record, explain.OPEN, 0, None))
+            elif record.request.answer_inbox is not None:
+                found.append(self._of_peer(record, explain.OPEN, ""))
+        return self._answer(found[-explain.LIVES_MAX :])
+
+    def slowest(self, number: int) -> RouterRequests:
+        """Clients' requests that failed or took longest to their first byte, the worst first."""
+        work = (one for one in self._kept if one.decided is not None and not one.origin)
+        return self._answer(nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness))
+
+    def _answer(self, found: list[EndedRequest]) -> RouterRequests:
+        wall_s = self._wall_clock() - self._clock()
+        return RouterRequests(
+            region=self._region,
+            router=self._router,
+            kept=len(self._kept),
+            since=self._kept[0].ended_at + wall_s if self._kept else None,
+            requests=tuple(self._life(one, wall_s) for one in found),
+        )
+
+    def _life(self, one: EndedRequest, wall_s: float) -> RequestLife:
+        """`wall_s`: what the event loop's clock lacks to the time of day."""
+        prompt, cached, output, agent_ttft_s = one.numbers
+        return RequestLife(
+            request=_cut(one.request),
+            trace=one.trace or None,
+            region=self._region,
+            router=self._router,
+            origin=one.origin or None,
+            method=one.method or None,
+            route=_cut(one.route),
+            status=one.status or None,
+            outcome=one.outcome,
+            model=_cut(one.model) or None,
+            tenant=one.tenant or None,
+            served_by_region=one.region or None,
+            served_by_replica=one.replica or None,
+            peer_held_s=one.peer_held_s,
+            agent_ttft_s=agent_ttft_s if isfinite(agent_ttft_s) and agent_ttft_s >= 0.0 else None,
+            prompt_tokens=_known(prompt),
+            cached_tokens=_known(cached),
+            output_tokens=_known(output),
+            sent_bytes=one.sent_bytes,
+            is_stream=one.is_stream,
+            fault=one.fault or None,
+            detail=_cut(one.detail) or None,
+            arrived_at=one.arrived_at + wall_s,
+            started_at=None if one.started_at is None else one.started_at + wall_s,
+            ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
+            steps=tuple(_step(step, wall_s) for step in one.steps[:STEPS_MAX]),
+        )
+
+
+def _badness(one: EndedRequest) -> tuple[bool, float]:
+    began_at = one.ended_at if one.started_at is None else one.started_at
+    return one.outcome not in ORDINARY, began_at - one.arrived_at
+
+
+def _step(step: Step, wall_s: float) -> LifeStep:
+    at, what = step.at + wall_s, step.what
+    if isinstance(what, fx.Decided):
+        return LifeStep(at=at, what="decided", decision=_decision(what))
+    if isinstance(what, ev.AttemptRefused):
+        detail = _cut(what.reason)
+        return LifeStep(
+            at=at, what="refused", region=what.region, replica=what.replica or None, detail=detail
+        )
+    if isinstance(what, ev.AttemptFailed):
+        return LifeStep(at=at, what="failed", detail=_cut(what.detail))
+    held_s = max(0.0, what.held_s)
+    return LifeStep(at=at, what="placed", region=what.region, replica=what.replica, held_s=held_s)
+
+
+def _decision(decided: fx.Decided) -> Decision:
+    """The receipt, with its candidates also where nobody had read them."""
+    decision, unlisted = decided.decision, decided.unlisted
+    if unlisted is not None:
+        candidates, considered = unlisted.candidates(), unlisted.considered
+        decision = replace(decision, candidates=candidates, considered=considered)
+    return rounded(decision)
+
+
+def _known(count: int) -> int | None:
+    return count if count >= 0 else None
+
+
+def _cut(text: str) -> str:
+    return text[:TEXT_CHARS_MAX]

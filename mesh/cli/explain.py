@@ -1,0 +1,200 @@
+"""The command `mesh explain`: what happened to one request, and where its time passed."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from infra import topology
+from mesh.cli.unusable import Unusable
+from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
+from mesh.doctor.connectivity import NoCredentials, read_logins
+from mesh.explain.files import FileUnusable, in_log, in_recording
+from mesh.explain.question import WITHIN_S, RegionAnswers, ask_all
+from mesh.explain.story import stories
+from mesh.explain.text import as_json, clock, printable, story_lines, table_lines
+from schemas.explain import ID_CHARS_MAX, SLOWEST_MAX, RequestLife, RequestQuestion
+
+EXIT_NOT_FOUND = 1
+SLOWEST = 10
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found, and where it was looked for."""
+
+    lives: list[RequestLife] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
+
+    def add_answers(self, regions: Sequence[RegionAnswers]) -> None:
+        for region in regions:
+            for answer in region.answers:
+                self.lives += answer.requests
+                reach = "" if answer.since is None else f", back to {clock(answer.since)}"
+                cut = f"; {answer.left_out} more did not fit" if answer.left_out else ""
+                self.looked.append(
+                    f"{answer.region}/{answer.router}: {answer.kept} requests kept{reach}{cut}"
+                )
+            if region.problem is not None:
+                self.looked.append(f"{region.region} was not asked in full: {region.problem}")
+
+
+@click.command()
+@click.argument("request", required=False)
+@click.option(
+    "--slowest",
+    type=click.IntRange(1, SLOWEST_MAX),
+    is_flag=False,
+    flag_value=SLOWEST,
+    metavar="[N]",
+    help=f"Instead of one request: list the N (without a number {SLOWEST}) that failed or waited "
+    "longest.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Read a router's access log instead of asking. Once for each file.",
+)
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Read what a router recorded (`mesh router --record`) instead of asking.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    show_default="that of the `mesh up` with these credentials, or the demo's",
+    help="The mesh.toml of the mesh.",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_STATE / "config",
+    show_default=True,
+    help="The directory that `mesh infra nats --out` wrote, or some regions' part of it.",
+)
+@click.option(
+    "--within-s",
+    type=click.FloatRange(0.1, 60),
+    default=WITHIN_S,
+    show_default=True,
+    help="How long to wait for routers, in seconds.",
+)
+@click.option("--json", "for_programs", is_flag=True, help="Print JSON.")
+def command(
+    request: str | None,
+    slowest: int | None,
+    logs: tuple[Path, ...],
+    recordings: tuple[Path, ...],
+    config: Path | None,
+    credentials: Path,
+    within_s: float,
+    for_programs: bool,
+) -> None:
+    """Explain what happened to REQUEST, by its x-request-id or its trace id.
+
+    Asks the routers of every region of which there are operator's credentials; they keep the last
+    requests in memory. Prints one timeline of all that had the request, each decision with its
+    candidates and the terms of their prices in seconds, and what the wait for the first token
+    consisted of. Exit code 0: found; 1: not found; 2: nobody could be asked.
+    """
+    if (request is None) == (slowest is None):
+        raise click.UsageError("give a request's id, or --slowest")
+    if slowest is not None and (logs or recordings):
+        raise click.UsageError("--slowest asks routers; it reads no files")
+    if request is not None and not 0 < len(request) <= ID_CHARS_MAX:
+        raise click.UsageError(f"an id has 1 to {ID_CHARS_MAX} characters")
+    if request is not None and (logs or recordings):
+        found = _read(request, logs, recordings)
+    else:
+        question = RequestQuestion(request=request, slowest=slowest)
+        found = _ask(question, config, credentials, within_s)
+    told = stories(found.lives)
+    if for_programs:
+        click.echo(as_json(told, found.looked))
+    elif slowest is not None:
+        _list(found, slowest)
+    else:
+        _print(found, request or "")
+    if not told and request is not None:
+        sys.exit(EXIT_NOT_FOUND)
+
+
+def _read(name: str, logs: Sequence[Path], recordings: Sequence[Path]) -> Found:
+    found = Found()
+    try:
+        for path in logs:
+            found.lives += in_log(path, name)
+        for path in recordings:
+            found.lives += in_recording(path, name)
+    except FileUnusable as error:
+        raise Unusable(str(error)) from error
+    found.looked = [str(path) for path in (*logs, *recordings)]
+    return found
+
+
+def _ask(
+    question: RequestQuestion, config: Path | None, credentials: Path, within_s: float
+) -> Found:
+    logging.basicConfig(level=logging.CRITICAL)  # of the connections; what fails is in the answer
+    running = read_running_mesh(credentials)
+    file = config or (topology.DEFAULT_FILE if running is None else running.config)
+    try:
+        mesh = topology.load(file)
+        if running is not None:
+            mesh = running.fitted(mesh)
+        answers = asyncio.run(ask_all(mesh, read_logins(mesh, credentials), question, within_s))
+    except (topology.TopologyError, NoCredentials) as error:
+        raise Unusable(str(error)) from error
+    found = Found()
+    found.add_answers(answers)
+    if not any(one.answers for one in answers):
+        raise Unusable(f"no router answered: {printable('; '.join(found.looked))}")
+    return found
+
+
+def _list(found: Found, slowest: int) -> None:
+    for line in table_lines(_worst(found.lives, slowest)):
+        click.echo(line)
+    _note_problems(found)
+
+
+def _worst(lives: Sequence[RequestLife], number: int) -> list[RequestLife]:
+    """Failed ones first, then by their wait."""
+
+    def badness(life: RequestLife) -> tuple[bool, float]:
+        until = life.started_at or life.ended_at or life.arrived_at
+        return life.outcome != "ok", until - life.arrived_at
+
+    return sorted(lives, key=badness, reverse=True)[:number]
+
+
+def _print(found: Found, name: str) -> None:
+    told = stories(found.lives)
+    if not told:
+        click.echo(f"no request {printable(name)} was found. Looked at:")
+        for line in found.looked:
+            click.echo(f"  {printable(line)}")
+        click.echo("Older requests are in the routers' access logs: --log FILE.")
+        return
+    for line in story_lines(told[-1]):
+        click.echo(line)
+    if len(told) > 1:
+        click.echo(f"\n{len(told) - 1} earlier requests had this id; --json has them all.")
+    _note_problems(found)
+
+
+def _note_problems(found: Found) -> None:
+    for line in found.looked:
+        if "not asked in full" in line or "did not fit" in line:
+            click.echo(printable(line), err=True)

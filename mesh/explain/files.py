@@ -1,0 +1,234 @@
+"""Requests in what routers have written down: access logs, as logfmt or JSON, and recordings.
+
+A line of a log has the last decision alone, without its candidates; a recording has them all, by a
+clock that began anywhere. Other lines between those of a log are passed over.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from mesh.core import recording
+from mesh.core.recording import RecordingInvalid
+from schemas.decision import Decision
+from schemas.explain import LifeStep, RequestLife
+
+_PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
+_LIFE: TypeAdapter[RequestLife] = TypeAdapter(RequestLife)
+_DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+COUNTS = {"tokens_in": "prompt_tokens", "tokens_cached": "cached_tokens"}
+FOUND_MAX = 64
+
+
+class FileUnusable(ValueError):
+    """The file can't be read, or is no recording; the message says which and why."""
+
+
+def in_log(path: Path, name: str) -> list[RequestLife]:
+    """The requests of that id or trace in an access log. Raises FileUnusable."""
+    found: list[RequestLife] = []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                said = read_line(line) if name in line else None
+                if said is not None and name in (said.get("id"), said.get("trace")):
+                    found.extend(_life(said))
+    except OSError as error:
+        raise FileUnusable(f"{path}: {error.strerror}") from error
+    return found[-FOUND_MAX:]
+
+
+def read_line(line: str) -> dict[str, Any] | None:
+    """What a line of an access log says, by name; None of a line that is none."""
+    try:
+        said = orjson.loads(line) if line.startswith("{") else _logfmt(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and {"ts", "id", "router"} <= said.keys() else None
+
+
+def _logfmt(line: str) -> dict[str, Any]:
+    start = line.find("ts=")  # systemd and containers write before it
+    pairs = _PAIR.findall(line[start:] if start >= 0 else "")
+    return {name: json.loads(text) if text.startswith('"') else text for name, text in pairs}
+
+
+def _life(said: dict[str, Any]) -> Iterator[RequestLife]:
+    """None where a value is not what a router writes."""
+    try:
+        region, _, router = str(said["router"]).partition("/")
+        ended_at = datetime.fromisoformat(str(said["ts"])).timestamp()
+        arrived_at = ended_at - float(said.get("duration_s", 0.0))
+        ttft_s = said.get("ttft_s")
+        status = said.get("status")
+        if ttft_s is None and status is not None and int(status) < 400 and "placement" in said:
+            ttft_s = said["duration_s"]  # an answer that was not streamed
+        life = {
+            "request": said["id"],
+            "trace": said.get("trace"),
+            "region": region,
+            "router": router,
+            "origin": said.get("origin"),
+            "method": said.get("method"),
+            "route": said.get("route", ""),
+            "status": status,
+            "outcome": said.get("outcome", ""),
+            "model": said.get("model"),
+            "tenant": said.get("tenant"),
+            "served_by_region": said.get("region"),
+            "served_by_replica": said.get("replica"),
+            "peer_held_s": said.get("peer_held_s", 0.0),
+            "prompt_tokens": said.get("tokens_in"),
+            "cached_tokens": said.get("tokens_cached"),
+            "output_tokens": said.get("tokens_out"),
+            "sent_bytes": said.get("bytes", 0),
+            "is_stream": "ttft_s" in said,
+            "fault": said.get("error"),
+            "detail": said.get("detail"),
+            "arrived_at": arrived_at,
+            "started_at": None if ttft_s is None else arrived_at + float(ttft_s),
+            "ended_at": ended_at,
+        }
+        found = _LIFE.validate_python(life)
+        yield replace(found, steps=_steps(said, found))
+    except (ValidationError, ValueError, TypeError, KeyError):
+        return
+
+
+def _steps(said: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
+    """The last decision; when it was made is not in the line, only how long it was held before."""
+    if "placement" not in said:
+        return ()
+    placement = said["placement"]
+    decision = _DECISION.validate_python(
+        {
+            "request": life.request,
+            "region": life.region,
+            "policy": "?",
+            "placement": placement,
+            "replica": life.served_by_replica if placement == "local" else None,
+            "peer": life.served_by_region if placement == "peer" else None,
+            "hops": said.get("hops", 0),
+            "attempt": said.get("attempts", 1),
+            "held_s": said.get("held_s", 0.0),
+            "reason": said.get("reason", ""),
+        }
+    )
+    return (LifeStep(at=life.arrived_at + decision.held_s, what="decided", decision=decision),)
+
+
+def in_recording(path: Path, name: str) -> list[RequestLife]:
+    """The requests of that id in a router's recording. Raises FileUnusable."""
+    found: dict[int, RecordedRequest] = {}
+    try:
+        with path.open("rb") as lines:
+            header = recording.decode_header(lines.readline())
+            for line in lines:
+                _read_step(line, name, found)
+    except OSError as error:
+        raise FileUnusable(f"{path}: {error.strerror}") from error
+    except RecordingInvalid as error:
+        raise FileUnusable(f"{path}: {error}") from error
+    return [one.life(header.region, header.router) for one in found.values()][-FOUND_MAX:]
+
+
+class RecordedRequest:
+    """What a recording's lines say of one request."""
+
+    def __init__(self, request: dict[str, Any], now: float) -> None:
+        self.request, self.arrived_at = request, now
+        self.steps: list[LifeStep] = []
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.outcome = "open"
+        self.about: dict[str, Any] = {}
+
+    def event(self, kind: str, event: dict[str, Any], now: float) -> None:
+        if kind == "AttemptRefused":
+            region, replica, detail = event["region"], event["replica"], event["reason"]
+            self.steps.append(
+                LifeStep(at=now, what="refused", region=region, replica=replica, detail=detail)
+            )
+        elif kind == "AttemptFailed":
+            self.steps.append(LifeStep(at=now, what="failed", detail=event["detail"][:256]))
+        elif kind == "PlacedByPeer":
+            self.about["served_by_replica"] = event["replica"]
+        elif kind == "AnswerStarted":
+            self.started_at = now
+        elif kind in ("AnswerEnded", "ClientGone") and self.ended_at is None:
+            self.ended_at, self.outcome = now, "ok" if kind == "AnswerEnded" else "client_gone"
+
+    def effect(self, kind: str, effect: dict[str, Any], now: float) -> None:
+        if kind == "Decided":
+            decision = _DECISION.validate_python(effect["decision"])
+            self.steps.append(LifeStep(at=now, what="decided", decision=decision))
+            if decision.placement == "local":
+                served = {
+                    "served_by_region": decision.region,
+                    "served_by_replica": decision.replica,
+                }
+                self.about |= served
+                if self.request.get("answer_inbox") is not None:
+                    self.ended_at, self.outcome = now, "placed"
+            elif decision.placement == "peer":
+                self.about |= {"served_by_region": decision.peer, "served_by_replica": None}
+        elif kind == "Fail":
+            self.ended_at, self.outcome = now, "failed"
+            self.about |= {"fault": effect["fault"], "detail": effect["message"][:256]}
+        elif kind == "PassEngineError":
+            self.ended_at, self.outcome = now, "failed"
+        elif kind == "RefusePeer":
+            self.ended_at, self.outcome = now, "refused"
+            self.about["detail"] = effect["reason"]
+
+    def life(self, region: str, router: str) -> RequestLife:
+        if self.started_at is not None and self.ended_at is not None:
+            self.ended_at = max(
+                self.ended_at, self.started_at
+            )  # of a short answer the end is first
+        is_peers = self.request.get("answer_inbox") is not None
+        return _LIFE.validate_python(
+            {
+                "request": self.request["request_id"],
+                "region": region,
+                "router": router,
+                "origin": self.request["origin"] if is_peers else None,
+                "route": "ingress" if is_peers else "recorded",
+                "outcome": self.outcome,
+                "model": self.request["model"],
+                "arrived_at": self.arrived_at,
+                "started_at": self.started_at,
+                "ended_at": self.ended_at,
+                "steps": self.steps,
+                **self.about,
+            }
+        )
+
+
+def _read_step(line: bytes, name: str, found: dict[int, RecordedRequest]) -> None:
+    """One line of a recording. Lines about other requests are not taken apart."""
+    is_named = name.encode() in line
+    if not is_named and not any(b'"key":%d' % key in line for key in found):
+        return
+    try:
+        said = orjson.loads(line)
+        now = float(said["now"])
+        [(kind, event)] = said["event"].items()
+        request = event.get("request")
+        if kind == "RequestArrived" and request["request_id"] == name:
+            found[request["key"]] = RecordedRequest(request, now)
+        elif (one := found.get(event.get("key"))) is not None:
+            one.event(kind, event, now)
+        for tagged in said["effects"]:
+            [(kind, effect)] = tagged.items()
+            if (one := found.get(effect.get("key"))) is not None:
+                one.effect(kind, effect, now)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return  # the end of a recording, or a line that was cut off

@@ -1,0 +1,98 @@
+"""Asks the routers of all regions over their buses about requests (`schemas.explain`)."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from infra.bus import BusAddress, BusUnreachable
+from infra.topology import RegionTable, Topology
+from infra.workers import worker_names
+from mesh.doctor.connectivity import Logins, logged_in
+from schemas import subjects
+from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
+from schemas.ids import RegionId
+from schemas.wire import WireError
+
+WITHIN_S = 3.0
+NO_LOGIN = "no credentials of its operator"
+ANSWERS_MAX = 64  # of one region; it has at most 16 routers
+
+
+@dataclass(frozen=True, slots=True)
+class RegionAnswers:
+    """What the routers of one region answered. `problem`: why there is not all; None: there is."""
+
+    region: RegionId
+    answers: tuple[RouterRequests, ...] = ()
+    problem: str | None = None
+
+
+async def ask_all(
+    topology: Topology,
+    logins: Mapping[RegionId, Logins],
+    question: RequestQuestion,
+    within_s: float = WITHIN_S,
+) -> list[RegionAnswers]:
+    """The answers of every region of the topology; of one without a login, why there is none."""
+
+    async def ask(name: RegionId, region: RegionTable) -> RegionAnswers:
+        login = logins.get(name, Logins()).operator
+        if login is None:
+            return RegionAnswers(name, problem=NO_LOGIN)
+        try:
+            return await _ask_region(name, _routers(region), login, question, within_s)
+        except (BusUnreachable, nats.errors.Error, OSError) as error:
+            return RegionAnswers(name, problem=str(error) or type(error).__name__)
+
+    return list(await asyncio.gather(*(ask(*each) for each in topology.regions.items())))
+
+
+def _routers(region: RegionTable) -> set[str]:
+    return {str(one) for name in region.routers for one in worker_names(name, region.workers)}
+
+
+async def _ask_region(
+    region: RegionId,
+    routers: set[str],
+    login: BusAddress,
+    question: RequestQuestion,
+    within_s: float,
+) -> RegionAnswers:
+    found: dict[str, RouterRequests] = {}
+    unreadable: list[str] = []
+    nobody, news = asyncio.Event(), asyncio.Event()
+
+    async def receive(msg: Msg) -> None:
+        if msg.headers and msg.headers.get("Status") == "503":
+            nobody.set()
+        elif len(found) < ANSWERS_MAX:
+            try:
+                answer = decode_answer(msg.data)
+                if answer.region == region:
+                    found[answer.router] = answer
+            except WireError as error:
+                unreadable.append(str(error))
+        news.set()
+
+    async with logged_in(login, subjects.INBOX_ROOT, within_s) as connection:
+        client = connection.client
+        inbox = client.new_inbox()
+        await client.subscribe(inbox, cb=receive)
+        await client.publish(subjects.requests(region), encode_question(question), reply=inbox)
+        try:
+            async with asyncio.timeout(within_s):
+                while not (nobody.is_set() or routers <= found.keys()):
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            pass
+    answered = RegionAnswers(region, tuple(found[name] for name in sorted(found)))
+    if unreadable:
+        return replace(answered, problem=f"an answer can't be read: {unreadable[0]}")
+    if silent := routers - found.keys():
+        why = "no router runs there" if nobody.is_set() else f"no answer within {within_s:g} s"
+        return replace(answered, problem=f"{', '.join(sorted(silent))}: {why}")
+    return answered

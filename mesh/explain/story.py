@@ -1,0 +1,134 @@
+"""One request's life at all routers that had it, put together: who had it when, and what its wait
+for the first token consisted of."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from schemas.decision import Decision, Placement
+from schemas.explain import OPEN, LifeStep, RequestLife
+
+CLOCKS_S = 5.0  # by which clocks of hosts may differ
+GONE_TO = (Placement.LOCAL, Placement.PEER)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Seconds of the wait, and where they passed."""
+
+    name: str
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A request at the router that its client asked, and at peers' that were asked by it.
+
+    `asked` is None where that router was not reached, or has forgotten it.
+    """
+
+    asked: RequestLife | None
+    at_peers: tuple[RequestLife, ...] = ()
+
+    @property
+    def lives(self) -> tuple[RequestLife, ...]:
+        return (*([self.asked] if self.asked is not None else []), *self.at_peers)
+
+
+def stories(lives: Iterable[RequestLife]) -> list[Story]:
+    """The requests, the newest last; a peer's part goes to the request that it fits."""
+    unique = {(one.region, one.router, one.request, one.arrived_at): one for one in lives}
+    lives = sorted(unique.values(), key=lambda one: one.arrived_at)
+    asked = [one for one in lives if one.origin is None]
+    left = [one for one in lives if one.origin is not None]
+    found = []
+    for life in asked:
+        own = [one for one in left if _belongs(one, life)]
+        left = [one for one in left if one not in own]
+        found.append(Story(life, tuple(own)))
+    by_request: dict[tuple[str, str], list[RequestLife]] = {}
+    for one in left:
+        by_request.setdefault((one.origin or "", one.request), []).append(one)
+    return [*(Story(None, tuple(group)) for group in by_request.values()), *found]
+
+
+def _belongs(one: RequestLife, to: RequestLife) -> bool:
+    ended_at = float("inf") if to.ended_at is None else to.ended_at
+    in_time = to.arrived_at - CLOCKS_S <= one.arrived_at <= ended_at + CLOCKS_S
+    return (one.origin, one.request) == (to.region, to.request) and in_time
+
+
+def waited_s(life: RequestLife) -> float | None:
+    """To its first byte, or to its end without one; None of one that waits still."""
+    until = life.ended_at if life.started_at is None else life.started_at
+    return None if until is None else max(0.0, until - life.arrived_at)
+
+
+def decisions(life: RequestLife) -> list[tuple[LifeStep, Decision]]:
+    return [(step, step.decision) for step in life.steps if step.decision is not None]
+
+
+def parts(life: RequestLife) -> tuple[Part, ...]:
+    """What its wait consisted of; together they are `waited_s`. Empty while it is not known."""
+    total_s = waited_s(life)
+    if total_s is None:
+        return ()
+    made = decisions(life)
+    if not made:
+        return (Part("other", total_s, f"at {life.region}/{life.router}"),)
+    left_s = total_s
+    found = []
+
+    def take(name: str, seconds: float, where: str) -> None:
+        nonlocal left_s
+        seconds = min(max(0.0, seconds), left_s)
+        left_s -= seconds
+        found.append(Part(name, seconds, where))
+
+    _, last = made[-1]
+    take("held_s", last.held_s, f"waiting in {life.region}'s hold queue")
+    sent = [step for step, decision in made if decision.placement in GONE_TO]
+    if not sent:
+        take("other", left_s, f"at {life.region}/{life.router}")
+        return tuple(found)
+    if len(sent) > 1:
+        earlier_s = sent[-1].at - life.arrived_at - last.held_s
+        take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
+    if last.placement is Placement.PEER:
+        take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
+    if life.started_at is None:
+        take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
+        return tuple(found)
+    whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
+    if life.agent_ttft_s is not None:
+        where = f"in the engine of {_server(life, last)}: its queue and the prompt{whole}"
+        take("engine_s", life.agent_ttft_s, where)
+        take("transport_s", left_s, "on the bus, and between its steps")
+    else:
+        where = f"from its dispatch to {_server(life, last)} to the first byte: the way there and "
+        take("attempt_s", left_s, f"{where}back, the engine's queue, the prompt{whole}")
+    return tuple(found)
+
+
+def _server(life: RequestLife, last: Decision) -> str:
+    return life.served_by_replica or last.replica or last.peer or "its place"
+
+
+def largest(of: Sequence[Part]) -> Part | None:
+    """The part that took longest; None where nothing took any time."""
+    worst = max(of, key=lambda part: part.seconds, default=None)
+    return None if worst is None or worst.seconds <= 0.0 else worst
+
+
+def summary(life: RequestLife) -> str:
+    """One sentence: what became of it, and where most of its wait passed."""
+    total_s, found = waited_s(life), parts(life)
+    if life.outcome == OPEN:
+        return "It is under way."
+    what = "to the first token" if life.is_stream else "to the first byte"
+    if life.started_at is None:
+        what = f"until it ended ({life.outcome})"
+    worst = largest(found)
+    if total_s is None or worst is None:
+        return f"It took no time {what}."
+    return f"Most of its {total_s:.3f} s {what}: {worst.seconds:.3f} s {worst.where}."

@@ -1,0 +1,154 @@
+"""What a router answers about requests that it has, or had, to people who look into one: as JSON.
+
+A question names one request, by its id or its trace's, or wants the slowest ones. Every router that
+is asked answers with what it still keeps; none of it holds a prompt or a key. Times are seconds
+since 1970 by that router's host's clock: between hosts they differ by as much as the clocks do.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import orjson
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from schemas.decision import Decision
+from schemas.ids import ValidRegionId, ValidRouterId
+from schemas.state import STATE_BYTES_MAX, Count, Seconds, decode_json
+
+ID_CHARS_MAX = 128
+QUESTION_BYTES_MAX = 1024
+ANSWER_BYTES_MAX = STATE_BYTES_MAX
+LIVES_MAX = 8  # of one id: clients may use one again
+SLOWEST_MAX = 50
+OPEN = "open"  # the outcome of a request that is under way
+
+Text = Annotated[str, Field(max_length=256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestQuestion:
+    """Which requests a person asks about: exactly one of the two is given."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    v: Literal[1] = 1
+    """Version of the meaning of these fields."""
+    request: Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX)] | None = None
+    """The id in `x-request-id`, or a trace id."""
+    slowest: Annotated[int, Field(ge=1, le=SLOWEST_MAX)] | None = None
+    """So many of the clients' requests that failed or had to wait longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeStep:
+    """Something that happened to a request at this router."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    at: Seconds
+    """When, in seconds since 1970."""
+    what: Literal["decided", "refused", "failed", "placed"]
+    """A decision of this router; an attempt that was refused or failed; a peer's placement."""
+    decision: Decision | None = None
+    """The receipt, of a decision."""
+    region: Text | None = None
+    """Who refused it, or placed it."""
+    replica: Text | None = None
+    """Who refused it, or answers."""
+    held_s: Seconds | None = None
+    """Seconds in that peer's hold queue."""
+    detail: Text | None = None
+    """Why it was refused or failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLife:
+    """One request at one router, from its arrival to its end."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    request: Text
+    """The id in `x-request-id`."""
+    trace: Text | None = None
+    """The id of its trace."""
+    region: ValidRegionId
+    """The router's region."""
+    router: ValidRouterId
+    origin: Text | None = None
+    """The region that forwarded it here; null of a client of this router."""
+    method: Text | None = None
+    route: Text
+    status: Count | None = None
+    """The answer's HTTP status; 499: the client left before its end. Null of a peer's request."""
+    outcome: Text
+    """ok, failed, shed, refused, client_gone, engine_failed; of a peer's placed or refused; open
+    while it is under way."""
+    model: Text | None = None
+    tenant: Text | None = None
+    served_by_region: Text | None = None
+    served_by_replica: Text | None = None
+    peer_held_s: Seconds = 0.0
+    """In the hold queue of the peer that placed it, by that peer's claim, in seconds."""
+    agent_ttft_s: Seconds | None = None
+    """From the work's arrival at the agent to the answer's first byte there, in seconds."""
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    output_tokens: Count | None = None
+    sent_bytes: Count = 0
+    """Of the answer's body."""
+    is_stream: bool = False
+    fault: Text | None = None
+    """The code of the error that this router answered with."""
+    detail: Text | None = None
+    """Why it failed or was refused."""
+    arrived_at: Seconds
+    started_at: Seconds | None = None
+    """When its client was sent the first byte."""
+    ended_at: Seconds | None = None
+    steps: tuple[LifeStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRequests:
+    """What one router has of the requests that were asked for."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    v: Literal[1] = 1
+    """Version of the meaning of these fields."""
+    region: ValidRegionId
+    router: ValidRouterId
+    kept: Count
+    """How many ended requests it keeps at present."""
+    since: Seconds | None = None
+    """When the oldest of them ended, in seconds since 1970; null while there is none."""
+    requests: tuple[RequestLife, ...] = ()
+    left_out: Count = 0
+    """Found, and left out because the answer would be too large."""
+
+
+_QUESTION: TypeAdapter[RequestQuestion] = TypeAdapter(RequestQuestion)
+_ANSWER: TypeAdapter[RouterRequests] = TypeAdapter(RouterRequests)
+
+
+def encode_question(question: RequestQuestion) -> bytes:
+    return orjson.dumps(question)
+
+
+def decode_question(data: bytes) -> RequestQuestion:
+    """The question in `data`. Raises WireError for anything else."""
+    return decode_json(_QUESTION, data)
+
+
+def encode_answer(answer: RouterRequests, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+    """Its JSON, of at most `bytes_max`: what does not fit is left out, the oldest first."""
+    while len(data := orjson.dumps(answer)) > bytes_max and answer.requests:
+        kept = answer.requests[(len(answer.requests) + 1) // 2 :]
+        left_out = answer.left_out + len(answer.requests) - len(kept)
+        answer = replace(answer, requests=kept, left_out=left_out)
+    return data
+
+
+def decode_answer(data: bytes) -> RouterRequests:
+    """The answer in `data`. Raises WireError for anything else."""
+    return decode_json(_ANSWER, data)

@@ -1,0 +1,151 @@
+"""The ended requests that a router keeps: how many, found by what, and as large as may be."""
+
+import orjson
+import pytest
+
+from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
+from mesh.adapters.read_request import RequestRefused
+from mesh.core.model import effects as fx
+from mesh.core.model.prompt import Prompt
+from mesh.core.placement.candidates import CandidateLayer
+from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
+from mesh.core.policies.base import Choice, Score, Target
+from mesh.session.record import Step
+from schemas.decision import CandidateKind, Decision, Placement
+from schemas.explain import (
+    ANSWER_BYTES_MAX,
+    LIVES_MAX,
+    SLOWEST_MAX,
+    RequestQuestion,
+    decode_answer,
+    decode_question,
+    encode_answer,
+)
+from schemas.http import Fault
+from schemas.wire import WireError
+from tests.mesh.adapters.test_access_log import HELD
+
+REPLICA = CandidateKind.REPLICA
+WALL_S = 1_700_000_000.0
+
+
+def kept(most: int = 100) -> EndedRequests:
+    return EndedRequests("us", "r1", lambda: 50.0, None, most, lambda: WALL_S + 50.0)
+
+
+def decided(reason: str = "because") -> fx.Decided:
+    targets = [Target(f"us-{number}", 0) for number in range(4)]
+    scores = [
+        Score(one, float(place), {"queue_s": float(place)}) for place, one in enumerate(targets)
+    ]
+    busy = [(Target("us-9", 0), "full")]
+    choice = Choice(targets[0], reason, 0, scores)
+    layers = [CandidateLayer(REPLICA, targets, busy)]
+    decision = Decision(
+        request="r", region="us", policy="mesh", placement=Placement.LOCAL, replica="us-0",
+        reason=reason,
+    )  # fmt: skip
+    return fx.Decided(1, decision, unlisted(layers, choice, Prompt(100, ())))
+
+
+def test_only_the_last_ones_are_kept():
+    ring = kept(3)
+    for number in range(10):
+        ring.add(HELD._replace(request=f"r{number}", ended_at=float(number)))
+    assert [ring.find(f"r{number}").requests != () for number in range(10)] == [False] * 7 + [
+        True
+    ] * 3
+    answer = ring.find("r0")
+    assert (answer.kept, answer.since) == (3, WALL_S + 7.0)
+    assert kept().find("r0").since is None
+
+
+def test_one_is_found_by_its_id_or_its_trace():
+    ring = kept()
+    ring.add(HELD)
+    [by_id], [by_trace] = ring.find("r").requests, ring.find("ab" * 16).requests
+    assert by_id == by_trace
+    assert by_id.arrived_at == WALL_S + 1.0 and by_id.agent_ttft_s == 0.1
+    assert not ring.find("").requests
+
+
+def test_an_id_that_is_used_again_has_its_last_requests_in_the_answer():
+    ring = kept()
+    for number in range(LIVES_MAX + 5):
+        ring.add(HELD._replace(arrived_at=float(number)))
+    found = ring.find("r").requests
+    assert [one.arrived_at - WALL_S for one in found] == list(range(5, LIVES_MAX + 5))
+
+
+def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
+    ring = kept()
+    for name, started_at, outcome in (("a", 2.0, "ok"), ("b", 9.0, "ok"), ("c", 1.5, "shed")):
+        ring.add(HELD._replace(request=name, started_at=started_at, outcome=outcome))
+    ring.add(HELD._replace(request="of a peer", origin="eu"))
+    ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
+    assert [one.request for one in ring.slowest(9).requests] == ["c", "b", "a"]
+    assert len(ring.slowest(2).requests) == 2
+    for _ in range(90):
+        ring.add(HELD)
+    assert len(ring.slowest(10_000).requests) == SLOWEST_MAX
+
+
+def test_candidates_are_listed_when_somebody_asks():
+    ring, made = kept(), decided()
+    ring.add(HELD._replace(decided=made, steps=[Step(1.0, made)]))
+    [life] = ring.find("r").requests
+    [step] = life.steps
+    assert step.decision is not None
+    assert [one.name for one in step.decision.candidates] == [
+        "us-0",
+        "us-1",
+        "us-2",
+        "us-3",
+        "us-9",
+    ]
+    assert step.decision.candidates[-1].why == "full" and step.decision.considered == 5
+    assert step.decision.candidates[2].terms == {"queue_s": 2.0}
+
+
+def test_a_late_list_is_the_receipts_own_whatever_has_changed_since():
+    free, busy = [Target(f"us-{n}", n) for n in range(3)], [(Target("us-9", 9), "full")]
+    layers = [CandidateLayer(REPLICA, free, busy)]
+    choice = Choice(free[1], "because", 2, [Score(one, 0.1 * one.load) for one in free])
+    prompt = Prompt(500, tuple(range(40)), 10.0, ((1, 30.0),))
+    listed, considered = receipt(layers, choice, prompt)
+    late = unlisted(layers, choice, prompt)
+    free.clear(), busy.clear()
+    assert late is not None
+    assert late.candidates() == listed and late.considered == considered
+
+
+def test_no_decision_keeps_a_whole_fleet():
+    targets = [Target(f"r{number}", 0) for number in range(500)]
+    layers = [CandidateLayer(REPLICA, targets, [(one, "full") for one in targets])]
+    scores = [Score(one, 1.0) for one in targets]
+    assert unlisted(layers, Choice(targets[0], "x", 0, scores), Prompt(1, ())) is None
+    few = unlisted(layers, Choice(targets[0], "x", 0, scores[:SCORES_MAX]), Prompt(1, ()))
+    assert few is not None and few.considered == 1000
+    assert all(len(free) == len(busy) == 8 for _, free, busy in few.layers)
+
+
+def test_an_answer_is_never_larger_than_a_message_may_be():
+    ring, made = kept(), decided("x" * 9000)
+    steps = [Step(1.0, made)] * (STEPS_MAX + 50)
+    for _ in range(LIVES_MAX):
+        ring.add(HELD._replace(decided=made, steps=steps, detail="y" * 9000))
+    found = ring.find("r")
+    assert max(len(one.steps) for one in found.requests) == STEPS_MAX
+    data = encode_answer(found)
+    assert len(data) <= ANSWER_BYTES_MAX
+    answer = decode_answer(data)
+    assert answer.left_out + len(answer.requests) == LIVES_MAX and answer.left_out > 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"request": ""}, {"request": "x" * 129}, {"slowest": 51}, {"v": 2}, 7]
+)
+def test_a_question_is_checked(wrong):
+    with pytest.raises(WireError):
+        decode_question(orjson.dumps(wrong))
+    assert decode_question(b'{"slowest": 3, "new": 1}') == RequestQuestion(slowest=3)

@@ -1,0 +1,57 @@
+"""What a router has recorded explains a request too; what is no recording or log is an error."""
+
+import pytest
+from click.testing import CliRunner
+
+from mesh.adapters.recorder import RecordTo
+from mesh.cli.main import main
+from mesh.explain.files import FileUnusable, in_log, in_recording
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+
+
+async def test_a_recorded_request_is_explained(nats_server, tmp_path):
+    path = tmp_path / "us.jsonl"
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", record=RecordTo(path=path), **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        for name in ("mine", "another"):
+            status, _, _ = await post(mesh, chat(stream=True), **{"x-request-id": name})
+            assert status == 200
+    [life] = in_recording(path, "mine")
+    assert (life.region, life.router, life.served_by_replica) == ("us", "r1", "us-0")
+    assert life.outcome == "ok" and life.started_at is not None
+    assert life.arrived_at <= life.started_at <= life.ended_at
+    [step] = life.steps
+    assert step.decision is not None
+    assert [one.name for one in step.decision.candidates] == ["us-0"]
+    shown = CliRunner().invoke(main, ["explain", "mine", "--recording", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert "placed on us-0" in shown.output
+    missing = CliRunner().invoke(main, ["explain", "nobody", "--recording", str(path)])
+    assert missing.exit_code == 1
+    assert "no request nobody was found" in missing.output and str(path) in missing.output
+
+
+def test_files_that_are_none(tmp_path):
+    wrong = tmp_path / "wrong"
+    wrong.write_text("ts=1 id=r router=us/r1 duration_s=x\n{}\nid=r\n")
+    assert in_log(wrong, "r") == []
+    with pytest.raises(FileUnusable, match="wrong"):
+        in_recording(wrong, "r")
+    with pytest.raises(FileUnusable, match="No such file"):
+        in_log(tmp_path / "absent", "r")
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["r", "--slowest", "3"], ["--slowest", "3", "--log", "x"], ["x" * 200]]
+)
+def test_wrong_use_is_said(given):
+    found = CliRunner().invoke(main, ["explain", *given])
+    assert found.exit_code == 2 and "Error" in found.output
+
+
+def test_nobody_to_ask_is_said(tmp_path):
+    found = CliRunner().invoke(main, ["explain", "r", "--credentials", str(tmp_path)])
+    assert found.exit_code == 2 and "no credentials" in found.output

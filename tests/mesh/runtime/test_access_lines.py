@@ -1,0 +1,184 @@
+"""A router writes one line for every request that has ended, whatever became of it."""
+
+import asyncio
+
+import pytest
+
+from mesh.adapters.access_log import AccessLogFormat
+from mesh.adapters.http_server import HttpTimes
+from mesh.explain.files import in_log, read_line
+from mesh.explain.story import parts, stories, waited_s
+from schemas.exchange import BODY_BYTES_MAX
+from tests.support.scripted_engine import fail, hang, scripted_engine
+from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, post, small_mesh
+
+pytestmark = pytest.mark.timeout(120)
+CHAT = "/v1/chat/completions"
+TIMES = HttpTimes(headers_s=0.5)
+
+
+class Lines:
+    """What the router has written to standard output so far, by request."""
+
+    def __init__(self, capfd) -> None:
+        self._capfd, self.text = capfd, ""
+
+    async def of(self, **wanted: str) -> dict[str, str]:
+        """The one line that says this; waits until it is written."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                self.text += self._capfd.readouterr().out
+                lines = [read_line(line) for line in self.text.splitlines()]
+                found = [one for one in lines if one and wanted.items() <= one.items()]
+                if found:
+                    assert len(found) == 1, found
+                    return found[0]
+                await asyncio.sleep(0.02)
+
+
+async def raw(mesh, data: bytes, *, finish: bool = True) -> bytes:
+    """What comes back for these bytes; hangs up after them instead unless `finish`."""
+    port = mesh.routers["us"].http_port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    await writer.drain()
+    if not finish:
+        writer.close()
+        return b""
+    answer = await asyncio.wait_for(reader.read(), WAIT_S)
+    writer.close()
+    return answer
+
+
+def head(path: str, name: str, size: int, *more: str) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "host: x", f"x-request-id: {name}", f"content-length: {size}")
+    return "\r\n".join((*lines, *more, "", "")).encode()
+
+
+@pytest.fixture
+async def mesh(nats_server):
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        limits = {"http_times": TIMES, "access_log": AccessLogFormat.LOGFMT}
+        await mesh.router("us", **limits, **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        mesh.engines = (engine,)
+        yield mesh
+
+
+async def test_every_end_of_a_request_has_its_line(mesh, capfd, tmp_path):
+    lines = Lines(capfd)
+
+    status, body, _ = await post(mesh, chat(stream=True), **{"x-request-id": "fine"})
+    line = await lines.of(id="fine")
+    assert status == 200
+    assert (line["outcome"], line["status"], line["route"]) == ("ok", "200", CHAT)
+    assert (line["region"], line["replica"], line["placement"]) == ("us", "us-0", "local")
+    assert (line["attempts"], line["hops"], line["model"]) == ("1", "0", "tiny")
+    assert int(line["bytes"]) == len(body)
+    assert 0.0 <= float(line["ttft_s"]) <= float(line["duration_s"])
+
+    await post(mesh, chat(), **{"x-request-id": "plain"})
+    assert "ttft_s" not in await lines.of(id="plain")
+
+    _, _, headers = await post(mesh, chat(), **{"x-request-id": 'bad "id'})
+    assert headers["x-request-id"] != 'bad "id'  # as before: one that is not fit is replaced
+    await lines.of(id=headers["x-request-id"])
+
+    status, body, _ = await post(mesh, chat(model='no "pe='), **{"x-request-id": "m"})
+    line = await lines.of(id="m")
+    assert (line["status"], line["error"], line["model"]) == ("404", "model_not_found", 'no "pe=')
+    assert int(line["bytes"]) == len(body)
+
+    answer = await raw(mesh, head(CHAT, "json", 5, "connection: close") + b"{nope")
+    line = await lines.of(id="json")
+    assert b" 400 " in answer and (line["status"], line["outcome"]) == ("400", "refused")
+
+    path = tmp_path / "us.log"
+    path.write_text(f"noise\n{lines.text}")
+    [story] = stories(in_log(path, "fine"))
+    assert story.asked is not None
+    total_s = sum(part.seconds for part in parts(story.asked))
+    assert total_s == pytest.approx(waited_s(story.asked), abs=1e-6)
+
+
+async def test_requests_that_are_no_work_have_theirs(mesh, capfd):
+    lines = Lines(capfd)
+    url = mesh.urls["us"]
+    async with client() as session:
+        with_key = {"x-request-id": "lost", "authorization": "Bearer sk-secret"}
+        async with session.get(f"{url}/nowhere?key=sk-query", headers=with_key) as gone:
+            assert gone.status == 404
+        line = await lines.of(id="lost")
+        assert (line["method"], line["route"], line["error"]) == (
+            "GET",
+            "/nowhere",
+            "path_not_found",
+        )
+        async with session.get(f"{url}/v1/models", headers={"x-request-id": "models"}) as models:
+            size = len(await models.read())
+        assert (await lines.of(id="models"))["bytes"] == str(size)
+        async with session.get(f"{url}/v1/files/file-1", headers={"x-request-id": "f"}) as file:
+            assert file.status >= 400
+        assert (await lines.of(id="f"))["route"] == "/v1/files/{file_id}"
+        async with session.get(f"{url}/health", headers={"x-request-id": "probe"}) as health:
+            assert health.status == 200
+
+    large = head(CHAT, "large", BODY_BYTES_MAX + 1)
+    assert b" 413 " in await raw(mesh, large)
+    assert (await lines.of(id="large"))["error"] == "body_too_large"
+
+    assert b" 431 " in await raw(mesh, b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000)
+    assert (await lines.of(status="431"))["route"] == "-"
+
+    await raw(mesh, head(CHAT, "half", 100) + b"{", finish=False)
+    line = await lines.of(id="half")
+    assert (line["status"], line["outcome"]) == ("499", "client_gone")
+
+    await raw(mesh, head(CHAT + "/", "half-2", 100) + b"{", finish=False)  # read by aiohttp
+    assert (await lines.of(id="half-2"))["outcome"] == "client_gone"
+
+    assert not {"sk-secret", "sk-query", "hello", "probe"} & set(
+        lines.text.replace("=", " ").split()
+    )
+
+
+async def test_failed_late_and_left_requests_have_theirs(mesh, capfd):
+    lines = Lines(capfd)
+    [engine] = mesh.engines
+    gate = asyncio.Event()
+    engine.behaviour = hang(gate=gate)
+    busy = asyncio.create_task(post(mesh, chat(stream=True), **{"x-request-id": "left"}))
+    await engine.arrived.wait()
+    busy.cancel()
+    line = await lines.of(id="left")
+    assert (line["status"], line["outcome"], line["replica"]) == ("499", "client_gone", "us-0")
+
+    timeout = {"x-request-id": "late", "x-mesh-timeout-s": "0.2"}
+    status, _, _ = await post(mesh, chat(stream=True), **timeout)
+    line = await lines.of(id="late")
+    assert line["status"] == str(status) and status >= 500
+    assert (line["outcome"], line["error"]) == ("failed", "deadline_exceeded")
+    gate.set()
+
+    engine.behaviour = fail(500)
+    status, body, _ = await post(mesh, chat(), **{"x-request-id": "broken"})
+    line = await lines.of(id="broken")
+    assert (line["status"], line["bytes"]) == (str(status), str(len(body)))
+    assert line["outcome"] == "failed"
+
+
+async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", access_log=AccessLogFormat.JSON, hold_s_max=0.2)
+        url = mesh.urls["us"] + "/v1/regions?near=1,1"
+        async with client() as session, session.get(url) as answer:
+            name = answer.headers["x-request-id"]
+        lines = Lines(capfd)
+        line = await lines.of(id=name)
+        assert (line["status"], line["route"], line["router"]) == (200, "/v1/regions", "us/r1")
+
+        status, _, _ = await post(mesh, chat(), **{"x-request-id": "shed"})  # nobody is there
+        line = await lines.of(id="shed")
+        assert (line["status"], line["outcome"], line["placement"]) == (status, "shed", "shed")
+        assert status in (429, 503) and line["held_s"] > 0.0 and line["error"]
