@@ -25,6 +25,7 @@ from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, l
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
+from mesh.adapters.spans import SlowLimits
 from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
@@ -120,6 +121,23 @@ NO_PREFIX_KEY = (
     show_default=True,
     help="The recording ends at this size; the router continues.",
 )
+@click.option(
+    "--trace-slow-ttft-s",
+    envvar="MESH_TRACE_SLOW_TTFT_S",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="With tracing on, a stream whose first byte took longer is traced though it is not "
+    "sampled, in seconds. So is a request that failed.  [env MESH_TRACE_SLOW_TTFT_S]",
+)
+@click.option(
+    "--trace-slow-s",
+    envvar="MESH_TRACE_SLOW_S",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="The same for a whole request, in seconds.  [env MESH_TRACE_SLOW_S]",
+)
 @log_level_option("INFO logs every placement.")
 def command(
     region: str,
@@ -140,6 +158,8 @@ def command(
     record: Path | None,
     record_bytes_max: int,
     log_level: str,
+    trace_slow_ttft_s: float,
+    trace_slow_s: float,
     **limits: float | None,
 ) -> None:
     """Run one region's router.
@@ -149,11 +169,7 @@ def command(
     """
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     topology = _topology(config_file)
-    if region not in topology.regions:
-        _refuse(f"no region {region!r} in {config_file}; there are {', '.join(topology.regions)}")
-    own = topology.regions[RegionId(region)]
-    if router not in own.routers:
-        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    own = _region(topology, config_file, region, router)
     address = (own.http if http is None else _address("--http", http)).listen
     page = own.metrics if metrics is None else _address("--metrics", metrics)
     given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
@@ -173,18 +189,28 @@ def command(
         drain_s=drain_s,
         entries=region_entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        slow=SlowLimits(trace_slow_ttft_s, trace_slow_s),
         keys=topology.keys,
         batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
         epoch=0,
         seed=0,
     )
-    workers = own.workers if workers is None else workers
-    _check_workers(own, config, workers)
-    sys.exit(_run(config, workers))
+    sys.exit(_run(config, _checked_workers(own, config, workers)))
 
 
-def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None:
-    """Refuse more processes than the region, its peers or the ports have room for."""
+def _region(topology: Topology, file: Path, region: str, router: str) -> RegionTable:
+    """The region's table, which names that router."""
+    if region not in topology.regions:
+        _refuse(f"no region {region!r} in {file}; there are {', '.join(topology.regions)}")
+    own = topology.regions[RegionId(region)]
+    if router not in own.routers:
+        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    return own
+
+
+def _checked_workers(own: RegionTable, config: RouterConfig, given: int | None) -> int:
+    """How many processes; no more than the region, its peers and the ports have room for."""
+    workers = own.workers if given is None else given
     many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
     problems = (
         *crowd_problems(many, own.batch_runners),
@@ -192,6 +218,7 @@ def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None
     )
     for key, problem in problems:
         _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
+    return workers
 
 
 def _run(config: RouterConfig, workers: int) -> int:
@@ -241,7 +268,11 @@ def _started_now(config: RouterConfig) -> RouterConfig:
 def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
     """Be one router until a request to stop. `reporter`: systemd, or the parent of a worker."""
     config = _started_now(config)
-    tracing.set_up("mesh-router", **{"mesh.region": config.region, "mesh.router": config.router})
+    tracing.set_up(
+        "mesh-router",
+        f"{config.region}/{config.router}",
+        **{"mesh.region": config.region, "mesh.router": config.router},
+    )
     collect_seldom()
     try:
         uvloop.run(_serve_until_stopped(config, reporter))

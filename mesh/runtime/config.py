@@ -15,6 +15,7 @@ from infra.bus import BusAddress
 from infra.topology import Topology, TopologyError
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
+from mesh.adapters.spans import SlowLimits
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
@@ -64,6 +65,7 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for open requests after a request to stop
     record: RecordTo | None = None
+    slow: SlowLimits = field(default_factory=SlowLimits)  # such requests are traced
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
     batch: BatchAccess | None = None  # where the region has batch runners

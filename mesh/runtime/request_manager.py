@@ -12,7 +12,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from infra import tracing
+from infra import trace_context, tracing
 from infra.process import LimitedLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
@@ -20,7 +20,7 @@ from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
-from mesh.adapters.spans import RequestSpans, receipt_line
+from mesh.adapters.spans import CLIENT_GONE, PassedOn, RequestSpans, TailRule, receipt_line
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -34,13 +34,13 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import NO_TRACE, Decide, Observer, OpenRequest, Trace
+from mesh.session.record import NO_TRACE, Decide, Ending, Observer, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
 from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
-from schemas.ids import ModelId, RegionId, RequestId
+from schemas.ids import ModelId, RegionId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
 from schemas.state import ModelCard
@@ -51,6 +51,7 @@ SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
+STATUS_SERVER_ERROR = 500
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
 OTHER = "other"  # label of an unknown name
@@ -152,6 +153,7 @@ class RequestManager:
         self._tenants = Tenants(config.region, ground, config.keys)
         self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label
         self._prompts = PromptReader(config.hash_key)
+        self._tail = TailRule(config.slow)
         self.bodies = BodyBudget()
         self.messages = RequestMessages(
             config,
@@ -178,8 +180,7 @@ class RequestManager:
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
-        self.feed = self.session.feed
-        self.passed = self.session.passed
+        self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen
@@ -279,7 +280,7 @@ class RequestManager:
                 message = f"the model {model!r} is not served here; known: {', '.join(models)}"
                 raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
             now = self._clock()
-            spans = _spans(parsed.request_id, model, headers)
+            spans = self._spans(headers)
             text = parsed.text
             request = Request(
                 key=next(self.session.keys),
@@ -319,8 +320,6 @@ class RequestManager:
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
-        if record.spans.is_recording and (receipt := record.receipt) is not None:
-            record.spans.first_byte(receipt)
         assert record.answer is not None
         here = record.answer.region == self._config.region
         self._metrics.ttft_by_server("local" if here else "peer").observe(
@@ -334,19 +333,22 @@ class RequestManager:
         status = record.answer.head.status
         if failure is None:
             self._close(record, "ok", status)
-        elif self._close(record, ENGINE_FAILED, status, f"{ENGINE_FAILED}: {failure}"):
+        elif self._close(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
         if record.failure is None:
             assert record.engine_error is not None
             status, message = record.engine_error.status, "the engine's own error"
-            outcome = "failed"
+            outcome, kind = "failed", str(status)
         else:
             status, message = record.failure.fault.value.status, record.failure.message
             is_shed = record.failure.fault in SHED and record.first_byte_at is None
             outcome = "shed" if is_shed else "failed"
-        if self._close(record, outcome, status, message):
+            kind = record.failure.fault.value.code
+        if outcome == "failed" and status < STATUS_SERVER_ERROR:
+            kind = ""  # the client's mistake
+        if self._close(record, outcome, status, kind, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING
             log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 
@@ -356,7 +358,7 @@ class RequestManager:
             return
         if answer is None or not answer.has_last_event:
             self.feed(ev.ClientGone(record.request.key))
-            self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
+            self._close(record, CLIENT_GONE, STATUS_CLIENT_GONE, CLIENT_GONE, "the client hung up")
         elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
@@ -369,19 +371,25 @@ class RequestManager:
         self.finished(record)
 
     def _close(
-        self, record: ClientRequest, outcome: str, status: int, error: str | None = None
+        self,
+        record: ClientRequest,
+        outcome: str,
+        status: int,
+        error_type: str = "",
+        message: str = "",
     ) -> bool:
         """It is over, with that HTTP status. False if it was before."""
         if not self.session.close(record):
             return False
         self._metrics.ended(outcome, record.request.arrived_at, self._clock())
-        if record.spans.is_recording:
-            record.spans.end(status, error)
+        if record.spans.is_traced:
+            record.spans.end(record, Ending(outcome, status, error_type, message))
         return True
 
-
-def _spans(request_id: RequestId, model: ModelId, headers: Mapping[str, str]) -> Trace:
-    """A request's spans; none where tracing is off and the client sent no trace."""
-    if not tracing.is_set_up and tracing.PARENT not in headers:
-        return NO_TRACE
-    return RequestSpans(request_id, model, tracing.extract(headers))
+    def _spans(self, headers: Mapping[str, str]) -> Trace:
+        """A request's spans; none where tracing is off and the client sent no trace."""
+        tracer = tracing.active
+        parent = trace_context.read(headers) if trace_context.PARENT in headers else None
+        if tracer is not None:
+            return RequestSpans(tracer, parent, self._tail, headers.get("host", ""))
+        return NO_TRACE if parent is None else PassedOn(trace_context.passed_on(headers))
