@@ -1,57 +1,184 @@
 """OpenTelemetry, set up once per process and only when an OTLP endpoint is configured.
 
 Without OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) nothing of the SDK is imported and
-`tracer()` hands out the API's no-op tracer: tracing that is off costs a function call.
-W3C context travels in NATS headers and HTTP headers by the same two functions.
+`active` is None: tracing that is off costs a look at it. Resource, batches and OTLP are the SDK's.
+Its spans are not used while a request is under way: a `Tracer` samples by the request's ids alone,
+and takes spans when they are over, so a request that is not sampled costs next to nothing.
 """
 
 import logging
 import os
-import re
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from random import getrandbits
+from typing import Any, Protocol
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from infra.span_conventions import ERROR_TYPE, Attributes
+from infra.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+SAMPLER, SHARE = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+_FOLLOWS = "parentbased_"
+_SAMPLERS = ("always_on", "always_off", "traceidratio")
+_SPAN_BITS = 64
+_SPAN_IDS = 1 << _SPAN_BITS
+_SAMPLED, _NO_STATE, _UNSET = TraceFlags(TraceFlags.SAMPLED), TraceState(), Status(StatusCode.UNSET)
 
-PARENT, _STATE = "traceparent", "tracestate"
-STATE_CHARS_MAX = 512  # what W3C Trace Context requires to pass on; a longer one is dropped
-_UNSAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")  # W3C Trace Context
-_PLAIN = re.compile("[\t -~]*")
-_PROPAGATOR = TraceContextTextMapPropagator()
-is_set_up = False  # in this process
+Sampler = Callable[[int, TraceContext | None], bool]
+
+
+class Processor(Protocol):
+    """Takes spans that have ended: the SDK's SpanProcessor."""
+
+    def on_end(self, span: Any, /) -> None:
+        """Keep it to be sent; never waits."""
+
+    def shutdown(self) -> None:
+        """Send what is left."""
+
+
+class Tracer:
+    """Decides which traces are sampled, and gives ended spans to the SDK."""
+
+    def __init__(self, processor: Processor, sampler: Sampler, **resource: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self.shut_down = processor.shutdown
+        self._on_end, self._is_sampled = processor.on_end, sampler
+        self._resource = Resource.create(resource)
+        self._scope = InstrumentationScope("mesh", resource.get("service.version"))
+        self._span = ReadableSpan
+
+    def begin(self, parent: TraceContext | None) -> TraceContext:
+        """The context of a new span under that one; without one, of a new trace."""
+        ids = getrandbits(3 * _SPAN_BITS)  # an id of zero is as likely as two equal ones
+        span_id = ids % _SPAN_IDS
+        if parent is None:
+            trace_id = ids >> _SPAN_BITS
+            return TraceContext(trace_id, span_id, self._is_sampled(trace_id, None))
+        is_sampled = self._is_sampled(parent.trace_id, parent)
+        return TraceContext(parent.trace_id, span_id, is_sampled, parent.state)
+
+    def send(
+        self,
+        name: str,
+        context: TraceContext,
+        parent: TraceContext | None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        error: str = "",
+    ) -> None:
+        """Send one span that has ended. Times are nanoseconds since 1970.
+
+        `error` says what went wrong. Its status is an error where `attributes` have `error.type`.
+        """
+        status = Status(StatusCode.ERROR, error or None) if ERROR_TYPE in attributes else _UNSET
+        span = self._span(
+            name,
+            _sdk_context(context),
+            None if parent is None else _sdk_context(parent),
+            self._resource,
+            attributes,
+            kind=kind,
+            status=status,
+            start_time=began_ns,
+            end_time=max(began_ns, ended_ns),
+            instrumentation_scope=self._scope,
+        )
+        self._on_end(span)
+
+
+def child(context: TraceContext) -> TraceContext:
+    """The context of a new span in the same trace."""
+    return context._replace(span_id=getrandbits(_SPAN_BITS))
+
+
+def _sdk_context(context: TraceContext) -> SpanContext:
+    state = TraceState.from_header([context.state]) if context.state else _NO_STATE
+    return SpanContext(context.trace_id, context.span_id, context.is_remote, _SAMPLED, state)
+
+
+active: Tracer | None = None  # of this process
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an endpoint for traces is configured."""
+    """Whether an endpoint for traces is configured, and not all of OpenTelemetry switched off."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
     return any(environ.get(variable) for variable in ENDPOINT_VARIABLES)
 
 
-def set_up(service: str, **resource: str) -> None:
+def set_up(service: str, instance: str, **resource: str) -> None:
     """Send this process's spans by OTLP over HTTP, if an endpoint is configured.
 
-    `service` and `resource` name the process in Jaeger. Call `shut_down` before exit, or the
-    last batch of spans is lost.
+    `instance` tells processes of one service apart. Call `shut_down` before exit, or the last
+    batch of spans is lost.
     """
-    global is_set_up
+    global active
     if not enabled():
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    about = Resource.create({"service.name": service, **resource})
-    provider = TracerProvider(resource=about, shutdown_on_exit=False)  # `shut_down` is bounded
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-    is_set_up = True
+    about = {
+        "service.name": service,
+        "service.version": package_version(),
+        "service.instance.id": instance,
+        **resource,
+    }
+    active = Tracer(BatchSpanProcessor(OTLPSpanExporter()), sampler(os.environ), **about)
+
+
+def package_version() -> str:
+    """Of the installed package."""
+    try:
+        return metadata.version("inference-mesh")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def sampler(environ: Mapping[str, str]) -> Sampler:
+    """OpenTelemetry's standard sampler that the environment names, by default
+    `parentbased_always_on`; what it does not know is logged, and sampled so too."""
+    name, share = environ.get(SAMPLER, "").strip().lower(), 1.0
+    plain = name.removeprefix(_FOLLOWS)
+    if plain not in _SAMPLERS:
+        if name:
+            log.warning("%s=%r is unknown: every trace is sampled", SAMPLER, name)
+        name, plain = _FOLLOWS, "always_on"
+    if plain == "traceidratio":
+        share = _share(environ.get(SHARE, ""))
+    bound = 0 if plain == "always_off" else round(share * _SPAN_IDS)
+    follows_parent = name.startswith(_FOLLOWS)
+
+    def is_sampled(trace_id: int, parent: TraceContext | None) -> bool:
+        if follows_parent and parent is not None:
+            return parent.is_sampled
+        return trace_id % _SPAN_IDS < bound
+
+    return is_sampled
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text or 1.0)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        log.warning("%s=%r is no share from 0 to 1: every trace is sampled", SHARE, text)
+        return 1.0
+    return share
 
 
 def shut_down() -> None:
@@ -60,63 +187,10 @@ def shut_down() -> None:
     The SDK's own shutdown takes no limit and tries a dead endpoint again and again, so it runs in
     a thread that the process does not wait for.
     """
-    stop = getattr(trace.get_tracer_provider(), "shutdown", None)
-    if stop is None:
+    if active is None:
         return
-    flushing = threading.Thread(target=stop, name="last spans", daemon=True)
+    flushing = threading.Thread(target=active.shut_down, name="last spans", daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)
     if flushing.is_alive():
         log.warning("the last spans are lost: the OTLP endpoint did not take them in %g s", FLUSH_S)
-
-
-def tracer(name: str) -> trace.Tracer:
-    """The tracer for one module: real or no-op, as `set_up` decided."""
-    return trace.get_tracer(name)
-
-
-def inject(carrier: MutableMapping[str, str], context: Context | None = None) -> None:
-    """Write `traceparent` (and `tracestate`) of the context into headers, if there is a trace."""
-    _PROPAGATOR.inject(carrier, context)
-
-
-def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> None:
-    """The same for a span that records nothing, if it is in a trace at all.
-
-    That a trace is not sampled must travel too, or the receiver samples anew. Nearly every
-    request comes here where few are sampled, and a context made for the propagator and taken apart
-    by it would be a third of what that costs.
-    """
-    of = span.get_span_context()
-    if not of.is_valid:
-        return
-    carrier[PARENT] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
-    if of.trace_state:
-        carrier[_STATE] = of.trace_state.to_header()
-
-
-def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a trace that the sender has not sampled; none if it has, or without one.
-
-    They can be passed on as they are, without a span: samplers follow the sender's decision by
-    default, and a trace with holes is of no use.
-    """
-    if not _UNSAMPLED.fullmatch(carrier.get("traceparent", "")):
-        return {}
-    return _kept(carrier)
-
-
-def extract(carrier: Mapping[str, str]) -> Context | None:
-    """The context that came with headers, or None when they carry no trace."""
-    if PARENT not in carrier:
-        return None
-    return _PROPAGATOR.extract(_kept(carrier))
-
-
-def _kept(carrier: Mapping[str, str]) -> dict[str, str]:
-    """Its trace headers, without a state that is too long or no plain text for a bus header."""
-    kept = {PARENT: carrier[PARENT]}
-    state = carrier.get(_STATE)
-    if state is not None and len(state) <= STATE_CHARS_MAX and _PLAIN.fullmatch(state):
-        kept[_STATE] = state
-    return kept

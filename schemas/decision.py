@@ -150,13 +150,22 @@ def rounded(decision: Decision) -> Decision:
         peer_held_s=round(decision.peer_held_s, SECONDS_DIGITS),
         attempts_s=_microseconds(decision.attempts_s),
         ttft_s=_microseconds(decision.ttft_s),
-        candidates=tuple(map(_rounded, decision.candidates)),
+        candidates=tuple(map(rounded_candidate, decision.candidates)),
     )
 
 
-def _rounded(candidate: Candidate) -> Candidate:
-    terms = {name: _microseconds(value) for name, value in candidate.terms.items()}
-    return replace(candidate, seconds=_microseconds(candidate.seconds), terms=terms)
+def rounded_candidate(one: Candidate) -> Candidate:
+    """The same for one of the candidates. `replace` would take three times as long."""
+    return Candidate(
+        name=one.name,
+        kind=one.kind,
+        available=one.available,
+        why=one.why,
+        seconds=_microseconds(one.seconds),
+        terms={name: _microseconds(value) for name, value in one.terms.items()},
+        matched_tokens=one.matched_tokens,
+        pending=one.pending,
+    )
 
 
 def _microseconds(value: float | None) -> float | None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import httptools
 
+from infra.address import Address
 from schemas.passed_headers import ALLOWED, ALLOWED_PREFIXES, chosen
 
 SILENT_BYTES_MAX = 64 * 1024  # of a head, or of trailers: without a byte of a body
@@ -312,7 +313,7 @@ class HttpClient:
         """
         parts = urlsplit(url)
         self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # for logs
-        self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        self.address = Address(parts.hostname or "", parts.port or _PORTS[parts.scheme])
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
@@ -382,7 +383,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    Connection, self._host, self._port, ssl=self._tls
+                    Connection, *self.address, ssl=self._tls
                 )
         except TimeoutError as error:
             late = f"no connection to {self._where} in {CONNECT_TIMEOUT_S:g} s"
@@ -394,7 +395,7 @@ class HttpClient:
 
     @property
     def _where(self) -> str:
-        return f"{self._host}:{self._port}"
+        return f"{self.address.host}:{self.address.port}"
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:

@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry import trace
-
 from agents.adapters.engine import (
     KEY_REQUIRED,
     PATH_UNKNOWN,
@@ -27,6 +25,7 @@ from agents.adapters.engine import (
 )
 from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
 from agents.adapters.outbox import FrameWriter
+from agents.adapters.spans import Answered, AnswerTrace
 from agents.core.added_usage import UsageEventRemoval, with_usage_requested
 from agents.core.answer_stream import (
     FlowWindow,
@@ -42,14 +41,12 @@ from agents.core.answer_stream import (
 )
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
-from infra import tracing
 from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.http import OPTIONAL_PATHS
 from schemas.ids import RegionId, ReplicaId
 from schemas.wire import encode
 
 log = logging.getLogger(__name__)
-_tracer = tracing.tracer(__name__)
 
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
@@ -85,9 +82,10 @@ class Relay:
         replica: ReplicaId,
         clock: Callable[[], float],
         began: Callable[[RelayBegan], Awaitable[None]],
+        engine_kind: str = "openai",
     ) -> None:
         self._inbox, self._path, self._request_id = start.inbox, start.path, start.request_id
-        self._headers, self._body = start.headers, start.body
+        self._body = start.body
         self._engine = engine
         self._frames = frames
         self._region, self._replica = region, replica
@@ -96,8 +94,11 @@ class Relay:
         self._started_at = clock()
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
-        self._span: trace.Span = trace.INVALID_SPAN
+        self._adds_usage = H_ADD_USAGE in start.headers
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
+        self._engine_kind = engine_kind
+        self._status: int | None = None  # of the engine's answer
+        self._trace = AnswerTrace(start.headers)
         self._tail = Tail()
         self._head = b""
         self._window = FlowWindow()
@@ -123,29 +124,11 @@ class Relay:
                 self._reading.cancel()
 
     async def run(self) -> RelayEnded:
-        headers = self._headers
-        context, passed_on = None, {}
-        if "traceparent" in headers:
-            passed_on = tracing.unsampled(headers)  # passed to the engine without spans
-            context = None if passed_on else tracing.extract(headers)
-        if not passed_on:
-            self._span = _tracer.start_span(
-                "agent.answer",
-                context=context,
-                kind=trace.SpanKind.CONSUMER,
-                attributes={"mesh.region": self._region, "mesh.replica": self._replica},
-            )
-        if not self._span.is_recording():  # contexts cost more than all else that is done here
-            return await self._run(passed_on)
-        with trace.use_span(self._span, end_on_exit=True):
-            return await self._run(passed_on)
-
-    async def _run(self, passed_on: dict[str, str]) -> RelayEnded:
-        result = self._aborted or await self._result(passed_on)
+        result = self._aborted or await self._result()
         usage = self._usage() if self._tail.total else NO_USAGE
         ttft_s = -1.0 if self._first_byte_at is None else self._first_byte_at - self._started_at
-        if self._span.is_recording():
-            self._span.set_attributes(_attributes(result, usage, ttft_s if self._streamed else -1))
+        if self._trace.is_recording:
+            self._send_spans(result, usage)
         if result.refused is not None and self._first_byte_at is None:
             self._frames.send(Frame.REFUSED, encode(result.refused))
         else:
@@ -173,14 +156,25 @@ class Relay:
         is_missing = usage == NO_USAGE and self._path in OPTIONAL_PATHS
         return read_usage(self._head) if is_missing else usage
 
-    async def _result(self, passed_on: dict[str, str]) -> RelayResult:
+    def _send_spans(self, result: RelayResult, usage: TokenUsage) -> None:
+        began_at = self._first_byte_at
+        ttft_s = None if began_at is None else began_at - self._started_at
+        self._trace.send(
+            Answered(result.outcome, result.detail, usage, self._status, ttft_s, self._streamed),
+            path=self._path,
+            region=self._region,
+            replica=self._replica,
+            kind=self._engine_kind,
+            engine=self._engine.api.address,
+        )
+
+    async def _result(self) -> RelayResult:
         self._reading = task = asyncio.current_task()
         assert task is not None
+        if self._trace.is_recording:
+            self._trace.engine_began()
         try:
-            if not self._span.is_recording():
-                return await self._request(passed_on)
-            with _tracer.start_as_current_span("engine.call", kind=trace.SpanKind.CLIENT):
-                return await self._request(passed_on)
+            return await self._request()
         except asyncio.CancelledError:
             # Our own cancel, or the whole agent is being cancelled.
             if self._aborted is None or task.uncancel() > 0:
@@ -188,20 +182,17 @@ class Relay:
             return self._received or self._aborted
         finally:
             self._reading = None  # from here on a cancel would hit the END frame
+            if self._trace.is_recording:
+                self._trace.engine_ended()
 
-    async def _request(self, passed_on: dict[str, str]) -> RelayResult:
-        headers = {"Content-Type": JSON, **passed_on}
+    async def _request(self) -> RelayResult:
+        headers = {"Content-Type": JSON, **self._trace.headers}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
-        if self._span.is_recording():
-            tracing.inject(headers)
-        elif self._span.get_span_context().is_valid:
-            # The client's trace reaches the engine even where this process sends no spans.
-            tracing.inject_unrecorded(headers, self._span)
         api = self._engine.api
         try:
             body, self._body = self._body, b""
-            if H_ADD_USAGE in self._headers and self._engine.asks_usage:
+            if self._adds_usage and self._engine.asks_usage:
                 body = with_usage_requested(body)
                 self._removal = UsageEventRemoval()
             response = await api.request("POST", self._path, headers, body)
@@ -219,6 +210,7 @@ class Relay:
             return self._received or RelayResult(Outcome.ENGINE_BROKEN, _described(problem))
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
+        self._status = head.status
         if (unserved := self._unserved(head.status)) is not None:
             return unserved
         self._is_good = head.status in SUCCESS
@@ -318,16 +310,3 @@ class Relay:
 def _described(problem: BaseException) -> str:
     text = str(problem) or type(problem).__name__
     return text[:TEXT_MAX].encode("utf-8", "replace").decode()
-
-
-def _attributes(
-    result: RelayResult, usage: TokenUsage, ttft_s: float
-) -> dict[str, str | int | float]:
-    numbers = {
-        "mesh.ttft_s": ttft_s,
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "mesh.cached_tokens": usage.cached_tokens,
-    }
-    known = {name: number for name, number in numbers.items() if number >= 0}
-    return {"mesh.outcome": result.outcome, **known}

@@ -226,6 +226,7 @@ class Agent:
             replica=self._config.replica,
             clock=self._clock,
             began=self.feed,
+            engine_kind=self._config.engine_kind,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
 

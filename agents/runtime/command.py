@@ -116,7 +116,11 @@ def command(
     }
     options["profile"] = _profile(profile_file)
     config = checked(AgentConfig, options | secrets, command.params)
-    tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
+    tracing.set_up(
+        "mesh-agent",
+        f"{config.region}/{config.replica}",
+        **{"mesh.region": config.region, "mesh.replica": config.replica},
+    )
     collect_seldom()
     raise_limit()
     try:

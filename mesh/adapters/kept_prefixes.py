@@ -78,8 +78,8 @@ class KeptPrefixes:
     def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
         kept = self._kept[prefix]
         spans: Trace = NO_TRACE
-        if tracing.is_set_up:
-            spans = RequestSpans(request.request_id, request.model, None)
+        if tracing.active is not None:
+            spans = RequestSpans(tracing.active)
         return OpenRequest(
             request=request, path=kept.path, body=kept.body, tenant=kept.tenant, spans=spans
         )

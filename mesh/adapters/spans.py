@@ -1,75 +1,116 @@
 """One request's spans: client → router (hold, decide) → bus → agent → engine.
 
-    mesh.request            this router, from the client's first byte to its last
-      mesh.hold             while no replica was available
-      mesh.decide           one a placement, with its receipt
-      mesh.dispatch         one an attempt, until its first byte; its context travels on the bus
-    mesh.ingress            the peer's router, under the asking router's mesh.dispatch; it has
-                            mesh.hold and mesh.decide below it too
+    chat MODEL                this router, from the client's first byte to its last
+      mesh.hold               while no replica was available
+      mesh.decide             one a placement, with its receipt
+      publish mesh.{region}…  one an attempt, until its first byte; its context travels on the bus
+    process mesh.{region}…    the peer's router, under the asking router's attempt; it has mesh.hold
+                              and mesh.decide below it too
 
-A request that is not sampled has only the first span, whose context it passes on. With tracing off,
-a request without a client's trace has no spans at all (`NO_TRACE`).
+Names and attributes follow `infra.span_conventions`. While a request is under way its steps are
+noted, and nothing else; spans are made of them when it is over. So a request that is not sampled
+can still be traced if it fails or is slow (`TailRule`), and costs next to nothing if not. What
+other processes do for such a request is not in its trace: they had it as not sampled.
 
-The candidates are on a span twice: all of them as JSON, and the chosen one and its runner-up as
-plain numbers, because traces are searched and plotted by attributes and not by what is inside them.
+The candidates are on a span twice: all of them as JSON, and the chosen one's terms and both prices
+as plain numbers, because traces are searched and plotted by attributes, not by what is inside them.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import time_ns
+from time import monotonic, time_ns
+from typing import NamedTuple
 
 import orjson
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind
 
-from infra import tracing
+from infra import span_conventions as names
+from infra import trace_context, tracing
+from infra.process import LimitedLog
+from infra.span_conventions import Attributes
+from infra.trace_context import TraceContext
+from mesh.adapters.client_request import ClientRequest
 from mesh.core.model import effects as fx
-from mesh.session.record import Trace
-from schemas.decision import Candidate, Decision, Placement, rounded
+from mesh.core.model import events as ev
+from mesh.session.record import NO_TRACE, Ending, OpenRequest, Trace
+from schemas import exchange, subjects
+from schemas.decision import SECONDS_DIGITS, Candidate, Decision, Placement, rounded_candidate
+from schemas.exchange import Outcome, Refusal
+from schemas.ids import RegionId
+
+log = logging.getLogger(__name__)
 
 CANDIDATES_MAX = 16  # on a span; the rest is counted
+STEPS_MAX = 64  # of one request: twice as many as a request of four attempts can have
+KEPT_PER_S_MAX = 10  # of each reason
+HOST_CHARS_MAX = 255
+ERROR, SLOW = "error", "slow"
+CLIENT_GONE = "client_gone"
+_REASONS = frozenset(Refusal)
+_OUTCOMES = frozenset(Outcome)
+NS = 1_000_000_000
 
 
-def attributes(decision: Decision) -> dict[str, str | int | float]:
+def attributes(decision: Decision) -> Attributes:
     """One placement as span attributes; unknown values are left out."""
-    decision = rounded(replace(decision, candidates=decision.candidates[:CANDIDATES_MAX]))
-    chosen, runner_up = chosen_and_runner_up(decision)
-    return {
+    listed = [rounded_candidate(one) for one in decision.candidates[:CANDIDATES_MAX]]
+    chosen, runner_up = _best(decision, listed)
+    about: Attributes = {
         "mesh.policy": decision.policy,
         "mesh.placement": decision.placement.value,
         "mesh.target": decision.replica or decision.peer or "",
         "mesh.reason": decision.reason,
         "mesh.attempt": decision.attempt,
         "mesh.hops": decision.hops,
-        "mesh.held_s": decision.held_s,
+        "mesh.held_s": round(decision.held_s, SECONDS_DIGITS),
         "mesh.considered": decision.considered,
-        "mesh.candidates": orjson.dumps(decision.candidates).decode(),
-        **dict(_numbers("mesh.chosen", chosen)),
-        **dict(_numbers("mesh.runner_up", runner_up)),
+        "mesh.candidates": orjson.dumps(listed).decode(),
     }
+    for name, one in (("mesh.chosen.seconds", chosen), ("mesh.runner_up.seconds", runner_up)):
+        if one is not None and one.seconds is not None:
+            about[name] = one.seconds
+    if chosen is not None:
+        for term, seconds in chosen.terms.items():
+            if seconds is not None:
+                about[f"mesh.chosen.{term}"] = seconds
+    if runner_up is not None:
+        about["mesh.runner_up.name"] = runner_up.name
+    return about
 
 
-def _answered(receipt: Decision) -> dict[str, str | float]:
-    """Of a root span: who answers, and what the wait for the first byte consists of."""
-    seconds = {
-        "mesh.held_s": receipt.held_s,
-        "mesh.peer_held_s": receipt.peer_held_s,
-        "mesh.attempts_s": receipt.attempts_s,
-        "mesh.ttft_s": receipt.ttft_s,
-    }
+def _receipt(record: OpenRequest, *, is_stream: bool) -> Attributes:
+    """Of a root span: who answers, and what the wait for the first byte consists of.
+
+    The first byte of an answer that is no stream comes with its last: no `ttft_s`.
+    """
+    receipt = record.receipt if isinstance(record, ClientRequest) else record.decision
+    if receipt is None:
+        return {}
+    seconds = {"mesh.held_s": receipt.held_s, "mesh.peer_held_s": receipt.peer_held_s}
+    if is_stream and receipt.ttft_s is not None and receipt.attempts_s is not None:
+        seconds |= {
+            "mesh.attempts_s": receipt.attempts_s,
+            "mesh.ttft_s": receipt.ttft_s,
+        }
     return {
         "mesh.placement": receipt.placement.value,
         "mesh.region": receipt.peer or receipt.region,
         "mesh.replica": receipt.replica or "",
-        **{name: round(value, 6) for name, value in seconds.items() if value is not None},
+        **{name: round(value, SECONDS_DIGITS) for name, value in seconds.items()},
     }
 
 
 def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
     """The chosen candidate, and the best of the other available ones; None if there is none."""
+    return _best(decision, decision.candidates)
+
+
+def _best(
+    decision: Decision, candidates: Sequence[Candidate]
+) -> tuple[Candidate | None, Candidate | None]:
     target = decision.replica or decision.peer
-    free = [one for one in decision.candidates if one.available]
+    free = [one for one in candidates if one.available]
     chosen = next((one for one in free if one.name == target), None)
     return chosen, next((one for one in free if one is not chosen), None)
 
@@ -89,117 +130,312 @@ def receipt_line(decision: Decision) -> str:
     )
 
 
-def _numbers(prefix: str, one: Candidate | None) -> Iterator[tuple[str, str | float]]:
-    if one is None:
-        return
-    yield f"{prefix}.name", one.name
-    if one.seconds is not None:
-        yield f"{prefix}.seconds", one.seconds
-    for name, value in one.terms.items():
-        if value is not None:
-            yield f"{prefix}.{name}", value
-
-
-_TRACER = tracing.tracer("mesh.router")
-
-
-class _Spans(Trace):
-    """A root span; it has others below it only where it `is_recording`."""
+class PassedOn(Trace):
+    """A trace to which this process adds nothing."""
 
     is_traced = True
 
-    def __init__(self, root: Span) -> None:
-        self._root = root
-        self.is_recording = root.is_recording()
-        self.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
-        self._context = trace.set_span_in_context(root) if self.is_recording else None
+    def __init__(self, headers: Mapping[str, str], parent: TraceContext) -> None:
+        self._headers = headers
+        self.trace_id = parent.trace
+
+    def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        headers.update(self._headers)
+
+
+class SlowLimits(NamedTuple):
+    """A request that takes as long is slow. `ttft_s`: of a stream, to its first byte; `whole_s`: of
+    any answer, to its end."""
+
+    ttft_s: float = 5.0
+    whole_s: float = 60.0
+
+
+class TailRule:
+    """Which requests are traced though they are not sampled: those that failed and those that were
+    slow, KEPT_PER_S_MAX a second of each, so that an outage does not flood who receives spans."""
+
+    def __init__(self, slow: SlowLimits, clock: Callable[[], float] = monotonic) -> None:
+        self._slow, self._clock = slow, clock
+        self._second = -1
+        self._kept: dict[str, int] = {}
+        self._log = LimitedLog(log)
+
+    def keeps(self, ending: Ending, ttft_s: float | None, duration_s: float) -> str | None:
+        """Why it is kept; None where it is not. A client that hung up is no error of ours."""
+        if ending.error_type and ending.error_type != CLIENT_GONE:
+            return self._within(ERROR)
+        slow = self._slow
+        if duration_s >= slow.whole_s or (ttft_s is not None and ttft_s >= slow.ttft_s):
+            return self._within(SLOW)
+        return None
+
+    def _within(self, reason: str) -> str | None:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._kept = second, {}
+        kept = self._kept.get(reason, 0)
+        if kept >= KEPT_PER_S_MAX:
+            text = "no trace of a request (%s): more than %d a second"
+            self._log.warning("traces", reason, text, reason, KEPT_PER_S_MAX)
+            return None
+        self._kept[reason] = kept + 1
+        return reason
+
+
+# When it happened (nanoseconds since 1970), what, and the context that an attempt was sent with.
+Step = tuple[int, object, TraceContext | None]
+
+
+class _Steps(Trace):
+    """Notes what happens to a request, and makes spans of it below a root."""
+
+    is_traced = True
+
+    def __init__(self, tracer: tracing.Tracer, parent: TraceContext | None) -> None:
+        self._began_ns = time_ns()
+        self._tracer, self._parent = tracer, parent
+        self._context = tracer.begin(parent)
+        self.is_recording = self._context.is_sampled
+        self.trace_id = self._context.trace
+        self._steps: list[Step] = []
 
     def decided(self, effect: fx.Decided) -> None:
-        span = _TRACER.start_span("mesh.decide", self._context)
-        if span.is_recording():
-            span.set_attributes(attributes(effect.decision))
-        span.end()
+        self._note(effect)
 
+    def _note(self, what: object, context: TraceContext | None = None) -> None:
+        if len(self._steps) < STEPS_MAX:
+            self._steps.append((time_ns(), what, context))
 
-class RequestSpans(_Spans):
-    """The spans of one client's request. `end` must be called, once, if it `is_recording`."""
-
-    def __init__(self, request_id: str, model: str, parent: Context | None) -> None:
-        about = {"mesh.request_id": request_id, "gen_ai.request.model": model}
-        super().__init__(
-            _TRACER.start_span("mesh.request", parent, kind=SpanKind.SERVER, attributes=about)
-        )
-        self._hold: Span | None = None
-        self._dispatch: Span | None = None
-
-    def decided(self, effect: fx.Decided) -> None:
-        self._end_hold()
-        super().decided(effect)
-        if effect.decision.placement is Placement.HOLD:
-            self._hold = _TRACER.start_span("mesh.hold", self._context)
-
-    def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        if not self.is_recording:
-            tracing.inject_unrecorded(headers, self._root)
-            return
-        self._end_dispatch("placed again")
-        self._dispatch = _TRACER.start_span(
-            "mesh.dispatch",
+    def _send_root(
+        self, name: str, kind: SpanKind, ended_ns: int, attributes: Attributes, ending: Ending
+    ) -> None:
+        if ending.error_type:
+            attributes[names.ERROR_TYPE] = ending.error_type
+        self._tracer.send(
+            name,
             self._context,
-            kind=SpanKind.PRODUCER,
-            attributes={"mesh.target": target, "mesh.attempt": attempt},
-        )
-        tracing.inject(headers, trace.set_span_in_context(self._dispatch))
-
-    def first_byte(self, receipt: Decision) -> None:
-        self._end_dispatch(None)
-        self._root.set_attributes(_answered(receipt))
-
-    def end(self, status: int, error: str | None = None) -> None:
-        self._end_hold()
-        self._end_dispatch(error)
-        self._root.set_attribute("http.response.status_code", status)
-        if error is not None:
-            self._root.set_status(Status(StatusCode.ERROR, error))
-        self._root.end()
-
-    def _end_hold(self) -> None:
-        if self._hold is not None:
-            self._hold.end()
-            self._hold = None
-
-    def _end_dispatch(self, error: str | None) -> None:
-        if self._dispatch is not None:
-            if error is not None:
-                self._dispatch.set_status(Status(StatusCode.ERROR, error))
-            self._dispatch.end()
-            self._dispatch = None
-
-
-class IngressSpan(_Spans):
-    """The peer's side of a forwarded request: placed or refused at once."""
-
-    def __init__(self, request_id: str, origin: str, parent: Context | None) -> None:
-        about = {"mesh.request_id": request_id, "mesh.origin": origin}
-        super().__init__(
-            _TRACER.start_span("mesh.ingress", parent, kind=SpanKind.CONSUMER, attributes=about)
+            self._parent,
+            kind=kind,
+            began_ns=self._began_ns,
+            ended_ns=ended_ns,
+            attributes=attributes,
+            error=ending.message,
         )
 
-    def decided(self, effect: fx.Decided) -> None:
-        held_s = effect.decision.held_s
-        if held_s > 0.0:  # the core reports the wait when it is over
-            ended_ns = time_ns()
-            began_ns = ended_ns - round(held_s * 1e9)
-            _TRACER.start_span("mesh.hold", self._context, start_time=began_ns).end(ended_ns)
-        super().decided(effect)
+    def _send_child(
+        self,
+        name: str,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        *,
+        context: TraceContext | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: str = "",
+    ) -> None:
+        if context is None or context.span_id == self._context.span_id:
+            context = tracing.child(self._context)
+        self._tracer.send(
+            name,
+            context,
+            self._context,
+            kind=kind,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            attributes=attributes,
+            error=error,
+        )
 
-    def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        if self.is_recording:
-            tracing.inject(headers, self._context)
+
+class RequestSpans(_Steps):
+    """The spans of one client's request, or of a warm-up. `end` must be called once."""
+
+    def __init__(
+        self,
+        tracer: tracing.Tracer,
+        parent: TraceContext | None = None,
+        tail: TailRule | None = None,
+        host: str = "",
+    ) -> None:
+        """`tail` decides about a request that is not sampled; `host` is the request's header."""
+        super().__init__(tracer, parent)
+        self._tail, self._host = tail, host
+
+    def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        context = tracing.child(self._context) if self.is_recording else self._context
+        context.write(headers)
+        self._note(effect, context)
+
+    def attempt_failed(
+        self, event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
+    ) -> None:
+        self._note(_attempt_ending(event, end))
+
+    def end(self, record: OpenRequest, ending: Ending) -> None:
+        ended_ns, ttft_s, is_stream = time_ns(), None, False
+        if isinstance(record, ClientRequest) and record.first_byte_at is not None:
+            assert record.answer is not None
+            ttft_s = record.first_byte_at - record.request.arrived_at
+            is_stream = record.answer.is_event_stream
+        reason = None
+        if not self.is_recording:
+            duration_s = (ended_ns - self._began_ns) / NS
+            if self._tail is not None:
+                reason = self._tail.keeps(ending, ttft_s if is_stream else None, duration_s)
+            if reason is None:
+                return
+        first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
+        self._send_steps(record, min(first_ns, ended_ns), ended_ns, ttft_s is not None, ending)
+        about = self._about(record, ending, is_stream=is_stream, has_begun=ttft_s is not None)
+        if reason is not None:
+            about["mesh.kept_because"] = reason
+        request = record.request
+        name = f"{names.operation(record.path)} {request.model}"
+        kind = SpanKind.INTERNAL if request.warm else SpanKind.SERVER
+        self._send_root("mesh.warm_up" if request.warm else name, kind, ended_ns, about, ending)
+
+    def _about(
+        self, record: OpenRequest, ending: Ending, *, is_stream: bool, has_begun: bool
+    ) -> Attributes:
+        """The attributes of the root span."""
+        request, answer = record.request, record.answer
+        about = names.asked_of_model(record.path, request.model, names.MESH)
+        about |= {"mesh.request_id": request.request_id, "mesh.outcome": ending.outcome}
+        about |= _receipt(record, is_stream=is_stream)
+        if is_stream:
+            about[names.STREAM] = True
+        if answer is not None and (end := answer.end) is not None:
+            about |= names.tokens(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
+        if request.warm:
+            return about
+        about |= {
+            names.METHOD: "POST",
+            names.ROUTE: record.path,
+            names.URL_PATH: record.path,
+            names.URL_SCHEME: "http",
+            **names.server(self._host[:HOST_CHARS_MAX]),
+        }
+        if has_begun and answer is not None and answer.head is not None:
+            about[names.STATUS] = answer.head.status
+        elif ending.outcome != CLIENT_GONE:  # then none was sent
+            about[names.STATUS] = ending.status
+        return about
+
+    def _send_steps(
+        self, record: OpenRequest, first_ns: int, ended_ns: int, has_begun: bool, ending: Ending
+    ) -> None:
+        """Spans of holds, decisions and attempts, from the steps that were noted."""
+        held_ns: int | None = None
+        attempt: Step | None = None
+        for step in self._steps:
+            at_ns, what, _ = step
+            if attempt is not None:
+                over = what if isinstance(what, Ending) else _GIVEN_UP
+                self._send_attempt(record, attempt, at_ns, over)
+                attempt = None
+            if isinstance(what, fx.Decided):
+                if held_ns is not None:
+                    self._send_child("mesh.hold", held_ns, at_ns, {})
+                held_ns = at_ns if what.decision.placement is Placement.HOLD else None
+                self._send_child("mesh.decide", at_ns, at_ns, attributes(what.decision))
+            elif isinstance(what, fx.Dispatch | fx.Forward):
+                attempt = step
+        if held_ns is not None:
+            self._send_child("mesh.hold", held_ns, ended_ns, {})
+        if attempt is not None:
+            self._send_attempt(record, attempt, first_ns, _STARTED if has_begun else ending)
+
+    def _send_attempt(
+        self, record: OpenRequest, attempt: Step, ended_ns: int, ending: Ending
+    ) -> None:
+        began_ns, effect, context = attempt
+        assert isinstance(effect, fx.Dispatch | fx.Forward)
+        if isinstance(effect, fx.Dispatch):
+            template, target = names.WORK_TEMPLATE, str(effect.replica)
+            subject = subjects.work(effect.region or _home(record), effect.replica)
+        elif record.request.residency:
+            template, target, subject = names.INGRESS_WITHIN_TEMPLATE, str(effect.peer), ""
         else:
-            tracing.inject_unrecorded(headers, self._root)
+            template, target = names.INGRESS_TEMPLATE, str(effect.peer)
+            subject = subjects.ingress(effect.peer)
+        about = names.message(names.PUBLISH, subject, template)
+        about |= {"mesh.target": target, "mesh.attempt": effect.attempt}
+        if ending.error_type:
+            about[names.ERROR_TYPE] = ending.error_type
+        self._send_child(
+            f"{names.PUBLISH} {template}",
+            began_ns,
+            ended_ns,
+            about,
+            context=context,
+            kind=SpanKind.PRODUCER,
+            error=ending.message,
+        )
 
-    def end(self, status: int, error: str | None = None) -> None:
-        if error is not None:
-            self._root.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
-        self._root.end()
+
+_STARTED = Ending("ok", 0)
+_GIVEN_UP = Ending("failed", 0, "given_up", "the router gave it up")
+
+
+def _home(record: OpenRequest) -> RegionId:
+    """The region of the router that placed it."""
+    assert record.decision is not None, "no attempt without a decision"
+    return RegionId(record.decision.region)
+
+
+def _attempt_ending(
+    event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
+) -> Ending:
+    """How an attempt ended; its kind of error is one of a few, whatever the agent wrote."""
+    if isinstance(event, ev.AttemptRefused):
+        reason = event.reason if event.reason in _REASONS else "other"
+        return Ending("refused", 0, reason, f"refused: {reason}")
+    if event.status is not None:
+        return Ending("failed", 0, str(event.status), event.detail)
+    known = end is not None and end.outcome in _OUTCOMES
+    return Ending("failed", 0, end.outcome if end is not None and known else "lost", event.detail)
+
+
+class IngressSpan(_Steps):
+    """The peer's side of a sampled request: placed or refused at once."""
+
+    def __init__(
+        self, tracer: tracing.Tracer, parent: TraceContext | None, origin: str, subject: str
+    ) -> None:
+        super().__init__(tracer, parent)
+        self._origin, self._subject = origin, subject
+
+    def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        self._context.write(headers)
+
+    def end(self, record: OpenRequest, ending: Ending) -> None:
+        if not self.is_recording:
+            return
+        for at_ns, what, _ in self._steps:
+            if not isinstance(what, fx.Decided):
+                continue
+            decision = what.decision
+            if decision.held_s > 0.0:  # the core reports the wait when it is over
+                self._send_child("mesh.hold", at_ns - round(decision.held_s * NS), at_ns, {})
+            self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
+        is_within = subjects.ingress_label(self._subject) is not None
+        template = names.INGRESS_WITHIN_TEMPLATE if is_within else names.INGRESS_TEMPLATE
+        about = names.message(names.PROCESS, self._subject, template)
+        request = record.request
+        about |= names.asked_of_model(record.path, request.model, names.MESH)
+        about |= {"mesh.request_id": request.request_id, "mesh.origin": self._origin}
+        about |= {"mesh.outcome": ending.outcome}
+        if ending.error_type:
+            ending = replace(ending, message=f"refused: {ending.error_type}")
+        name = f"{names.PROCESS} {template}"
+        self._send_root(name, SpanKind.CONSUMER, time_ns(), about, ending)
+
+
+def ingress_trace(headers: Mapping[str, str], origin: str, subject: str) -> Trace:
+    """Of a peer's request. Its headers go on to the agent, and with them a trace that this process
+    has no spans of."""
+    parent, tracer = trace_context.read(headers), tracing.active
+    if tracer is None or (parent is not None and not parent.is_sampled):
+        return NO_TRACE
+    return IngressSpan(tracer, parent, origin, subject)

@@ -27,6 +27,7 @@ from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
+from mesh.adapters.spans import SlowLimits
 from mesh.cli.choices import (
     NATS_OPTIONS,
     ROUTING_OPTIONS,
@@ -140,6 +141,23 @@ NO_PREFIX_KEY = (
     show_default=True,
     help="Requests that have ended and that `mesh explain` finds.",
 )
+@click.option(
+    "--trace-slow-ttft-s",
+    envvar="MESH_TRACE_SLOW_TTFT_S",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="With tracing on, a stream whose first byte took longer is traced though it is not "
+    "sampled, in seconds. So is a request that failed.  [env MESH_TRACE_SLOW_TTFT_S]",
+)
+@click.option(
+    "--trace-slow-s",
+    envvar="MESH_TRACE_SLOW_S",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="The same for a whole request, in seconds.  [env MESH_TRACE_SLOW_S]",
+)
 @log_level_option("DEBUG logs every placement.")
 def command(
     region: str,
@@ -162,6 +180,8 @@ def command(
     access_log: str,
     requests_kept: int,
     log_level: str,
+    trace_slow_ttft_s: float,
+    trace_slow_s: float,
     **limits: float | None,
 ) -> None:
     """Run one region's router.
@@ -193,17 +213,17 @@ def command(
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
         access_log=AccessLogFormat(access_log),
         requests_kept=requests_kept,
+        slow=SlowLimits(trace_slow_ttft_s, trace_slow_s),
         keys=topology.keys,
         batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
         epoch=0,
         seed=0,
     )
-    workers = own.workers if workers is None else workers
-    _check_workers(own, config, workers)
-    sys.exit(_run(config, workers))
+    sys.exit(_run(config, _checked_workers(own, config, workers)))
 
 
 def _own_table(topology: Topology, file: Path, region: str, router: str) -> RegionTable:
+    """The region's table, which names that router."""
     if region not in topology.regions:
         _refuse(f"no region {region!r} in {file}; there are {', '.join(topology.regions)}")
     own = topology.regions[RegionId(region)]
@@ -212,8 +232,9 @@ def _own_table(topology: Topology, file: Path, region: str, router: str) -> Regi
     return own
 
 
-def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None:
-    """Refuse more processes than the region, its peers or the ports have room for."""
+def _checked_workers(own: RegionTable, config: RouterConfig, given: int | None) -> int:
+    """How many processes; no more than the region, its peers and the ports have room for."""
+    workers = own.workers if given is None else given
     many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
     problems = (
         *crowd_problems(many, own.batch_runners),
@@ -221,6 +242,7 @@ def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None
     )
     for key, problem in problems:
         _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
+    return workers
 
 
 def _run(config: RouterConfig, workers: int) -> int:
@@ -270,7 +292,11 @@ def _started_now(config: RouterConfig) -> RouterConfig:
 def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
     """Be one router until a request to stop. `reporter`: systemd, or the parent of a worker."""
     config = _started_now(config)
-    tracing.set_up("mesh-router", **{"mesh.region": config.region, "mesh.router": config.router})
+    tracing.set_up(
+        "mesh-router",
+        f"{config.region}/{config.router}",
+        **{"mesh.region": config.region, "mesh.router": config.router},
+    )
     collect_seldom()
     try:
         uvloop.run(_serve_until_stopped(config, reporter))

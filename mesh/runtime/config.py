@@ -17,6 +17,7 @@ from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
+from mesh.adapters.spans import SlowLimits
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
@@ -68,6 +69,7 @@ class RouterConfig:
     record: RecordTo | None = None
     access_log: AccessLogFormat = AccessLogFormat.OFF
     requests_kept: int = KEPT  # that have ended, for `mesh explain`
+    slow: SlowLimits = field(default_factory=SlowLimits)  # such requests are traced
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
     batch: BatchAccess | None = None  # where the region has batch runners

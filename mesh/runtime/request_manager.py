@@ -12,18 +12,16 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from infra import tracing
-from infra.process import LimitedLog
+from infra import trace_context, tracing
 from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.client_request import ClientRequest
-from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, STEPS_MAX, EndedRequests
+from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
-from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
-from mesh.adapters.spans import RequestSpans, receipt_line
+from mesh.adapters.spans import CLIENT_GONE, PassedOn, RequestSpans, TailRule
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -36,23 +34,18 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
-from mesh.session.answer import AnswerReceiver
-from mesh.session.bus_receiver import NOBODY_LISTENS
+from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of
 from mesh.session.record import (
     NO_TRACE,
     Decide,
-    Observer,
-    OpenRequest,
-    Step,
-    StepKind,
+    Ending,
     Trace,
 )
 from mesh.session.session import Session
-from schemas import exchange, state, subjects
-from schemas.decision import Placement
-from schemas.exchange import Outcome, Placed
+from schemas import state, subjects
+from schemas.exchange import Outcome
 from schemas.http import OPTIONAL_PATHS, Fault, Readiness
-from schemas.ids import ModelId, RegionId, RequestId
+from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
 from schemas.state import ModelCard
@@ -63,103 +56,8 @@ SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
+STATUS_SERVER_ERROR = 500
 INBOX_SECRET_BYTES = 12
-_REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
-
-
-class RequestObserver(Observer):
-    """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
-    client's."""
-
-    def __init__(
-        self,
-        config: RouterConfig,
-        metrics: RouterMetrics,
-        prompts: PromptReader,
-        clock: Callable[[], float],
-        ended: EndedRequests,
-    ) -> None:
-        self._home = config.region
-        self._regions = frozenset((*config.peers, config.region))
-        self._metrics = metrics
-        self._prompts = prompts
-        self._clock, self._ended = clock, ended
-        self._log = LimitedLog(log)
-
-    def _note(self, record: OpenRequest, what: StepKind) -> None:
-        if len(record.steps) < STEPS_MAX:
-            record.steps.append(Step(self._clock(), what))
-
-    def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
-            record.steps.append(Step(self._clock(), effect))
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", receipt_line(effect.decision))
-        request = record.request
-        if request.warm:
-            return
-        placement, held_s = effect.decision.placement, effect.decision.held_s
-        if placement is Placement.LOCAL or placement is Placement.PEER:
-            self._metrics.hold.observe(held_s)
-        if request.answer_inbox is None:
-            self._metrics.placements_by_kind(placement.value).inc()
-
-    def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
-        region = answer.region
-        assert region is not None, "known since PLACED"
-        self._metrics.forwards.labels(self._known(region), "placed").inc()
-        self._note(record, Placed(region, answer.replica or "", answer.peer_held_s))
-        log.info(
-            "%s placed by %s on %s after %.3f s in its hold queue",
-            *(record.request.request_id, region, answer.replica, answer.peer_held_s),
-        )
-
-    def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
-        self._note(record, event)
-        self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
-        if event.region != self._home:
-            self._metrics.forwards.labels(self._known(event.region), "refused").inc()
-
-    def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
-        self._metrics.failures.inc()
-        self._note(record, event)
-        log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
-
-    def served(self, record: OpenRequest, end: exchange.End) -> None:
-        assert isinstance(record, ClientRequest) and record.answer is not None
-        prompt, output = end.prompt_tokens, end.completion_tokens
-        if prompt >= 0:
-            self._prompts.learn(record.request.model, record.size, prompt)
-        if prompt < 0 and output < 0:
-            return
-        labels = _labels(self._metrics, record)
-        self._metrics.tokens_seen(labels, prompt, end.cached_tokens, output)
-        began_at = record.first_byte_at
-        if began_at is not None and output > 1 and record.answer.is_event_stream:
-            seconds = (self._clock() - began_at) / (output - 1)
-            self._metrics.token_time_seen(labels, seconds, _exemplar(record))
-
-    def frames_missing(self) -> None:
-        self._metrics.frames_missing.inc()
-
-    def residency_refused(self, asker: str) -> None:
-        self._metrics.residency_refused.labels(asker).inc()
-
-    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        if record.request.warm:
-            return
-        self._ended.of_peer(record, refusal)
-        result = "placed" if refusal is None else "refused"
-        self._metrics.ingress.labels(record.request.origin, result).inc()
-        if refusal is not None:
-            self._metrics.ingress_refusals.labels(refusal).inc()
-
-    def unreadable(self, what: str, text: str, *args: object) -> None:
-        self._log.warning(what, "unreadable", text, *args)
-
-    def _known(self, region: RegionId) -> str:
-        """That region as a label; a frame may name any."""
-        return region if region in self._regions else OTHER
 
 
 class RequestManager:
@@ -187,6 +85,7 @@ class RequestManager:
         self._tenants = Tenants(config.region, ground, config.keys)
         self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label
         self._prompts = PromptReader(config.hash_key)
+        self._tail = TailRule(config.slow)
         self.bodies = BodyBudget()
         self.messages = RequestMessages(
             config,
@@ -213,8 +112,7 @@ class RequestManager:
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
-        self.feed = self.session.feed
-        self.passed = self.session.passed
+        self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen
@@ -314,7 +212,7 @@ class RequestManager:
                 message = f"the model {model!r} is not served here; known: {', '.join(models)}"
                 raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
             now = self._clock()
-            spans = _spans(parsed.request_id, model, headers)
+            spans = self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path in OPTIONAL_PATHS:
                 model, answer_tokens = self._on_path(model, parsed.path), 0
@@ -369,15 +267,13 @@ class RequestManager:
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
-        if record.spans.is_recording and (receipt := record.receipt) is not None:
-            record.spans.first_byte(receipt)
         answer = record.answer
         assert answer is not None
         if answer.is_event_stream:  # the first byte of any other comes with its last
             served = "local" if answer.region == self._config.region else "peer"
             ttft_s = record.first_byte_at - record.request.arrived_at
-            labels = _labels(self._metrics, record)
-            self._metrics.ttft_seen(served, labels, ttft_s, _exemplar(record))
+            labels = labels_of(self._metrics, record)
+            self._metrics.ttft_seen(served, labels, ttft_s, exemplar_of(record))
         self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:
@@ -386,19 +282,22 @@ class RequestManager:
         status = record.answer.head.status
         if failure is None:
             self._close(record, "ok", status)
-        elif self._close(record, ENGINE_FAILED, status, f"{ENGINE_FAILED}: {failure}"):
+        elif self._close(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
         if record.failure is None:
             assert record.engine_error is not None
             status, message = record.engine_error.status, "the engine's own error"
-            outcome = "failed"
+            outcome, kind = "failed", str(status)
         else:
             status, message = record.failure.fault.value.status, record.failure.message
             is_shed = record.failure.fault in SHED and record.first_byte_at is None
             outcome = "shed" if is_shed else "failed"
-        if self._close(record, outcome, status, message):
+            kind = record.failure.fault.value.code
+        if outcome == "failed" and status < STATUS_SERVER_ERROR:
+            kind = ""  # the client's mistake
+        if self._close(record, outcome, status, kind, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING
             log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 
@@ -409,10 +308,10 @@ class RequestManager:
         if answer is None or not answer.has_last_event:
             self.feed(ev.ClientGone(record.request.key))
             if record.failure is not None and record.failure.fault is Fault.INTERNAL:
-                status, message = Fault.INTERNAL.value.status, record.failure.message
-                self._close(record, "failed", status, message)
+                self.failed(record)
             else:
-                self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
+                gone = CLIENT_GONE, STATUS_CLIENT_GONE, CLIENT_GONE, "the client hung up"
+                self._close(record, *gone)
         elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
@@ -425,38 +324,34 @@ class RequestManager:
         self.finished(record)
 
     def _close(
-        self, record: ClientRequest, outcome: str, status: int, error: str | None = None
+        self,
+        record: ClientRequest,
+        outcome: str,
+        status: int,
+        error_type: str = "",
+        message: str = "",
     ) -> bool:
         """It is over, with that HTTP status. False if it was before."""
         if not self.session.close(record):
             return False
         self._metrics.ended(
             outcome,
-            _labels(self._metrics, record),
+            labels_of(self._metrics, record),
             self._clock() - record.request.arrived_at,
             streamed=record.answer is not None and record.answer.is_event_stream,
-            trace_id=_exemplar(record),
+            trace_id=exemplar_of(record),
         )
-        self.ended.of_client(record, outcome, status, error)
-        if record.spans.is_recording:
-            record.spans.end(status, error)
+        self.ended.of_client(record, outcome, status, message)
+        if record.spans.is_traced:
+            record.spans.end(record, Ending(outcome, status, error_type, message))
         return True
 
-
-def _exemplar(record: OpenRequest) -> str | None:
-    """The id of its trace, if that is exported."""
-    return record.spans.trace_id if record.spans.is_recording else None
-
-
-def _labels(metrics: RouterMetrics, record: ClientRequest) -> LabelSet:
-    """Of a request's series; without a region until a byte of its answer came."""
-    answer = record.answer
-    region = answer.region if answer is not None and answer.head is not None else None
-    return metrics.labels_of(record.request.model, record.tenant or "", region or "")
-
-
-def _spans(request_id: RequestId, model: ModelId, headers: Mapping[str, str]) -> Trace:
-    """A request's spans; none where tracing is off and the client sent no trace."""
-    if not tracing.is_set_up and tracing.PARENT not in headers:
-        return NO_TRACE
-    return RequestSpans(request_id, model, tracing.extract(headers))
+    def _spans(self, headers: Mapping[str, str]) -> Trace:
+        """A request's spans; none where tracing is off and the client sent no trace."""
+        tracer = tracing.active
+        parent = trace_context.read(headers) if trace_context.PARENT in headers else None
+        if tracer is not None:
+            return RequestSpans(tracer, parent, self._tail, headers.get("host", ""))
+        if parent is None:
+            return NO_TRACE
+        return PassedOn(trace_context.passed_on(headers), parent)

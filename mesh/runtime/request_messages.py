@@ -26,7 +26,7 @@ from mesh.adapters.bus import (
 )
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.read_request import BodyBudget, salt_of
-from mesh.adapters.spans import IngressSpan
+from mesh.adapters.spans import ingress_trace
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, text_at
 from mesh.core.offline.events import answer_tokens_max
@@ -221,8 +221,8 @@ def read_ingress(
     if request.offline and body and request.answer_tokens is None:
         request = replace(request, answer_tokens=answer_tokens_max(orjson.loads(body)))
     span: Trace = NO_TRACE
-    if tracing.is_set_up or tracing.PARENT in headers:
-        span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
+    if tracing.active is not None:
+        span = ingress_trace(headers, request.origin, msg.subject)
     if span.is_recording and not wants_receipt:
         request = replace(request, wants_receipt=True)
     kept_bytes = len(body) + header_bytes(headers)

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from importlib import metadata
 from typing import Any, Self
 
 from aiohttp import web
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from infra.address import Address
 from infra.process import end_all
+from infra.tracing import package_version
 from mesh.adapters.access_log import AccessLog, AccessLogFormat
 from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.bus import Listeners, RouterBus
@@ -95,7 +95,7 @@ def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
     if config.record is None:
         return None
     header = RecordingHeader(
-        version=_version(),
+        version=package_version(),
         region=config.region,
         router=config.router,
         epoch=config.epoch,
@@ -110,13 +110,6 @@ def _access_log(config: RouterConfig) -> AccessLog | None:
     if config.access_log is AccessLogFormat.OFF:
         return None
     return AccessLog(f"{config.region}/{config.router}", config.access_log)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("inference-mesh")
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 async def _serve(

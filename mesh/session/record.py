@@ -21,7 +21,8 @@ from schemas.ids import RegionId, ReplicaId
 class Trace:
     """The spans of one request; this one is in no trace.
 
-    `dispatched` is called where it `is_traced`, the others where it `is_recording` too.
+    Its methods are called where it `is_traced`. A request that `is_recording` is sampled: its
+    receipts are to have their candidates.
     """
 
     is_traced = False
@@ -29,16 +30,18 @@ class Trace:
     trace_id = ""  # in hexadecimal
 
     def decided(self, effect: fx.Decided) -> None:
-        """A placement was made; its receipt is read only where a span records it."""
+        """A placement was made."""
 
-    def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
+    def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus; the trace context is added to `headers`."""
 
-    def first_byte(self, receipt: Decision) -> None:
-        """The client is sent a first byte. `receipt` has what the wait for it consists of."""
+    def attempt_failed(
+        self, event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
+    ) -> None:
+        """The attempt under way came to nothing. `end`: of its answer, if that came."""
 
-    def end(self, status: int, error: str | None = None) -> None:
-        """The request is over, with that HTTP status."""
+    def end(self, record: "OpenRequest", ending: "Ending") -> None:
+        """The request is over."""
 
 
 NO_TRACE = Trace()
@@ -53,6 +56,20 @@ class DirectWriter(Protocol):
 
 def _nobody_waits() -> None:
     """The `changed` of a request that no client of this router sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended.
+
+    `status`: of HTTP. `error_type`: the kind of error where it is one, of a few. `message`: for
+    people.
+    """
+
+    outcome: str
+    status: int
+    error_type: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
-from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
+from mesh.session.record import Bus, Decide, Ending, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.http import Fault
@@ -180,6 +180,8 @@ class Session:
         if record.request.warm:
             self.feed(_warm_up_outcome(answer, event))
             return
+        if record.spans.is_traced and isinstance(event, ev.AttemptRefused | ev.AttemptFailed):
+            record.spans.attempt_failed(event, answer.end)
         if isinstance(event, ev.AnswerEnded):
             if answer.end is not None:
                 self._observer.served(record, answer.end)
@@ -211,7 +213,7 @@ class Session:
         if record is None:
             return
         record.decided = effect
-        if record.spans.is_recording:
+        if record.spans.is_traced:
             record.spans.decided(effect)
         self._observer.decided(record, effect)
 
@@ -225,7 +227,7 @@ class Session:
         answer.region, answer.replica = region, effect.replica
         headers = work_headers(record, effect, self.region, self.router, now)
         if record.spans.is_traced:
-            record.spans.dispatched(effect.replica, effect.attempt, headers)
+            record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
             self._not_sent(answer)
 
@@ -236,7 +238,7 @@ class Session:
         record = self._forwarded.pop(effect.key)
         headers = passed_on_headers(record, effect, self.region, self.router, now)
         if record.spans.is_traced:
-            record.spans.dispatched(effect.replica, effect.attempt, headers)
+            record.spans.dispatched(effect, headers)
         # Before the work, so that no frame of the agent's can arrive first and pass for ours.
         held_s = 0.0 if record.decision is None else record.decision.held_s
         self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica, held_s))
@@ -251,7 +253,7 @@ class Session:
         answer.asked = effect.peer
         headers = ingress_headers(record, effect, self.region, self._clock())
         if record.spans.is_traced:
-            record.spans.dispatched(effect.peer, effect.attempt, headers)
+            record.spans.dispatched(effect, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
             self._not_sent(answer)
 
@@ -303,8 +305,9 @@ class Session:
         self._forwarded_over(record, effect.reason)
 
     def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
-        if record.spans.is_recording:
-            record.spans.end(STATUS_OK, refusal)
+        if record.spans.is_traced:
+            ending = Ending("placed" if refusal is None else "refused", STATUS_OK, refusal or "")
+            record.spans.end(record, ending)
         self._observer.forwarded(record, refusal)
         self._forget(record)
 
@@ -334,8 +337,8 @@ class Session:
     def _close_warm_up(self, effect: fx.CloseWarmUp) -> None:
         record = self._records[effect.key]
         self.close(record)
-        if record.spans.is_recording:
-            record.spans.end(STATUS_OK)
+        if record.spans.is_traced:
+            record.spans.end(record, Ending("ok", STATUS_OK))
 
     def _stop_warm_up(self, effect: fx.StopWarmUp) -> None:
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)

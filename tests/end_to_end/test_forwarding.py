@@ -13,13 +13,14 @@ from tests.support.scripted_engine import say, scripted_engine
 
 pytestmark = pytest.mark.timeout(120)
 
+ROOT, FORWARD = "chat tiny", "publish mesh.{region}.ingress"
+INGRESS, WORK = "process mesh.{region}.ingress", "process mesh.{region}.replica.{replica}.work"
 TRACE = {
-    "mesh.request",
-    "mesh.decide",
-    "mesh.dispatch",
-    "mesh.ingress",
-    "agent.answer",
-    "engine.call",
+    ("SERVER", ROOT),
+    ("PRODUCER", FORWARD),
+    ("CONSUMER", INGRESS),
+    ("CONSUMER", WORK),
+    ("CLIENT", ROOT),
 }
 
 
@@ -72,24 +73,30 @@ async def test_a_full_region_is_served_by_a_peer_and_the_trace_shows_one_hop(tmp
 
 
 def _is_one_tree_over_two_regions(spans, engine_headers) -> None:
-    by_name = {span.name: span for span in spans}
     by_id = {span.id: span for span in spans}
-    chain, span = [], by_name["engine.call"]
+    [engine] = [span for span in spans if span.kind == "CLIENT"]
+    chain, span = [], engine
     while span is not None:
-        chain.append((span.region, span.name))
+        chain.append((span.region, span.kind, span.name))
         span = by_id.get(span.parent)
     assert chain == [
-        ("eu", "engine.call"),
-        ("eu", "agent.answer"),
-        ("eu", "mesh.ingress"),
-        ("us", "mesh.dispatch"),
-        ("us", "mesh.request"),
+        ("eu", "CLIENT", ROOT),
+        ("eu", "CONSUMER", WORK),
+        ("eu", "CONSUMER", INGRESS),
+        ("us", "PRODUCER", FORWARD),
+        ("us", "SERVER", ROOT),
     ]
-    assert [span.name for span in spans].count("mesh.ingress") == 1  # one hop
-    assert by_name["mesh.request"].attributes["http.response.status_code"] == 200
+    assert [span.name for span in spans].count(INGRESS) == 1  # one hop
+    [root] = [span for span in spans if span.kind == "SERVER"]
+    assert root.attributes["http.response.status_code"] == 200
+    assert root.attributes["mesh.region"] == "eu"
+    assert root.attributes["mesh.replica"] == "eu-0"
+    assert engine.attributes["gen_ai.provider.name"] == "vllm"
+    resources = {span.resource["service.instance.id"] for span in spans}
+    assert resources == {"us/r1", "eu/r1", "eu/eu-0"}
     decisions = [span for span in spans if span.name == "mesh.decide"]
     assert {span.region for span in decisions} == {"us", "eu"}
     assert all("mesh.candidates" in span.attributes for span in decisions)
     version, trace, parent, _ = engine_headers["traceparent"].split("-")
-    assert (trace, parent) == (by_name["engine.call"].trace, by_name["engine.call"].id)
+    assert (trace, parent) == (engine.trace, engine.id)
     assert version == "00"

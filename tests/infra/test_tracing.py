@@ -7,22 +7,22 @@ import sys
 import time
 
 import pytest
-from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor
 
 from infra import tracing
+from infra.trace_context import TraceContext
 from tests.support.otlp_collector import otlp_collector
-
-PARENT = f"00-{'1' * 32}-{'2' * 16}-00"
-TRACE = f"00-{'1' * 32}-{'2' * 16}"
+from tests.support.spans import described, traced
 
 ONE_SPAN = """
 import logging, sys, time
 from infra import tracing
 logging.basicConfig()
 tracing.FLUSH_S = float(sys.argv[1])
-tracing.set_up("mesh-test", **{"mesh.region": "us"})
-with tracing.tracer("t").start_as_current_span("last"):
-    pass
+tracing.set_up("mesh-test", "us/t", **{"mesh.region": "us"})
+context = tracing.active.begin(None)
+now = time.time_ns()
+tracing.active.send("last", context, None, began_ns=now, ended_ns=now, attributes={})
 before = time.monotonic()
 tracing.shut_down()
 print(before, time.monotonic())
@@ -55,7 +55,10 @@ async def ended(endpoint: str, flush_s: float) -> tuple[float, float, str]:
 async def test_the_last_spans_are_flushed_at_the_end() -> None:
     async with otlp_collector() as collector:
         _, _, said = await ended(collector.url, flush_s=30.0)  # this process is slow, perhaps
-        assert [(span.name, span.service) for span in collector.spans] == [("last", "mesh-test")]
+        [span] = collector.spans
+    assert (span.name, span.service, span.region) == ("last", "mesh-test", "us")
+    assert span.resource["service.instance.id"] == "us/t"
+    assert span.resource["service.version"] == tracing.package_version()
     assert "lost" not in said
 
 
@@ -71,44 +74,70 @@ async def test_an_endpoint_that_never_answers_does_not_keep_the_process() -> Non
 
 
 @pytest.mark.parametrize(
-    ("carrier", "passed_on"),
+    ("environment", "is_on"),
     [
-        ({}, {}),
-        ({"traceparent": f"{TRACE}-01"}, {}),
-        ({"traceparent": f"{TRACE}-03", "tracestate": "a=b"}, {}),
-        ({"traceparent": f"{TRACE}-00"}, {"traceparent": f"{TRACE}-00"}),
-        ({"traceparent": f"{TRACE}-02", "x": "y"}, {"traceparent": f"{TRACE}-02"}),
-        (
-            {"traceparent": f"{TRACE}-00", "tracestate": "a=b"},
-            {"traceparent": f"{TRACE}-00", "tracestate": "a=b"},
-        ),
-        ({"traceparent": "00-nonsense-00"}, {}),
-        ({"traceparent": f"{TRACE}-00-more"}, {}),
-        ({"tracestate": "a=b"}, {}),
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "True"}, False),
     ],
 )
-def test_only_what_is_surely_not_sampled_is_passed_on_as_it_is(carrier, passed_on) -> None:
-    assert tracing.unsampled(carrier) == passed_on
+def test_it_is_on_where_an_endpoint_is_set(environment, is_on) -> None:
+    assert tracing.enabled(environment) is is_on
 
 
-def test_a_span_that_records_nothing_injects_what_the_propagator_would() -> None:
-    came = {"traceparent": f"{TRACE}-02", "tracestate": "a=b,c=d"}
-    span = trace.get_current_span(tracing.extract(came))
-    injected: dict[str, str] = {}
-    tracing.inject_unrecorded(injected, span)
-    assert injected == came
-    tracing.inject_unrecorded(nothing := {}, trace.INVALID_SPAN)
-    assert nothing == {}
+TRACE = 0x1234 << 64  # its last 64 bits decide
+LOW, HIGH = TRACE, TRACE + (1 << 64) - 1
+SAMPLED, UNSAMPLED = TraceContext(TRACE, 1, True), TraceContext(TRACE, 1, False)
 
 
 @pytest.mark.parametrize(
-    ("state", "kept"),
-    [("a=" + "x" * 510, True), ("a=" + "x" * 511, False), ("a=\udcff", False), ("a=\xe9", False)],
+    ("name", "share", "sampled"),
+    [
+        ("", "", [True, True, True, False]),
+        ("parentbased_always_on", "0", [True, True, True, False]),
+        ("parentbased_traceidratio", "0.5", [True, False, True, False]),
+        ("parentbased_traceidratio", "0", [False, False, True, False]),
+        ("parentbased_always_off", "", [False, False, True, False]),
+        ("always_on", "", [True, True, True, True]),
+        ("always_off", "", [False, False, False, False]),
+        ("traceidratio", "0.5", [True, False, True, True]),
+        ("TraceIDRatio", "1", [True, True, True, True]),
+    ],
 )
-def test_a_trace_state_goes_on_if_it_is_short_and_plain(state, kept):
-    carrier = {"traceparent": PARENT, "tracestate": state}
-    assert ("tracestate" in tracing.unsampled(carrier)) is kept
-    of = trace.get_current_span(tracing.extract(carrier)).get_span_context()
-    assert of.is_valid
-    if not kept:
-        assert not of.trace_state
+def test_samplers_by_their_standard_names(name, share, sampled) -> None:
+    """Without a parent, of a low and of a high trace id; under one that is sampled, or is not."""
+    decide = tracing.sampler({tracing.SAMPLER: name, tracing.SHARE: share})
+    asked = ((LOW, None), (HIGH, None), (LOW, SAMPLED), (LOW, UNSAMPLED))
+    assert [decide(*each) for each in asked] == sampled
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("jaeger_remote", ""), ("traceidratio", "1 %"), ("parentbased_traceidratio", "2")],
+)
+def test_a_sampler_that_is_unknown_samples_everything_and_is_logged(name, share, caplog) -> None:
+    decide = tracing.sampler({tracing.SAMPLER: name, tracing.SHARE: share})
+    assert decide(LOW, None) and decide(HIGH, None)
+    assert "every trace is sampled" in caplog.text
+
+
+def test_the_share_of_new_traces_is_the_one_asked_for() -> None:
+    environment = {tracing.SAMPLER: "traceidratio", tracing.SHARE: "0.1"}
+    tracer = tracing.Tracer(SpanProcessor(), tracing.sampler(environment))
+    begun = [tracer.begin(None) for _ in range(5000)]
+    assert 0.05 < sum(context.is_sampled for context in begun) / len(begun) < 0.2
+    assert len({context.trace_id for context in begun}) == len(begun)
+
+
+def test_a_span_without_a_kind_of_error_has_no_status() -> None:
+    with traced() as ended:
+        assert tracing.active is not None
+        context = tracing.active.begin(None)
+        times = {"began_ns": 20, "ended_ns": 10}  # the clock was set back
+        tracing.active.send("a", context, None, attributes={}, error="unused", **times)
+        tracing.active.send("b", context, None, attributes={"error.type": "x"}, error="y", **times)
+        good, bad = ended()
+    assert (good.start_time, good.end_time) == (20, 20)
+    assert (described(good)[0], described(bad)) == ("UNSET", ("ERROR", "y", "x"))

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Span:
     service: str
     region: str
     attributes: dict[str, object]
+    kind: str  # SERVER, CLIENT and so on
+    status: tuple[str, str]  # UNSET or ERROR, and its description
+    resource: dict[str, str]
+    duration_s: float
 
 
 class Collector:
@@ -54,16 +59,26 @@ class Collector:
         traces = {s.trace for s in self.spans if s.attributes.get("mesh.request_id") == request_id}
         return [span for span in self.spans if span.trace in traces]
 
-    async def until(self, names: set[str], request_id: str, timeout_s: float = 20.0) -> list[Span]:
-        """The request's trace once it has spans of all these names."""
+    def roots(self, **attributes: object) -> list[Span]:
+        """The clients' requests that have these attributes, as a search by tags finds them."""
+        return [
+            span
+            for span in self.spans
+            if span.kind == "SERVER" and attributes.items() <= span.attributes.items()
+        ]
+
+    async def until(
+        self, wanted: set[tuple[str, str]], request_id: str, timeout_s: float = 20.0
+    ) -> list[Span]:
+        """The request's trace once it has spans of all these kinds and names."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not names <= {span.name for span in self.trace_of(request_id)}:
+                while not wanted <= {(span.kind, span.name) for span in self.trace_of(request_id)}:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            there = sorted({(span.service, span.name) for span in self.spans})
-            raise AssertionError(f"wanted {sorted(names)}, got {there}") from None
+            there = sorted({(span.service, span.kind, span.name) for span in self.spans})
+            raise AssertionError(f"wanted {sorted(wanted)}, got {there}") from None
         return self.trace_of(request_id)
 
 
@@ -77,6 +92,13 @@ def _span(span, about: dict[str, str]) -> Span:
         service=about.get("service.name", ""),
         region=about.get("mesh.region", ""),
         attributes=attributes,
+        kind=span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
+        status=(
+            Status.StatusCode.Name(span.status.code).removeprefix("STATUS_CODE_"),
+            span.status.message,
+        ),
+        resource=about,
+        duration_s=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
     )
 
 

@@ -9,10 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS
@@ -148,29 +144,6 @@ async def test_a_stream_passes_untouched() -> None:
     assert request.headers["content-type"] == "application/json"
     assert request.headers["traceparent"].startswith("00-" + "a" * 32)
     assert "accept-encoding" not in request.headers
-
-
-@pytest.mark.parametrize(("flags", "names"), [("00", []), ("01", ["agent.answer", "engine.call"])])
-async def test_whether_a_trace_is_sampled_is_not_decided_again(
-    monkeypatch: pytest.MonkeyPatch, flags: str, names: list[str]
-) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("agents.adapters.relay._tracer", provider.get_tracer("test"))
-
-    async def script(talk: Conversation) -> None:
-        await talk.send(CHUNKED)
-        await talk.send(chunk(b"data: [DONE]\n\n"))
-        await talk.send(LAST_CHUNK)
-
-    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}", "tracestate": "vendor=1"}
-    _, _, engine = await call(script, **trace)
-    assert sorted(span.name for span in exporter.get_finished_spans()) == names
-    headers = engine.requests[0].headers
-    assert headers["traceparent"].startswith(f"00-{'a' * 32}-")
-    assert headers["tracestate"] == "vendor=1"
-    assert (headers["traceparent"] == trace["traceparent"]) == (not names)
 
 
 async def test_the_head_waits_for_the_first_byte() -> None:

@@ -1,46 +1,83 @@
-"""The spans of one request, as a real OpenTelemetry SDK records them."""
+"""The spans of one request, as the SDK is given them."""
+
+from types import SimpleNamespace
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import Decision as Sampled
-from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
-from opentelemetry.trace import StatusCode, get_current_span
+from opentelemetry.trace import SpanKind
 
-from infra import tracing
-from mesh.adapters.spans import IngressSpan, RequestSpans
+from infra import trace_context, tracing
+from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.spans import (
+    KEPT_PER_S_MAX,
+    NS,
+    STEPS_MAX,
+    IngressSpan,
+    RequestSpans,
+    SlowLimits,
+    TailRule,
+    ingress_trace,
+)
 from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Request
+from mesh.session.answer import AnswerReceiver
+from mesh.session.record import NO_TRACE, Ending, OpenRequest
 from schemas.decision import Decision, Placement
+from schemas.exchange import End, Head
+from tests.support.spans import SAMPLED, UNSAMPLED, described, traced
 
-PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-
-UNSAMPLED = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-00", "tracestate": "vendor=1"}
-
-
-class Drawn(Sampler):
-    """Samples nothing, and keeps what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def should_sample(self, parent_context, trace_id, name, *_, **others) -> SamplingResult:
-        self.asked.append(name)
-        state = get_current_span(parent_context).get_span_context().trace_state
-        return SamplingResult(Sampled.DROP, trace_state=state)
-
-    def get_description(self) -> str:
-        return "none"
+FORWARD = fx.Forward(1, 2, "eu")
+LOCAL = fx.Dispatch(1, 1, "us-0", 1, None)
+OK = Ending("ok", 200)
+FAILED = Ending("failed", 502, "engine_failed", "no engine answers")
+ROOT, HOLD, DECIDE = "chat tiny", "mesh.hold", "mesh.decide"
+WORK = "publish mesh.{region}.replica.{replica}.work"
+INGRESS = "publish mesh.{region}.ingress"
+GATEWAY = "gateway.example:8443"
+NEVER = 1e9
+ANSWERED = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "mesh",
+    "gen_ai.request.model": "tiny",
+    "gen_ai.request.stream": True,
+    "gen_ai.usage.cache_read.input_tokens": 4,
+    "gen_ai.usage.input_tokens": 9,
+    "gen_ai.usage.output_tokens": 2,
+    "http.request.method": "POST",
+    "http.response.status_code": 200,
+    "http.route": "/v1/chat/completions",
+    "mesh.attempts_s": 0.5,
+    "mesh.held_s": 1.0,
+    "mesh.outcome": "ok",
+    "mesh.peer_held_s": 2.0,
+    "mesh.placement": "peer",
+    "mesh.region": "eu",
+    "mesh.replica": "eu-0",
+    "mesh.request_id": "q-1",
+    "mesh.ttft_s": 3.5,
+    "server.address": "gateway.example",
+    "server.port": 8443,
+    "url.path": "/v1/chat/completions",
+    "url.scheme": "http",
+}
 
 
 @pytest.fixture
-def ended(monkeypatch):
-    """The spans that have ended, in order."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
-    return exporter.get_finished_spans
+def ended():
+    with traced() as spans:
+        yield spans
+
+
+@pytest.fixture
+def unsampled():
+    with traced(0.0) as spans:
+        yield spans
+
+
+def request(**fields) -> Request:
+    given = {"arrived_at": 100.0, "deadline": 200.0, "hops": 0, "origin": "us"}
+    return Request(key=1, request_id="q-1", model="tiny", prompt=Prompt(1, ()), **(given | fields))
 
 
 def decision(placement: Placement, **fields) -> Decision:
@@ -49,95 +86,289 @@ def decision(placement: Placement, **fields) -> Decision:
     )
 
 
+def decided(record: OpenRequest, spans, placement: Placement, **fields) -> None:
+    record.decided = fx.Decided(1, decision(placement, **fields))
+    spans.decided(record.decided)
+
+
+def client(spans, **fields) -> ClientRequest:
+    return ClientRequest(request=request(**fields), spans=spans)
+
+
+def answered(record: ClientRequest, end: End, after_s: float, *, stream: bool = True) -> None:
+    """us-0 of its region, or whoever was asked, has answered after that time."""
+    answer = record.answer = AnswerReceiver(1, 1, "inbox")
+    answer.head, answer.end = Head(200, "", "us", "us-0"), end
+    answer.is_event_stream, answer.replica = stream, "eu-0"
+    record.first_byte_at = record.request.arrived_at + after_s
+
+
+def sent(spans, effect) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    spans.dispatched(effect, headers)
+    return headers
+
+
 def test_a_request_that_was_held_refused_and_answered(ended):
-    spans = RequestSpans("q-1", "tiny", tracing.extract(PARENT))
-    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
-    spans.decided(fx.Decided(1, decision(Placement.LOCAL, replica="us-0")))
-    first: dict[str, str] = {}
-    spans.dispatched("us-0", 1, first)
-    spans.decided(fx.Decided(1, decision(Placement.PEER, peer="eu")))
-    second: dict[str, str] = {}
-    spans.dispatched("eu", 2, second)
-    waited = {"held_s": 1.0, "peer_held_s": 2.0, "attempts_s": 0.5, "ttft_s": 3.5}
-    spans.first_byte(decision(Placement.PEER, peer="eu", replica="eu-0", **waited))
-    spans.end(200)
+    parent = trace_context.read(SAMPLED)
+    spans = RequestSpans(tracing.active, parent, None, GATEWAY)
+    record = client(spans)
+    decided(record, spans, Placement.HOLD)
+    decided(record, spans, Placement.LOCAL, replica="us-0", held_s=1.0)
+    first = sent(spans, LOCAL)
+    spans.attempt_failed(ev.AttemptRefused(1, 1, "full", "us", "us-0", 1, 1), None)
+    decided(record, spans, Placement.PEER, peer="eu", held_s=1.0)
+    second = sent(spans, FORWARD)
+    answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
+    record.answer.peer_held_s = 2.0
+    spans.end(record, OK)
     names = [span.name for span in ended()]
-    assert names == [
-        "mesh.decide",
-        "mesh.hold",
-        "mesh.decide",
-        "mesh.decide",
-        "mesh.dispatch",
-        "mesh.dispatch",
-        "mesh.request",
-    ]
+    assert names == [DECIDE, HOLD, DECIDE, WORK, DECIDE, INGRESS, ROOT]
     *children, root = ended()
     assert {span.parent.span_id for span in children} == {root.context.span_id}
-    assert f"{root.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
+    assert len({span.context.span_id for span in ended()}) == len(names)
+    assert {span.context.trace_id for span in ended()} == {parent.trace_id}
+    assert (root.parent.span_id, root.kind) == (parent.span_id, SpanKind.SERVER)
+    assert root.attributes == ANSWERED
+    assert described(root) == ("UNSET", None, None)
+    refused, forwarded = (span for span in children if span.kind is SpanKind.PRODUCER)
+    assert described(refused) == ("ERROR", "refused: full", "full")
+    assert described(forwarded) == ("UNSET", None, None)
+    assert refused.attributes["messaging.destination.name"] == "mesh.us.replica.us-0.work"
+    assert forwarded.attributes | {"mesh.target": "", "mesh.attempt": 0} == {
+        "messaging.system": "nats",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "mesh.eu.ingress",
+        "messaging.destination.template": "mesh.{region}.ingress",
+        "mesh.target": "",
+        "mesh.attempt": 0,
+    }
+    for headers, span in ((first, refused), (second, forwarded)):
+        assert trace_context.read(headers).span_id == span.context.span_id
+        assert trace_context.read(headers).is_sampled
+
+
+def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_left_out(ended):
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    decided(record, spans, Placement.LOCAL, replica="us-0")
+    sent(spans, LOCAL)
+    answered(record, End("done", "", -1, -1, 5, 0.1), 3.5, stream=False)
+    spans.end(record, OK)
+    root = ended()[-1].attributes
+    assert root["gen_ai.usage.output_tokens"] == 5
+    absent = ("usage.input_tokens", "cache_read", "ttft", "first_chunk", "stream", "server.")
+    assert [name for name in root if any(part in name for part in absent)] == []
+    assert -1 not in root.values()
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "description"),
+    [
+        (Ending("failed", 504, "deadline_exceeded", "its time is up"), 504, "its time is up"),
+        (Ending("shed", 429, "saturated", "all are full"), 429, "all are full"),
+        (FAILED, 502, "no engine answers"),
+        (Ending("client_gone", 499, "client_gone", "it hung up"), None, "it hung up"),
+        (Ending("failed", 403, "", "no region may"), 403, None),
+    ],
+)
+def test_the_status_says_what_went_wrong(ended, ending, status, description):
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    decided(record, spans, Placement.HOLD)
+    spans.end(record, ending)
+    assert [span.name for span in ended()] == [DECIDE, HOLD, ROOT]
+    root = ended()[-1]
+    code = "ERROR" if ending.error_type else "UNSET"
+    assert described(root) == (code, description, ending.error_type or None)
+    assert root.attributes.get("http.response.status_code") == status
+    assert root.attributes["mesh.outcome"] == ending.outcome
+
+
+def test_a_stream_that_broke_has_the_status_that_was_sent(ended):
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    decided(record, spans, Placement.LOCAL, replica="us-0")
+    sent(spans, LOCAL)
+    answered(record, None, 0.5)
+    spans.end(record, FAILED)
+    *_, attempt, root = ended()
     assert root.attributes["http.response.status_code"] == 200
-    assert {f"mesh.{name}": value for name, value in waited.items()}.items() <= (
-        root.attributes.items()
+    assert described(root) == ("ERROR", "no engine answers", "engine_failed")
+    assert described(attempt) == ("UNSET", None, None), "it had brought a first byte"
+
+
+def test_an_attempt_that_was_given_up_says_so(ended):
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    for attempt in (1, 2, 3, 4):
+        decided(record, spans, Placement.LOCAL, replica="us-0", attempt=attempt)
+        sent(spans, LOCAL)
+        if attempt == 1:
+            spans.attempt_failed(
+                ev.AttemptFailed(1, 1, "reset"), End("engine_lost", "", 0, 0, 0, 0.0)
+            )
+        elif attempt == 2:
+            spans.attempt_failed(
+                ev.AttemptFailed(1, 1, "made up"), End("nonsense", "", 0, 0, 0, 0.0)
+            )
+        elif attempt == 3:
+            spans.attempt_failed(ev.AttemptFailed(1, 1, "an error", 500), None)
+    decided(record, spans, Placement.SHED)
+    spans.end(record, FAILED)
+    attempts = [described(span) for span in ended() if span.kind is SpanKind.PRODUCER]
+    assert attempts == [
+        ("ERROR", "reset", "engine_lost"),
+        ("ERROR", "made up", "lost"),
+        ("ERROR", "an error", "500"),
+        ("ERROR", "the router gave it up", "given_up"),
+    ]
+
+
+def test_a_request_under_a_label_says_so_of_its_destination(ended):
+    spans = RequestSpans(tracing.active)
+    record = client(spans, residency=("eu-only",))
+    decided(record, spans, Placement.PEER, peer="eu")
+    sent(spans, FORWARD)
+    spans.end(record, FAILED)
+    [attempt] = [span for span in ended() if span.kind is SpanKind.PRODUCER]
+    assert attempt.name == "publish mesh.{region}.ingress.{label}"
+    assert "messaging.destination.name" not in attempt.attributes
+
+
+def test_steps_of_one_request_are_bounded(ended):
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    for _ in range(3 * STEPS_MAX):
+        decided(record, spans, Placement.HOLD)
+    spans.end(record, FAILED)
+    assert [span.name for span in ended()].count(DECIDE) == STEPS_MAX
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_a_warm_up_is_called(ended, warm):
+    spans = RequestSpans(tracing.active)
+    record = OpenRequest(request=request(warm=warm), spans=spans)
+    spans.end(record, OK)
+    [root] = ended()
+    assert (root.name, root.kind) == (
+        ("mesh.warm_up", SpanKind.INTERNAL) if warm else (ROOT, SpanKind.SERVER)
     )
-    assert (root.attributes["mesh.region"], root.attributes["mesh.replica"]) == ("eu", "eu-0")
-    assert root.status.status_code is StatusCode.UNSET
-    again, answered = [span for span in ended() if span.name == "mesh.dispatch"]
-    assert again.status.description == "placed again"
-    assert answered.status.status_code is StatusCode.UNSET
-    for headers, span in ((first, again), (second, answered)):
-        assert headers["traceparent"].split("-")[2] == f"{span.context.span_id:016x}"
 
 
-def test_a_request_that_failed_leaves_no_span_open(ended):
-    spans = RequestSpans("q-1", "tiny", None)
-    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
-    spans.end(503, "no replica")
-    assert [span.name for span in ended()] == ["mesh.decide", "mesh.hold", "mesh.request"]
-    assert ended()[-1].status.description == "no replica"
-
-
-def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):
-    span = IngressSpan("q-1", "us", tracing.extract(PARENT))
-    span.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0", held_s=7.75)))
-    span.end(200, None)
-    hold, *others = ended()
-    assert [one.name for one in (hold, *others)] == ["mesh.hold", "mesh.decide", "mesh.ingress"]
-    assert hold.end_time - hold.start_time == 7_750_000_000
-
-
-@pytest.mark.parametrize(("refused", "told"), [(None, None), ("no_replica", "refused: no_replica")])
-def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused, told):
-    span = IngressSpan("q-1", "us", tracing.extract(PARENT))
-    headers: dict[str, str] = {}
-    if refused is None:
-        span.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0")))
-        span.dispatched("eu-0", 1, headers)
-    span.end(200, refused)
-    ingress = ended()[-1]
-    assert f"{ingress.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
-    assert ingress.status.description == told
-    if refused is None:
-        assert headers["traceparent"].split("-")[2] == f"{ingress.context.span_id:016x}"
+# Requests that are not sampled.
 
 
 @pytest.mark.parametrize("parent", [None, UNSAMPLED])
-def test_a_request_that_is_not_sampled_makes_no_more_spans_and_says_so_to_others(
-    monkeypatch, parent
-):
-    sampler = Drawn()
-    provider = TracerProvider(sampler=sampler)
-    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
-    spans = RequestSpans("q-1", "tiny", None if parent is None else tracing.extract(parent))
-    headers: dict[str, str] = {}
-    spans.dispatched("us-0", 1, headers)
-    ingress = IngressSpan("q-1", "us", tracing.extract(headers))
-    to_agent: dict[str, str] = {}
-    ingress.dispatched("eu-0", 1, to_agent)
-    assert not spans.is_recording and not ingress.is_recording, "so nothing else is called"
-    assert sampler.asked == ["mesh.request", "mesh.ingress"]
-    for told in (headers, to_agent):
-        assert tracing.unsampled(told) == told != {}
-        assert told.get("tracestate") == (parent or {}).get("tracestate")
-    traces = {told["traceparent"].split("-")[1] for told in (headers, to_agent)}
-    assert len(traces) == 1
+def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsampled, parent):
+    context = parent and trace_context.read(parent)
+    spans = RequestSpans(tracing.active, context, TailRule(SlowLimits(NEVER, NEVER)))
+    record = client(spans)
+    decided(record, spans, Placement.LOCAL, replica="us-0")
+    headers = sent(spans, LOCAL)
+    answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
+    spans.end(record, OK)
+    assert not spans.is_recording
+    assert unsampled() == ()
+    told = trace_context.read(headers)
+    assert not told.is_sampled
+    assert ingress_trace(headers, "us", "mesh.eu.ingress") is NO_TRACE, "its headers go on"
     if parent is not None:
-        assert traces == {parent["traceparent"].split("-")[1]}
+        assert (told.trace_id, told.state) == (context.trace_id, "vendor=1")
+
+
+@pytest.mark.parametrize(
+    ("ending", "ttft_s", "stream", "reason"),
+    [
+        (OK, 1.9, True, None),
+        (OK, 2.0, True, "slow"),
+        (OK, 2.0, False, None),
+        (FAILED, None, True, "error"),
+        (Ending("shed", 429, "saturated", "all are full"), None, True, "error"),
+        (Ending("client_gone", 499, "client_gone", "it hung up"), None, True, None),
+        (Ending("client_gone", 499, "client_gone", "it hung up"), 2.5, True, "slow"),
+        (Ending("failed", 403, "", "no region may"), None, True, None),
+    ],
+)
+def test_a_request_that_failed_or_was_slow_is_traced_nevertheless(
+    unsampled, ending, ttft_s, stream, reason
+):
+    spans = RequestSpans(tracing.active, None, TailRule(SlowLimits(2.0, NEVER)))
+    record = client(spans)
+    decided(record, spans, Placement.HOLD)
+    decided(record, spans, Placement.LOCAL, replica="us-0")
+    headers = sent(spans, LOCAL)
+    if ttft_s is not None:
+        answered(record, End("done", "", 9, 4, 2, 0.1), ttft_s, stream=stream)
+    spans.end(record, ending)
+    names = [DECIDE, HOLD, DECIDE, WORK, ROOT]
+    assert [span.name for span in unsampled()] == ([] if reason is None else names)
+    if reason is not None:
+        *children, root = unsampled()
+        told = trace_context.read(headers)
+        assert (root.context.trace_id, root.context.span_id) == (told.trace_id, told.span_id)
+        assert root.attributes["mesh.kept_because"] == reason
+        assert root.attributes["mesh.region"] == "us"
+        assert {span.parent.span_id for span in children} == {told.span_id}
+        assert len({span.context.span_id for span in unsampled()}) == len(names)
+
+
+def test_a_long_request_is_slow():
+    rule = TailRule(SlowLimits(NEVER, 60.0))
+    assert rule.keeps(OK, None, 59.0) is None
+    assert rule.keeps(OK, 0.1, 60.0) == "slow"
+
+
+def test_an_outage_is_traced_by_the_first_of_every_second(caplog):
+    clock = SimpleNamespace(now=7.2)
+    rule = TailRule(SlowLimits(1.0, NEVER), lambda: clock.now)
+    kept = [rule.keeps(FAILED, None, 0.1) for _ in range(3 * KEPT_PER_S_MAX)]
+    assert kept == ["error"] * KEPT_PER_S_MAX + [None] * (2 * KEPT_PER_S_MAX)
+    assert rule.keeps(OK, 5.0, 5.0) == "slow", "the other reason has its own limit"
+    assert caplog.text.count("no trace of a request (error)") == 1
+    clock.now = 8.0
+    assert rule.keeps(FAILED, None, 0.1) == "error"
+
+
+# Peers' requests.
+
+
+def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):
+    span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+    record = OpenRequest(request=request(), spans=span)
+    decided(record, span, Placement.LOCAL, replica="eu-0", held_s=7.75)
+    span.end(record, Ending("placed", 200))
+    hold, *others = ended()
+    assert [one.name for one in (hold, *others)] == [
+        HOLD,
+        DECIDE,
+        "process mesh.{region}.ingress",
+    ]
+    assert hold.end_time - hold.start_time == round(7.75 * NS)
+
+
+@pytest.mark.parametrize(("refused", "told"), [("", None), ("no_replica", "refused: no_replica")])
+def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused, told):
+    span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress.gdpr")
+    assert isinstance(span, IngressSpan)
+    record = OpenRequest(request=request(), spans=span)
+    headers: dict[str, str] = {}
+    if not refused:
+        decided(record, span, Placement.LOCAL, replica="eu-0")
+        headers = sent(span, LOCAL)
+    span.end(record, Ending("refused" if refused else "placed", 200, refused))
+    ingress = ended()[-1]
+    assert ingress.parent.span_id == trace_context.read(SAMPLED).span_id
+    assert ingress.name == "process mesh.{region}.ingress.{label}"
+    assert ingress.kind is SpanKind.CONSUMER
+    assert ingress.attributes["messaging.destination.name"] == "mesh.eu.ingress.gdpr"
+    assert ingress.attributes["messaging.operation.type"] == "process"
+    assert described(ingress) == ("ERROR" if refused else "UNSET", told, refused or None)
+    if not refused:
+        assert trace_context.read(headers).span_id == ingress.context.span_id
+
+
+def test_a_peer_without_tracing_adds_nothing():
+    assert tracing.active is None
+    assert ingress_trace(SAMPLED, "us", "mesh.eu.ingress") is NO_TRACE

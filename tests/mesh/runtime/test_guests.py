@@ -6,17 +6,16 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
-from infra import tracing
 from schemas.exchange import HELD_S
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, scripted_engine
 from tests.support.small_mesh import PATIENT, WAIT_S, chat, post, small_mesh
+from tests.support.spans import traced
 
 pytestmark = pytest.mark.timeout(90)
+SERVER = SpanKind.SERVER
 AGREE_S = 0.005
 LONG = "word " * 60_000  # 75,000 tokens: seconds of work, by what a router believes at start
 
@@ -76,28 +75,20 @@ async def test_it_is_served_where_it_waited(two):
     assert not guests(two)
 
 
-async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, monkeypatch, caplog):
+async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, caplog):
     caplog.set_level(logging.INFO, "mesh.runtime.request_manager")
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
-    monkeypatch.setattr(tracing, "is_set_up", True)
     before_s = two.sample("eu", "mesh_hold_seconds_sum")
     headers = {"x-mesh-debug": "1", "x-request-id": "held-1"}
-    task = asyncio.create_task(post(two, chat(stream=True), **headers))
-    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
-    two.gate.set()
-    status, _, answered = await task
+    with traced() as ended:
+        task = asyncio.create_task(post(two, chat(stream=True), **headers))
+        await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+        two.gate.set()
+        status, _, answered = await task
+        roots = [span for span in ended() if span.name == "chat tiny" and span.kind is SERVER]
+        [hold] = [span for span in ended() if span.name == "mesh.hold"]
     assert status == 200
     receipt = orjson.loads(answered["x-mesh-decision"])
-    spans = [span for span in exporter.get_finished_spans() if span.attributes is not None]
-    [root] = [
-        span
-        for span in spans
-        if span.attributes.get("mesh.request_id") == "held-1" and span.name == "mesh.request"
-    ]
-    [hold] = [span for span in exporter.get_finished_spans() if span.name == "mesh.hold"]
+    [root] = [span for span in roots if span.attributes["mesh.request_id"] == "held-1"]
     held_s = receipt["peer_held_s"]
     assert held_s > 0.0
     assert receipt["held_s"] == 0.0

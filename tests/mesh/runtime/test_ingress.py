@@ -19,7 +19,7 @@ from mesh.core.model.prompt import PromptReader, PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.runtime.request_manager import RequestObserver
+from mesh.runtime.request_observer import RequestObserver
 from mesh.runtime.request_messages import RequestMessages, read_ingress
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
 from mesh.session.session import Session

@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
@@ -26,6 +25,7 @@ from schemas.http import CHAT
 from schemas.ids import ModelId, RegionId, RequestId, RouterId
 from tests.mesh.core.build import beat
 from tests.mesh.runtime.test_ingress import BODY, message
+from tests.support.spans import traced
 
 US, EU, R1 = RegionId("us"), RegionId("eu"), RouterId("r1")
 TINY = ModelId("tiny")
@@ -119,8 +119,8 @@ def test_a_recording_has_them(ask, tmp_path):
 
 
 @BOTH
-def test_a_trace_has_them(ask, monkeypatch):
-    tracer = TracerProvider().get_tracer("test")
-    monkeypatch.setattr("mesh.adapters.spans._TRACER", tracer)
-    monkeypatch.setattr("infra.tracing.is_set_up", True)
-    assert ask(Manager()) == ["us-0"]
+def test_a_sampled_trace_has_them(ask):
+    with traced():
+        assert ask(Manager()) == ["us-0"]
+    with traced(0.0):
+        assert ask(Manager()) == []

@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 import opentelemetry.trace
 
-from infra import tracing
+from infra import span_conventions, trace_context, tracing
 from mesh.adapters import spans
 from tests.gate import bytecodes
 from tests.programs.bench.cells import Cell, Client
@@ -48,7 +48,10 @@ CONNECTIONS = 16  # of each mesh
 EXPORT_EVERY_S = 5.0  # OpenTelemetry's default
 FIGURES = {"router_cpu_us": "router", "agents_cpu_us": "agent"}
 OPENTELEMETRY = Path(opentelemetry.trace.__file__).parents[1]
-TRACING = (tracing.__file__, spans.__file__, str(OPENTELEMETRY))
+TRACING = (
+    *(module.__file__ for module in (tracing, trace_context, span_conventions, spans)),
+    str(OPENTELEMETRY),
+)
 
 Counted = Mapping[str, tuple[float, float]]
 

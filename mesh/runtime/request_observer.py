@@ -1,0 +1,133 @@
+"""What becomes of requests at one router, as metrics, log lines and steps of each request."""
+
+import logging
+from collections.abc import Callable
+
+from infra.process import LimitedLog
+from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
+from mesh.adapters.metric_labels import OTHER, LabelSet
+from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.spans import receipt_line
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import PromptReader
+from mesh.runtime.config import RouterConfig
+from mesh.session.answer import AnswerReceiver
+from mesh.session.bus_receiver import NOBODY_LISTENS
+from mesh.session.record import Observer, OpenRequest, Step, StepKind
+from schemas import exchange
+from schemas.decision import Placement
+from schemas.exchange import Placed
+from schemas.ids import RegionId
+
+log = logging.getLogger(__name__)
+
+_REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
+
+
+class RequestObserver(Observer):
+    """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
+    client's."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        metrics: RouterMetrics,
+        prompts: PromptReader,
+        clock: Callable[[], float],
+        ended: EndedRequests,
+    ) -> None:
+        self._home = config.region
+        self._regions = frozenset((*config.peers, config.region))
+        self._metrics = metrics
+        self._prompts = prompts
+        self._clock, self._ended = clock, ended
+        self._log = LimitedLog(log)
+
+    def _note(self, record: OpenRequest, what: StepKind) -> None:
+        if len(record.steps) < STEPS_MAX:
+            record.steps.append(Step(self._clock(), what))
+
+    def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
+        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
+            record.steps.append(Step(self._clock(), effect))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", receipt_line(effect.decision))
+        request = record.request
+        if request.warm:
+            return
+        placement, held_s = effect.decision.placement, effect.decision.held_s
+        if placement is Placement.LOCAL or placement is Placement.PEER:
+            self._metrics.hold.observe(held_s)
+        if request.answer_inbox is None:
+            self._metrics.placements_by_kind(placement.value).inc()
+
+    def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
+        region = answer.region
+        assert region is not None, "known since PLACED"
+        self._metrics.forwards.labels(self._known(region), "placed").inc()
+        self._note(record, Placed(region, answer.replica or "", answer.peer_held_s))
+        log.info(
+            "%s placed by %s on %s after %.3f s in its hold queue",
+            *(record.request.request_id, region, answer.replica, answer.peer_held_s),
+        )
+
+    def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
+        self._note(record, event)
+        self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
+        if event.region != self._home:
+            self._metrics.forwards.labels(self._known(event.region), "refused").inc()
+
+    def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
+        self._metrics.failures.inc()
+        self._note(record, event)
+        log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
+
+    def served(self, record: OpenRequest, end: exchange.End) -> None:
+        assert isinstance(record, ClientRequest) and record.answer is not None
+        prompt, output = end.prompt_tokens, end.completion_tokens
+        if prompt >= 0:
+            self._prompts.learn(record.request.model, record.size, prompt)
+        if prompt < 0 and output < 0:
+            return
+        labels = labels_of(self._metrics, record)
+        self._metrics.tokens_seen(labels, prompt, end.cached_tokens, output)
+        began_at = record.first_byte_at
+        if began_at is not None and output > 1 and record.answer.is_event_stream:
+            seconds = (self._clock() - began_at) / (output - 1)
+            self._metrics.token_time_seen(labels, seconds, exemplar_of(record))
+
+    def frames_missing(self) -> None:
+        self._metrics.frames_missing.inc()
+
+    def residency_refused(self, asker: str) -> None:
+        self._metrics.residency_refused.labels(asker).inc()
+
+    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
+        if record.request.warm:
+            return
+        self._ended.of_peer(record, refusal)
+        result = "placed" if refusal is None else "refused"
+        self._metrics.ingress.labels(record.request.origin, result).inc()
+        if refusal is not None:
+            self._metrics.ingress_refusals.labels(refusal).inc()
+
+    def unreadable(self, what: str, text: str, *args: object) -> None:
+        self._log.warning(what, "unreadable", text, *args)
+
+    def _known(self, region: RegionId) -> str:
+        """That region as a label; a frame may name any."""
+        return region if region in self._regions else OTHER
+
+
+def exemplar_of(record: OpenRequest) -> str | None:
+    """The id of its trace, if that is exported."""
+    return record.spans.trace_id if record.spans.is_recording else None
+
+
+def labels_of(metrics: RouterMetrics, record: ClientRequest) -> LabelSet:
+    """Of a request's series; without a region until a byte of its answer came."""
+    answer = record.answer
+    region = answer.region if answer is not None and answer.head is not None else None
+    return metrics.labels_of(record.request.model, record.tenant or "", region or "")
