@@ -52,6 +52,7 @@ from schemas.settings import (
     WHOLE,
     Advice,
     LinkTable,
+    Option,
     ProactiveTable,
     RoutingScope,
     RoutingTable,
@@ -61,6 +62,7 @@ from schemas.settings import (
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
+HOST_PORT_PATTERN = r"^.+:[0-9]{1,5}$"
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$"  # as browsers write it
 ORIGINS_MAX = 64
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
@@ -79,7 +81,7 @@ HostPort = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": r"^.+:[0-9]{1,5}$",
+            "pattern": HOST_PORT_PATTERN,
             "description": "host:port as others dial it.",
         }
     ),
@@ -138,18 +140,25 @@ Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20), WHOLE]
 class MeshTable(Table):
     """`[mesh]`: what the whole is called."""
 
-    name: MeshName
+    name: Annotated[MeshName, Option("What the whole is called.")]
 
 
 class NatsLimits(Table):
     """`[nats]`: limits of every region's nats-server."""
 
-    # Long prompts and images pass NATS' default of 1 MiB; larger bodies travel in parts.
-    max_payload_mib: Annotated[int, Field(strict=True, ge=1, le=64), WHOLE] = 8
-    # What a slow reader may leave unread before the server cuts it off: 8 full messages.
-    max_pending_mib: Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE] = 64
-    jetstream_memory_mib: Mebibytes = 256
-    jetstream_disk_mib: Mebibytes | None = None  # 1024, and what [batch] may take
+    max_payload_mib: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=64), WHOLE],
+        Option("Of one message; larger bodies travel in parts. NATS' own 1 is little for prompts."),
+    ] = 8
+    max_pending_mib: Annotated[
+        Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE],
+        Option("What a slow reader may leave unread before the server closes its connection."),
+    ] = 64
+    jetstream_memory_mib: Annotated[Mebibytes, Option("Of streams in memory.")] = 256
+    jetstream_disk_mib: Annotated[
+        Mebibytes | None,
+        Option("Of streams on disk.", default="1024, and what `[batch]` may take"),
+    ] = None
 
     @model_validator(mode="after")
     def _room_for_one_message(self) -> Self:
@@ -161,23 +170,44 @@ class NatsLimits(Table):
 class RegionTable(Table):
     """`[regions.<name>]`: one failure and latency domain."""
 
-    http: HostPort  # the OpenAI endpoint of the region's router
-    nats: HostPort  # client port of its nats-server
-    leaf: HostPort  # where its nats-server accepts links from other regions
-    endpoint: EndpointUrl | None = None  # base URL for clients, listed in /v1/regions
-    location: Degrees | None = None  # [latitude, longitude], for clients that send their own
-    monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
-    replicas: ReplicaNames  # names, or a number N for <region>-0 … <region>-(N-1)
-    routers: RouterNames = (RouterId("r1"),)
-    # Processes of each router.
-    workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE] = 1
-    metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
-    cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
-    batch_runners: RunnerNames = ()  # processes that do batch jobs; without any it takes none
-    gpu_hour_price: Price | None = None  # in any currency; dearer regions get less offline work
-    routing: RoutingTable = RoutingTable()  # what differs here from the mesh's
-    residency: LabelList = ()  # labels that it carries
-    confined_to: LabelList = ()  # its clients' requests stay where one of these is carried
+    http: Annotated[HostPort, Option("host:port of its routers' OpenAI endpoint.")]
+    nats: Annotated[HostPort, Option("host:port of its nats-server, for clients.")]
+    leaf: Annotated[HostPort, Option("host:port where its nats-server accepts other regions.")]
+    endpoint: Annotated[
+        EndpointUrl | None, Option("Base URL for clients, listed in `/v1/regions`.")
+    ] = None
+    location: Annotated[
+        Degrees | None, Option("Latitude and longitude, for clients that send their own.")
+    ] = None
+    monitor: Annotated[
+        HostPort | None, Option("host:port of its nats-server's own HTTP pages.", default="none")
+    ] = None
+    replicas: Annotated[
+        ReplicaNames, Option("Names, or a number N for <region>-0 … <region>-(N-1).")
+    ]
+    routers: Annotated[RouterNames, Option("Names of its routers.")] = (RouterId("r1"),)
+    workers: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE],
+        Option("Processes of each router; one uses one core."),
+    ] = 1
+    metrics: Annotated[
+        HostPort | None,
+        Option("host:port of the metrics of a router's first worker; the others' ports follow."),
+    ] = None
+    cors_origins: Annotated[
+        Origins, Option('Pages that may call from a browser; `"*"` for all.')
+    ] = ()
+    batch_runners: Annotated[
+        RunnerNames, Option("Processes that do batch jobs; without any it takes none.")
+    ] = ()
+    gpu_hour_price: Annotated[
+        Price | None, Option("In any currency; dearer regions get less offline work.")
+    ] = None
+    routing: Annotated[RoutingTable, Option("What differs here from the mesh's.")] = RoutingTable()
+    residency: Annotated[LabelList, Option("Labels that it carries.")] = ()
+    confined_to: Annotated[
+        LabelList, Option("Its clients' requests stay where one of these is carried.")
+    ] = ()
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -193,12 +223,18 @@ class TenantTable(Table):
     """`[tenants.<name>]`: its prompts share prefixes with no other tenant's, and are computed
     only where one of the labels is carried, whatever their requests hold."""
 
-    key_sha256: Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)]
-    residency: Annotated[  # none: anywhere
-        tuple[LabelName, ...],
-        Field(min_length=1, max_length=LABELS_MAX),
-        AfterValidator(checked_labels),
-        LABEL_LIST,
+    key_sha256: Annotated[
+        Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)],
+        Option("SHA-256 of each of its API keys."),
+    ]
+    residency: Annotated[
+        Annotated[
+            tuple[LabelName, ...],
+            Field(min_length=1, max_length=LABELS_MAX),
+            AfterValidator(checked_labels),
+            LABEL_LIST,
+        ],
+        Option("Labels of places where its prompts may be computed.", default="anywhere"),
     ] = ()
 
 

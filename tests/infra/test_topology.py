@@ -403,6 +403,6 @@ def test_any_edit_gives_a_topology_or_a_topology_error(edits):
         topology = parse("\n".join(lines), "mesh.toml")
     except TopologyError as error:
         lines = str(error).splitlines()
-        assert lines and all(re.match(r"mesh\.toml(:\d+:\d+)?: ", line) for line in lines)
+        assert lines and all(re.match(r"mesh\.toml(:\d+(:\d+)?)?: ", line) for line in lines)
     else:
         assert isinstance(topology, Topology)
