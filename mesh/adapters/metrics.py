@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.metrics_page import add_process_metrics
 from mesh.core.router import RouterCore
 from schemas.state import Health
 
@@ -32,6 +33,7 @@ class RouterMetrics:
         """`clock`: the one by which the core is fed."""
         self.registry = registry
         registry.register(_CoreState(core, clock))
+        add_process_metrics(registry)
         self._client_metrics(partial(Counter, registry=registry))
         self._placement_metrics(partial(Counter, registry=registry))
         self._bus_metrics(partial(Counter, registry=registry))

@@ -1,7 +1,7 @@
 """The batch runner's Prometheus metrics: every name is here, and only here."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.metrics_page import add_process_metrics
 from mesh.adapters.metrics import LATENESSES
 from mesh.batch.job_follower import JobMetrics
 from mesh.batch.line_desk import LineMetrics
@@ -44,11 +45,18 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
     def __init__(self, home: RegionId, peers: tuple[RegionId, ...]) -> None:
         self._home, self._regions = home, frozenset((home, *peers))
         self.registry = CollectorRegistry()
+        add_process_metrics(self.registry)
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         self.runner = gauge("mesh_batch_runner", "1, and which batch runner this is.", ["runner"])
         self.bus_connected = gauge("mesh_bus_connected", "Whether the bus can be reached.")
         self.store_connected = gauge("mesh_batch_store_connected", "The same of the jobs' store.")
+        self.store_bytes = gauge(
+            "mesh_batch_store_bytes", "Bytes of each part of the region's store.", ["part"]
+        )
+        self.store_bytes_max = gauge(
+            "mesh_batch_store_bytes_max", "Most of them; a full part refuses what is new.", ["part"]
+        )
         self.loop_late = Histogram(
             "mesh_loop_late_seconds",
             "How much later than it was due the event loop came to a timer.",
@@ -108,6 +116,13 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
         self.frames_lost = counter(
             "mesh_frames_missing", "Times that frames of an answer were lost and requested again."
         )
+
+    def store_filled(self, fill: Mapping[str, tuple[int, int]]) -> None:
+        """How full each part of the store is; none where that is not known."""
+        for gauge, number in ((self.store_bytes, 0), (self.store_bytes_max, 1)):
+            gauge.clear()
+            for part, sizes in fill.items():
+                gauge.labels(part).set(sizes[number])
 
     def read(self, state: RunnerState) -> None:
         """Read `state` at every scrape."""

@@ -254,6 +254,11 @@ class Connection:
         """How many it has. Raises StoreUnavailable."""
         return int((await self.ask(f"STREAM.INFO.{stream}"))["state"]["messages"])
 
+    async def fill(self, stream: str) -> tuple[int, int]:
+        """Its bytes, and how many it may have. Raises StoreUnavailable."""
+        reply = await self.ask(f"STREAM.INFO.{stream}")
+        return int(reply["state"]["bytes"]), int(reply["config"]["max_bytes"])
+
     async def server_unix_s(self, stream: str) -> float:
         """What the server's clock shows, in seconds since 1970. Raises StoreUnavailable."""
         reply = await self.ask(f"STREAM.INFO.{stream}")

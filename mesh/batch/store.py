@@ -19,7 +19,24 @@ from mesh.batch.jobs import Jobs
 from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
 from schemas import subjects
-from schemas.batch import STREAM_JOBS
+from schemas.batch import (
+    STREAM_FILE_RECORDS,
+    STREAM_FILES,
+    STREAM_JOBS,
+    STREAM_LINES,
+    STREAM_RESULTS,
+    STREAM_TASKS,
+)
+
+# As mesh.toml's `[batch]` names them; of records and tasks it names no size.
+PARTS = {
+    "files": STREAM_FILES,
+    "results": STREAM_RESULTS,
+    "lines": STREAM_LINES,
+    "jobs": STREAM_JOBS,
+    "records": STREAM_FILE_RECORDS,
+    "tasks": STREAM_TASKS,
+}
 
 
 class BatchStore:
@@ -49,6 +66,10 @@ class BatchStore:
     async def server_unix_s(self) -> float:
         """The time of day by nats-server's clock. Raises StoreUnavailable."""
         return await self._connection.server_unix_s(STREAM_JOBS)
+
+    async def fill(self) -> dict[str, tuple[int, int]]:
+        """The bytes of each part, and how many it may have. Raises StoreUnavailable."""
+        return {part: await self._connection.fill(stream) for part, stream in PARTS.items()}
 
     async def open(self) -> None:
         """Connect. Raises infra.bus.BusUnreachable."""
