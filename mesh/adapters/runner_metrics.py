@@ -87,6 +87,8 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
             "Times that the store took no result or gave no line: full, unavailable.",
             ["why"],
         )
+        for why in ("full", "unavailable"):
+            self.store_errors.labels(why)  # so that the first error is an increase
 
     def _line_counters(self, counter: Callable[..., Counter]) -> None:
         self.lines = counter(

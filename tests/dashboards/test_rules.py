@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.dashboards.alert_cases import CASES, Case
+from tests.dashboards.test_mesh_dashboard import graphs
 from tests.support.exported_metrics import EXPORTED, selectors
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,11 @@ def test_every_alert_has_a_section_that_says_what_to_do():
         assert rule["annotations"]["runbook"] == RUNBOOKS + rule["alert"].lower()
         section = sections[rule["alert"]]
         assert "**Look at**" in section and "**Do**" in section, rule["alert"]
+
+
+def test_the_page_speaks_of_panels_that_are_there():
+    named = set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", PAGE))
+    assert named and named <= {panel["title"] for panel in graphs}
 
 
 def test_the_stack_of_compose_reads_the_rules():
