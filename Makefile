@@ -147,9 +147,10 @@ format: $(STAMP) ## rewrite to the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files anew from the code
+schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files and docs/options.md anew from the code
 	$(BIN)/python -m schemas.build
 	$(BIN)/python -m infra.topology_schema
+	$(BIN)/python -m docs.options
 
 clean: ## remove what the other commands made
 	rm -rf .venv .venv-* .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, RouterId, ValidRouterId
-from schemas.settings import WHOLE, Advice, Table
+from schemas.settings import WHOLE, Advice, Option, Table
 
 MEBIBYTES_MAX = 1 << 20
 STATE_MIB = 1024  # of a region's server for heartbeats and leases, where mesh.toml does not say
@@ -29,18 +29,29 @@ Days = Annotated[int, Field(strict=True, ge=1, le=365), WHOLE]
 class BatchTable(Table):
     """`[batch]`: limits of every region's batch jobs. A full store refuses what is new."""
 
-    # On disk: uploaded files and outputs; answers of jobs that are not finished; lines that wait;
-    # the jobs themselves.
-    files_mib: StoreMebibytes = 4096
-    results_mib: StoreMebibytes = 2048
-    lines_mib: StoreMebibytes = 2048
-    jobs_mib: StoreMebibytes = 64
-    file_mib_max: Annotated[int, Field(strict=True, ge=1, le=8192), WHOLE] = 512  # of one upload
-    files_max: Annotated[int, Field(strict=True, ge=2, le=50_000), WHOLE] = 10_000
-    lines_max: Annotated[int, Field(strict=True, ge=1, le=1_000_000), WHOLE] = 50_000  # of one job
-    jobs_max: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 1_000  # not ended
-    output_days: Days = 30  # that output files are kept, where the client does not say
-    jobs_days: Days = 30  # that jobs are listed after their end
+    files_mib: Annotated[StoreMebibytes, Option("Uploaded files and outputs, on disk.")] = 4096
+    results_mib: Annotated[
+        StoreMebibytes, Option("Answers of jobs that are not finished, on disk.")
+    ] = 2048
+    lines_mib: Annotated[StoreMebibytes, Option("Lines that wait, on disk.")] = 2048
+    jobs_mib: Annotated[StoreMebibytes, Option("The jobs themselves, on disk.")] = 64
+    file_mib_max: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=8192), WHOLE], Option("Of one upload.")
+    ] = 512
+    files_max: Annotated[
+        Annotated[int, Field(strict=True, ge=2, le=50_000), WHOLE], Option("Uploaded files.")
+    ] = 10_000
+    lines_max: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=1_000_000), WHOLE], Option("Lines of one job.")
+    ] = 50_000
+    jobs_max: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE],
+        Option("Jobs that have not ended."),
+    ] = 1_000
+    output_days: Annotated[
+        Days, Option("That output files are kept, where the client does not say.")
+    ] = 30
+    jobs_days: Annotated[Days, Option("That jobs are listed after their end.")] = 30
 
     @property
     def records_mib(self) -> int:

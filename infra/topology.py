@@ -5,10 +5,11 @@ the others, and one round-trip time holds between any two. Of a pair, the region
 first in the alphabet accepts the leaf link and the other solicits it: a rule instead of a setting,
 so two operators can't both wait for the other.
 
-All mistakes are reported at once, each with its file, its key and what to do; nothing is repaired
-silently. An API key's SHA-256 is in the file instead of the key: a reader of the file can't send
-requests in the tenant's name. That holds for keys that were made at random; a slow password hash
-would cost every request a hundred times its placement, and protects only short passwords.
+All mistakes are reported at once, each with its file, line, key and what to do; nothing is
+repaired silently. An API key's SHA-256 is in the file instead of the key: a reader of the file
+can't send requests in the tenant's name. That holds for keys that were made at random; a slow
+password hash would cost every request a hundred times its placement, and protects only short
+passwords.
 
 Rejected: YAML (its `no` is a boolean) and environment variables per field (a mesh has dozens of
 addresses; they belong in one reviewed file).
@@ -17,7 +18,7 @@ addresses; they belong in one reviewed file).
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -32,8 +33,10 @@ from pydantic import (
 )
 
 from infra.address import Address, parse_address
-from infra.batch_table import BatchTable, Price, RunnerNames, batch_problems, jetstream_disk_mib
-from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
+from infra.batch_table import BatchTable, Price, RunnerNames, jetstream_disk_mib
+from infra.toml_positions import TomlPositions
+from infra.topology_checks import across_tables, not_toml, right_items, right_part
+from infra.workers import WORKERS_MAX, pages
 from schemas.ids import (
     NAME_PATTERN,
     REGION_ROUTERS_MAX,
@@ -43,12 +46,13 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
-from schemas.problems import KeyPath, did_you_mean, problem_lines
+from schemas.problems import KeyPath, problems
 from schemas.residency import LABELS_MAX, Ground, Label, Labels, checked_labels, ground
 from schemas.settings import (
     WHOLE,
     Advice,
     LinkTable,
+    Option,
     ProactiveTable,
     RoutingScope,
     RoutingTable,
@@ -58,6 +62,7 @@ from schemas.settings import (
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
+HOST_PORT_PATTERN = r"^.+:[0-9]{1,5}$"
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$"  # as browsers write it
 ORIGINS_MAX = 64
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
@@ -76,7 +81,7 @@ HostPort = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": r"^.+:[0-9]{1,5}$",
+            "pattern": HOST_PORT_PATTERN,
             "description": "host:port as others dial it.",
         }
     ),
@@ -135,18 +140,25 @@ Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20), WHOLE]
 class MeshTable(Table):
     """`[mesh]`: what the whole is called."""
 
-    name: MeshName
+    name: Annotated[MeshName, Option("What the whole is called.")]
 
 
 class NatsLimits(Table):
     """`[nats]`: limits of every region's nats-server."""
 
-    # Long prompts and images pass NATS' default of 1 MiB; larger bodies travel in parts.
-    max_payload_mib: Annotated[int, Field(strict=True, ge=1, le=64), WHOLE] = 8
-    # What a slow reader may leave unread before the server cuts it off: 8 full messages.
-    max_pending_mib: Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE] = 64
-    jetstream_memory_mib: Mebibytes = 256
-    jetstream_disk_mib: Mebibytes | None = None  # 1024, and what [batch] may take
+    max_payload_mib: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=64), WHOLE],
+        Option("Of one message; larger bodies travel in parts. NATS' own 1 is little for prompts."),
+    ] = 8
+    max_pending_mib: Annotated[
+        Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE],
+        Option("What a slow reader may leave unread before the server closes its connection."),
+    ] = 64
+    jetstream_memory_mib: Annotated[Mebibytes, Option("Of streams in memory.")] = 256
+    jetstream_disk_mib: Annotated[
+        Mebibytes | None,
+        Option("Of streams on disk.", default="1024, and what `[batch]` may take"),
+    ] = None
 
     @model_validator(mode="after")
     def _room_for_one_message(self) -> Self:
@@ -158,23 +170,44 @@ class NatsLimits(Table):
 class RegionTable(Table):
     """`[regions.<name>]`: one failure and latency domain."""
 
-    http: HostPort  # the OpenAI endpoint of the region's router
-    nats: HostPort  # client port of its nats-server
-    leaf: HostPort  # where its nats-server accepts links from other regions
-    endpoint: EndpointUrl | None = None  # base URL for clients, listed in /v1/regions
-    location: Degrees | None = None  # [latitude, longitude], for clients that send their own
-    monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
-    replicas: ReplicaNames  # names, or a number N for <region>-0 … <region>-(N-1)
-    routers: RouterNames = (RouterId("r1"),)
-    # Processes of each router.
-    workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE] = 1
-    metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
-    cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
-    batch_runners: RunnerNames = ()  # processes that do batch jobs; without any it takes none
-    gpu_hour_price: Price | None = None  # in any currency; dearer regions get less offline work
-    routing: RoutingTable = RoutingTable()  # what differs here from the mesh's
-    residency: LabelList = ()  # labels that it carries
-    confined_to: LabelList = ()  # its clients' requests stay where one of these is carried
+    http: Annotated[HostPort, Option("host:port of its routers' OpenAI endpoint.")]
+    nats: Annotated[HostPort, Option("host:port of its nats-server, for clients.")]
+    leaf: Annotated[HostPort, Option("host:port where its nats-server accepts other regions.")]
+    endpoint: Annotated[
+        EndpointUrl | None, Option("Base URL for clients, listed in `/v1/regions`.")
+    ] = None
+    location: Annotated[
+        Degrees | None, Option("Latitude and longitude, for clients that send their own.")
+    ] = None
+    monitor: Annotated[
+        HostPort | None, Option("host:port of its nats-server's own HTTP pages.", default="none")
+    ] = None
+    replicas: Annotated[
+        ReplicaNames, Option("Names, or a number N for <region>-0 … <region>-(N-1).")
+    ]
+    routers: Annotated[RouterNames, Option("Names of its routers.")] = (RouterId("r1"),)
+    workers: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE],
+        Option("Processes of each router; one uses one core."),
+    ] = 1
+    metrics: Annotated[
+        HostPort | None,
+        Option("host:port of the metrics of a router's first worker; the others' ports follow."),
+    ] = None
+    cors_origins: Annotated[
+        Origins, Option('Pages that may call from a browser; `"*"` for all.')
+    ] = ()
+    batch_runners: Annotated[
+        RunnerNames, Option("Processes that do batch jobs; without any it takes none.")
+    ] = ()
+    gpu_hour_price: Annotated[
+        Price | None, Option("In any currency; dearer regions get less offline work.")
+    ] = None
+    routing: Annotated[RoutingTable, Option("What differs here from the mesh's.")] = RoutingTable()
+    residency: Annotated[LabelList, Option("Labels that it carries.")] = ()
+    confined_to: Annotated[
+        LabelList, Option("Its clients' requests stay where one of these is carried.")
+    ] = ()
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -190,12 +223,18 @@ class TenantTable(Table):
     """`[tenants.<name>]`: its prompts share prefixes with no other tenant's, and are computed
     only where one of the labels is carried, whatever their requests hold."""
 
-    key_sha256: Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)]
-    residency: Annotated[  # none: anywhere
-        tuple[LabelName, ...],
-        Field(min_length=1, max_length=LABELS_MAX),
-        AfterValidator(checked_labels),
-        LABEL_LIST,
+    key_sha256: Annotated[
+        Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)],
+        Option("SHA-256 of each of its API keys."),
+    ]
+    residency: Annotated[
+        Annotated[
+            tuple[LabelName, ...],
+            Field(min_length=1, max_length=LABELS_MAX),
+            AfterValidator(checked_labels),
+            LABEL_LIST,
+        ],
+        Option("Labels of places where its prompts may be computed.", default="anywhere"),
     ] = ()
 
 
@@ -226,10 +265,11 @@ class Topology(Table):
     nats: NatsLimits = NatsLimits()
     batch: BatchTable = BatchTable()
     _source: str = PrivateAttr("")
+    _text: str = PrivateAttr("")
 
     def error(self, key: str, problem: str) -> TopologyError:
         """What to raise for a value that is found to be wrong only later."""
-        return TopologyError(f"{self._source}: {key}: {problem}")
+        return _error(self._text, self._source, [(tuple(key.split(".")), f"{key}: {problem}")])
 
     def region(self, name: str) -> RegionTable:
         """The region of that name. Raises TopologyError that lists those there are."""
@@ -289,22 +329,12 @@ class Topology(Table):
                 return link
         raise KeyError((a, b))
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        problems = [
-            *_shared_addresses(self.regions),
-            *_repeated_names(self.regions),
-            *_wrong_workers(self.regions),
-            *_wrong_batch(self.regions, self.nats, self.batch),
-            *_wrong_links(self.regions, self.links),
-            *_wrong_residency(self.regions, self.tenants),
-        ]
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
+
+# A check that the model has not: yields `key: what to do`; wrong values have their defaults.
+Check = Callable[[Topology], Iterator[str]]
 
 
-def load(path: Path) -> Topology:
+def load(path: Path, checks: Iterable[Check] = ()) -> Topology:
     """Read a mesh.toml. Raises TopologyError: print its text and stop."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -314,22 +344,57 @@ def load(path: Path) -> Topology:
             f"{path}: can't be read ({reason}); give the path of a mesh.toml, "
             f"for example a copy of {DEFAULT_FILE}"
         ) from error
-    return parse(text, str(path))
+    return parse(text, str(path), checks)
 
 
-def parse(text: str, source: str) -> Topology:
-    """The topology in a mesh.toml's text; `source` is what errors call it."""
+def parse(text: str, source: str, checks: Iterable[Check] = ()) -> Topology:
+    """The topology in a mesh.toml's text; `source` is what errors call it.
+
+    Raises TopologyError with all mistakes, in the order of the text.
+    """
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TopologyError(f"{source}: not TOML: {error}; correct the file there") from error
+        tables = _with_replica_names(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TopologyError(f"{source}{not_toml(error, text)}") from error
+    mistakes: list[tuple[KeyPath, str]] = []
     try:
-        topology = Topology.model_validate(_with_replica_names(tables))
+        topology = Topology.model_validate(tables)
     except ValidationError as error:
-        lines = problem_lines(error, _known_keys)
-        raise TopologyError("\n".join(f"{source}: {line}" for line in lines)) from error
-    topology._source = source
+        mistakes = problems(error, _known_keys)
+        topology = _what_is_right(tables)
+    across = across_tables(topology, [names for names, _ in mistakes])
+    for line in itertools.chain(across, *(check(topology) for check in checks)):
+        mistakes.append((tuple(line.partition(": ")[0].split(".")), line))
+    if mistakes:
+        raise _error(text, source, mistakes)
+    topology._source, topology._text = source, text
     return topology
+
+
+def _error(text: str, source: str, mistakes: Iterable[tuple[KeyPath, str]]) -> TopologyError:
+    """An error of a line for each, with its place in the text where it has one."""
+    positions = TomlPositions(text)
+    found = [(positions.of(tuple(map(str, names))), line) for names, line in mistakes]
+    found.sort(key=lambda each: each[0] or (len(text), 0))
+    lines = (
+        f"{source}{f':{place.line}:{place.column}' if place else ''}: {line}"
+        for place, line in found
+    )
+    return TopologyError("\n".join(lines))
+
+
+def _what_is_right(tables: Mapping[str, Any]) -> Topology:
+    """The part of a wrong file that can be examined further: see `right_part`."""
+    links = tables.get("links")
+    known = (links if isinstance(links, list) else ())[: REGIONS_MAX**2]
+    return Topology.model_construct(
+        regions=right_items(tables.get("regions"), ValidRegionId, RegionTable, REGIONS_MAX),
+        links=tuple(right_part(LinkTable, link) for link in known),
+        tenants=right_items(tables.get("tenants"), MeshName, TenantTable, TENANTS_MAX),
+        routing=right_part(RoutingTable, tables.get("routing")),
+        nats=right_part(NatsLimits, tables.get("nats")),
+        batch=right_part(BatchTable, tables.get("batch")),
+    )
 
 
 def _with_replica_names(tables: dict[str, Any]) -> dict[str, Any]:
@@ -345,83 +410,6 @@ def _named(region: str, table: object) -> object:
     if not isinstance(table, dict) or type(count) is not int or not 0 <= count <= REPLICAS_MAX:
         return table
     return table | {"replicas": [f"{region}-{number}" for number in range(count)]}
-
-
-def _shared_addresses(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
-    taken: dict[Address, str] = {}
-    for name, region in regions.items():
-        for key, address in region.addresses():
-            here = f"regions.{name}.{key}"
-            if address in taken:
-                yield f"{here}: {address} is also {taken[address]}; give each its own port"
-            taken.setdefault(address, here)
-
-
-def _repeated_names(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
-    for name, region in regions.items():
-        for key in ("replicas", "routers", "batch_runners"):
-            names = getattr(region, key)
-            for repeated in sorted({each for each in names if names.count(each) > 1}):
-                yield f'regions.{name}.{key}: "{repeated}" is there twice; remove one'
-
-
-def _wrong_workers(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
-    for name, region in regions.items():
-        found = (
-            crowd_problems(dict.fromkeys(region.routers, region.workers), region.batch_runners),
-            page_problems(region.workers, region.metrics),
-        )
-        for key, problem in itertools.chain(*found):
-            yield f"regions.{name}.{key}: {problem}"
-
-
-def _wrong_batch(
-    regions: Mapping[RegionId, RegionTable], nats: NatsLimits, batch: BatchTable
-) -> Iterator[str]:
-    names = {name: (region.batch_runners, region.routers) for name, region in regions.items()}
-    return batch_problems(names, nats.jetstream_disk_mib, batch)
-
-
-def _wrong_links(
-    regions: Mapping[RegionId, RegionTable], links: tuple[LinkTable, ...]
-) -> Iterator[str]:
-    seen: dict[frozenset[RegionId], int] = {}
-    for number, link in enumerate(links):
-        here, pair = f"links.{number}", frozenset(link.between)
-        for name in sorted(pair - set(regions)):
-            yield f'{here}.between: no region "{name}"{did_you_mean(name, regions)}'
-        if len(pair) == 1:
-            yield f'{here}.between: links "{link.acceptor}" with itself; name two regions'
-        if pair in seen:
-            yield f"{here}: the same pair as links.{seen[pair]}; remove one"
-        seen.setdefault(pair, number)
-    for a, b in itertools.combinations(sorted(regions), 2):
-        if frozenset((a, b)) not in seen:
-            yield (
-                f'links: "{a}" and "{b}" are not linked; add [[links]] with '
-                f'between = ["{a}", "{b}"] and its rtt_ms (every pair needs one)'
-            )
-
-
-def _wrong_residency(
-    regions: Mapping[RegionId, RegionTable], tenants: Mapping[str, TenantTable]
-) -> Iterator[str]:
-    known = sorted({label for region in regions.values() for label in region.residency})
-    for name, region in regions.items():
-        for label in sorted(set(region.confined_to) - set(region.residency)):
-            yield (
-                f'regions.{name}.confined_to: the region itself does not carry "{label}"; '
-                "add it to its residency"
-            )
-    seen: dict[str, str] = {}
-    for tenant, table in tenants.items():
-        for label in sorted(set(table.residency) - set(known)):
-            hint = did_you_mean(label, known)
-            yield f'tenants.{tenant}.residency: no region carries "{label}"{hint}'
-        for digest in table.key_sha256:
-            if digest in seen:
-                yield f"tenants.{tenant}.key_sha256: a key of tenants.{seen[digest]}; remove one"
-            seen.setdefault(digest, tenant)
 
 
 _TABLES: dict[str, type[Table]] = {

@@ -96,7 +96,18 @@ def problem_lines(
     error: ValidationError, known_keys: Callable[[KeyPath], Collection[str]]
 ) -> list[str]:
     """A file's problems as lines `key: what to do`. `known_keys`: those allowed beside a key."""
-    return [line for details in _causes(error.errors()) for line in _explain(details, known_keys)]
+    return [line for _, line in problems(error, known_keys)]
+
+
+def problems(
+    error: ValidationError, known_keys: Callable[[KeyPath], Collection[str]]
+) -> list[tuple[KeyPath, str]]:
+    """The same lines, each with its key's path."""
+    return [
+        (details["loc"], line)
+        for details in _causes(error.errors())
+        for line in _explain(details, known_keys)
+    ]
 
 
 def _causes(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:

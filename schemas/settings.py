@@ -251,7 +251,9 @@ class RoutingTable(Table):
         Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX), WHOLE] | None,
         Option("Peers' requests are refused if they delay this region's first tokens beyond it."),
     ] = None
-    proactive: ProactiveTable | None = None
+    proactive: Annotated[
+        ProactiveTable | None, Option("Compute hot prefixes in idle time: `[routing.proactive]`.")
+    ] = None
     gossip_kib_per_s: Annotated[
         Annotated[int, Field(strict=True, ge=0, le=65_536), WHOLE] | None,
         Option("Prefix gossip on each link; 0: none, between routers of one region neither."),
@@ -292,9 +294,16 @@ class LinkTable(Table):
     """`[[links]]`: two regions and the round trip between them."""
 
     between: Annotated[
-        tuple[ValidRegionId, ValidRegionId], Advice('write two region names, like ["eu", "us"]')
+        Annotated[
+            tuple[ValidRegionId, ValidRegionId],
+            Advice('write two region names, like ["eu", "us"]'),
+        ],
+        Option("The two regions."),
     ]
-    rtt_ms: Annotated[float, Field(strict=True, ge=0, le=RTT_MS_MAX)]
+    rtt_ms: Annotated[
+        Annotated[float, Field(strict=True, ge=0, le=RTT_MS_MAX)],
+        Option("Round trip between them; `mesh up` delays the link by it."),
+    ]
 
     @property
     def acceptor(self) -> RegionId:

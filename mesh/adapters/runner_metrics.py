@@ -1,7 +1,7 @@
 """The batch runner's Prometheus metrics: every name is here, and only here."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -51,6 +51,12 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
         self.runner = gauge("mesh_batch_runner", "1, and which batch runner this is.", ["runner"])
         self.bus_connected = gauge("mesh_bus_connected", "Whether the bus can be reached.")
         self.store_connected = gauge("mesh_batch_store_connected", "The same of the jobs' store.")
+        self.store_bytes = gauge(
+            "mesh_batch_store_bytes", "Bytes of each part of the region's store.", ["part"]
+        )
+        self.store_bytes_max = gauge(
+            "mesh_batch_store_bytes_max", "Most of them; a full part refuses what is new.", ["part"]
+        )
         self.loop_late = Histogram(
             "mesh_loop_late_seconds",
             "How much later than it was due the event loop came to a timer.",
@@ -81,6 +87,8 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
             "Times that the store took no result or gave no line: full, unavailable.",
             ["why"],
         )
+        for why in ("full", "unavailable"):
+            self.store_errors.labels(why)  # so that the first error is an increase
 
     def _line_counters(self, counter: Callable[..., Counter]) -> None:
         self.lines = counter(
@@ -112,6 +120,13 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
         self.frames_lost = counter(
             "mesh_frames_missing", "Times that frames of an answer were lost and requested again."
         )
+
+    def store_filled(self, fill: Mapping[str, tuple[int, int]]) -> None:
+        """How full each part of the store is; none where that is not known."""
+        for gauge, number in ((self.store_bytes, 0), (self.store_bytes_max, 1)):
+            gauge.clear()
+            for part, sizes in fill.items():
+                gauge.labels(part).set(sizes[number])
 
     def read(self, state: RunnerState) -> None:
         """Read `state` at every scrape."""

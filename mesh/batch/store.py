@@ -23,6 +23,24 @@ from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
 from mesh.batch.records import StoreError, StreamsMissing
 from schemas import subjects
+from schemas.batch import (
+    STREAM_FILE_RECORDS,
+    STREAM_FILES,
+    STREAM_JOBS,
+    STREAM_LINES,
+    STREAM_RESULTS,
+    STREAM_TASKS,
+)
+
+# As mesh.toml's `[batch]` names them; of records and tasks it names no size.
+PARTS = {
+    "files": STREAM_FILES,
+    "results": STREAM_RESULTS,
+    "lines": STREAM_LINES,
+    "jobs": STREAM_JOBS,
+    "records": STREAM_FILE_RECORDS,
+    "tasks": STREAM_TASKS,
+}
 
 
 class BatchStore:
@@ -65,6 +83,14 @@ class BatchStore:
                 missing.append(str(stream.name))
         if missing:
             raise StreamsMissing(f"the region's server lacks {', '.join(missing)}")
+
+    async def fill(self) -> dict[str, tuple[int, int]]:
+        """The bytes of each part, and how many it may have. Raises StoreUnavailable."""
+        found = {}
+        for part, stream in PARTS.items():
+            reply = await self._connection.ask(f"STREAM.INFO.{stream}")
+            found[part] = int(reply["state"]["bytes"]), int(reply["config"]["max_bytes"])
+        return found
 
     async def open(self) -> None:
         """Connect. Raises infra.bus.BusUnreachable."""

@@ -16,12 +16,13 @@ from infra.bus import BusAddress, BusUnreachable
 from infra.credentials_file import credentials_option
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
-from infra.topology import RegionTable, TopologyError, load
+from infra.topology import RegionTable, TopologyError
 from mesh.cli.choices import NATS_OPTIONS, batch_login, config_option, log_level_option
 from mesh.cli.modelled import with_options
 from mesh.cli.unusable import Unusable
 from mesh.core.offline.settings import OfflineSettings
 from mesh.runtime.batch_runner import BatchRunner, RunnerConfig, run
+from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.name_claim import NameTaken
 from schemas.ids import RegionId, RouterId
 
@@ -90,7 +91,7 @@ def command(
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     raise_limit()
     try:
-        topology = load(config)
+        topology = load_mesh(config)
         own = topology.region(region)
     except TopologyError as error:
         raise Unusable(str(error)) from error

@@ -22,6 +22,7 @@ from mesh.doctor.connectivity import NoCredentials, NoServerRuns, read_logins
 from mesh.doctor.examination import ExaminationSettings, examine
 from mesh.doctor.findings import CheckResult, Finding, is_healthy
 from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
+from mesh.runtime.mesh_file import load_mesh
 from schemas.ids import RegionId
 
 EXIT_UNHEALTHY = 1
@@ -68,7 +69,7 @@ def command(
     running = read_running_mesh(credentials)
     file = config or (topology.DEFAULT_FILE if running is None else running.config)
     try:
-        mesh = topology.load(file)
+        mesh = load_mesh(file)
         if running is not None:
             mesh = running.fitted(mesh)
         logins = read_logins(mesh, credentials)

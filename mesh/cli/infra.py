@@ -14,6 +14,7 @@ from mesh.adapters.streams import StreamsUnusable, set_up_region
 from mesh.cli.choices import config_option
 from mesh.cli.unusable import Unusable
 from mesh.doctor.connectivity import NoCredentials, read_logins
+from mesh.runtime.mesh_file import load_mesh
 from schemas.ids import RegionId
 
 
@@ -47,7 +48,7 @@ def nats(
     """Write a nats-server configuration and credentials for every region."""
     try:
         binary = server.find(nats_server)
-        mesh = topology.load(config)
+        mesh = load_mesh(config)
         written = bundle.write(mesh, out, state_directory=state_dir, rotate=rotate)
         for files in written.values():
             server.check_config(binary, files.config)
@@ -83,7 +84,7 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
     or altered. Exit code 1: a region's streams could not be created.
     """
     try:
-        mesh = topology.load(config)
+        mesh = load_mesh(config)
         logins = read_logins(mesh, credentials)
     except (topology.TopologyError, NoCredentials) as error:
         raise Unusable(str(error)) from error

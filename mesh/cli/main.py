@@ -12,6 +12,7 @@ main = click.version_option(package_name="inference-mesh")(
             "router": ("mesh.cli.router", "Run one region's router."),
             "batch-runner": ("mesh.cli.batch_runner", "Run one of a region's batch runners."),
             "infra": ("mesh.cli.infra", "Render configuration for the servers around the mesh."),
+            "config": ("mesh.cli.config", "Check mesh.toml: every mistake, with its line."),
             "doctor": (
                 "mesh.cli.doctor",
                 "Examine a running mesh: links, permissions, residency.",

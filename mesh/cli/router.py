@@ -21,7 +21,7 @@ from infra.bus import BusAddress, BusUnreachable
 from infra.credentials_file import credentials_option
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
-from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, load
+from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
@@ -38,6 +38,7 @@ from mesh.cli.choices import (
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import BatchAccess, RouterConfig, region_entries, router_settings
+from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.name_claim import NameTaken
 from mesh.runtime.router import PortTaken, Router, run
 from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
@@ -343,7 +344,7 @@ async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -
 
 def _topology(config_file: Path) -> Topology:
     try:
-        return load(config_file)
+        return load_mesh(config_file)
     except TopologyError as error:
         _refuse(str(error))
 

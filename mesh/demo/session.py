@@ -11,12 +11,12 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from infra.topology import DEFAULT_FILE, Topology, load
+from infra.topology import DEFAULT_FILE, Topology
 from mesh.demo.local_mesh import DemoEvent, LocalMesh
 from mesh.demo.options import DemoOptions, fitted, port_problems
 from mesh.demo.screen import Screen
 from mesh.demo.state_directory import StateDirectory, write_atomically
-from mesh.runtime.config import check_settings
+from mesh.runtime.mesh_file import load_mesh
 from mesh.supervisor.supervisor import ProgramReady
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,8 +36,7 @@ async def run(options: DemoOptions, console: Console) -> None:
     Raises TopologyError, StateInUse or PortsUnusable before anything is started, and
     ProgramFailed if a program ends before the mesh is ready.
     """
-    topology = fitted(load(options.config), options)
-    check_settings(topology)
+    topology = fitted(load_mesh(options.config), options)
     state = StateDirectory(options.state)
     if problems := port_problems(topology):
         state.require_free()  # the likeliest reason for taken ports has an error of its own

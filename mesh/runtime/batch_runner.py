@@ -57,6 +57,7 @@ from schemas.ids import RegionId, RouterId
 log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+FILL_S = 5.0  # between readings of how full the store is
 PUT_BACK_S = 5.0  # for lines on their way to the store, after the drain limit
 INBOX_SECRET_BYTES = 12
 
@@ -279,6 +280,7 @@ class BatchRunner:
             self._bus.watch_streams(self._messages.read_heartbeat, lambda name, differs: None),
             self.lines.keep(),
             self.jobs.run(),
+            self._watch_fill(),
         ):
             self._tasks.append(asyncio.create_task(work))
 
@@ -396,6 +398,15 @@ class BatchRunner:
             self.session.feed(read_lease(msg))
         except wire.WireError as error:
             self.limited.warning("lease", "dropped", "lease on %s: %.300s", msg.subject, error)
+
+    async def _watch_fill(self) -> None:
+        while True:
+            try:
+                self.metrics.store_filled(await self.store.fill())
+            except StoreError as error:
+                self.metrics.store_filled({})
+                self.limited.warning("fill", "store", "how full the store is: %s", error)
+            await asyncio.sleep(FILL_S)
 
     # The clock.
 

@@ -6,13 +6,12 @@ from the defaults of `RouterSettings`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from infra.address import Address
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
-from infra.topology import Topology, TopologyError
+from infra.topology import Topology
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
@@ -21,8 +20,7 @@ from mesh.adapters.spans import SlowLimits
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies import find_maker, make_policy
-from mesh.core.policies.base import PrefixFollowing
+from mesh.runtime.mesh_file import region_problems
 from schemas.ids import RegionId, RouterId
 from schemas.settings import RoutingTable
 
@@ -89,36 +87,11 @@ def router_settings(
     chosen = given.over(topology.routing_of(region))
     if given.policy is not None:
         chosen = chosen.model_copy(update={"policy_by_priority": {}})
-    else:
-        for key, names in (
-            ("policy", [chosen.policy] if chosen.policy else []),
-            ("policy_by_priority", chosen.policy_by_priority.values()),
-        ):
-            for name in names:
-                try:
-                    find_maker(name)
-                except ValueError as error:
-                    raise _error(topology, region, key, str(error)) from error
+    for key, problem in region_problems(topology, region, chosen):
+        raise topology.error(key, problem)
     if topology.ground.labels:
         others["ground"] = topology.ground_for(region)
-    settings = RouterSettings(**chosen.as_settings() | others)
-    if settings.warm_idle_share and not isinstance(
-        make_policy(settings.policy, settings, Random(0)), PrefixFollowing
-    ):
-        raise _error(
-            topology,
-            region,
-            "proactive",
-            f"policy {settings.policy!r} doesn't know what replicas hold; "
-            "leave idle_share 0, or take a policy that follows prefixes",
-        )
-    return settings
-
-
-def check_settings(topology: Topology) -> None:
-    """Raises TopologyError for the first choice of any region that this version doesn't know."""
-    for region in topology.regions:
-        router_settings(topology, region)
+    return RouterSettings(**chosen.as_settings() | others)
 
 
 def region_entries(topology: Topology) -> dict[RegionId, RegionEntry]:
@@ -127,9 +100,3 @@ def region_entries(topology: Topology) -> dict[RegionId, RegionEntry]:
         name: RegionEntry(region.endpoint, region.location and GeoLocation(*region.location))
         for name, region in topology.regions.items()
     }
-
-
-def _error(topology: Topology, region: RegionId, key: str, problem: str) -> TopologyError:
-    """The error names the region's own table where that has the key, else the mesh's."""
-    is_own = getattr(topology.regions[region].routing, key)
-    return topology.error(f"{f'regions.{region}.' if is_own else ''}routing.{key}", problem)

@@ -1,5 +1,6 @@
 """Every mistake in a mesh.toml is named by file and key, with what to do."""
 
+import re
 import tomllib
 
 import pytest
@@ -32,6 +33,11 @@ rtt_ms = 80
 
 
 def problems_of(text: str) -> list[str]:
+    """The lines of the error, without their places."""
+    return [re.sub(r"^mesh\.toml:\d+:\d+: ", "mesh.toml: ", line) for line in lines_of(text)]
+
+
+def lines_of(text: str) -> list[str]:
     with pytest.raises(TopologyError) as caught:
         parse(text, "mesh.toml")
     return str(caught.value).splitlines()
@@ -262,7 +268,7 @@ def test_a_mistake_is_one_line_with_its_correction(old: str, new: str, line: str
 
 def test_a_link_to_an_unknown_region_names_the_nearest():
     lines = problems_of(TWO_REGIONS.replace('["us", "eu"]', '["us", "eur"]'))
-    assert lines[0] == 'mesh.toml: links.0.between: no region "eur"; did you mean "eu"?'
+    assert 'mesh.toml: links.0.between: no region "eur"; did you mean "eu"?' in lines
 
 
 def test_an_unlinked_region_gives_the_table_to_add():
@@ -288,9 +294,77 @@ def test_all_mistakes_are_reported_at_once():
 
 
 def test_the_error_of_broken_toml_names_the_place():
-    (line,) = problems_of("[mesh]\nname = two\n")
-    assert line.startswith("mesh.toml: not TOML: ")
-    assert "line 2" in line
+    assert lines_of("[mesh]\nname = two\n") == [
+        'mesh.toml:2:8: not TOML: Invalid value; a text needs "quotes", a number none'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[mesh]\nname = 'a'\nname = 'b'\n", "3:11: .* the key is there twice; remove one"),
+        ("[mesh]\n[mesh]\n", "2:6: .* the table is there twice; join them"),
+        ("[mesh]\nname: 'a'\n", "2:5: .* write key = value; comments begin with #"),
+        ("a = " + "[" * 100_000, "not TOML: brackets too deep; correct the file there"),
+        ("a = 1\nb = [", "2: not TOML: Invalid value; the text ends too early"),
+    ],
+)
+def test_what_is_no_toml_is_told_with_what_to_write(text: str, said: str):
+    (line,) = lines_of(text)
+    assert re.match(rf"mesh\.toml: ?{said}", line), line
+
+
+MANY_MISTAKES = """\
+[mesh]
+name = "Two Regions"
+[regions.us]
+http = "127.0.0.1:8101"
+nats = "127.0.0.1"
+leaf = "127.0.0.1:8101"
+replica = 2
+residency = ["us"]
+confined_to = [
+  "us",
+  "eu",
+]
+[regions.eu]
+http = "127.0.0.1:8102"
+nats = "127.0.0.1:4102"
+leaf = "127.0.0.1:4202"
+replicas = ["a", "a"]
+routing = { polcy = "mesh" }
+[[links]]
+between = ["us", "eur"]
+rtt_ms = "80"
+[tenants.acme]
+key_sha256 = ["secret"]
+residency = ["ue"]
+"""
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_place():
+    """Also those between tables while values are wrong."""
+    assert lines_of(MANY_MISTAKES) == [
+        "mesh.toml:2:1: mesh.name: use 1 to 32 lower-case letters, digits and inner hyphens (there "
+        "is 'Two Regions')",
+        "mesh.toml:3:1: regions.us.replicas: missing; add it",
+        'mesh.toml:5:1: regions.us.nats: write an address as "host:port", got "127.0.0.1" (there '
+        "is '127.0.0.1')",
+        "mesh.toml:6:1: regions.us.leaf: 127.0.0.1:8101 is also regions.us.http; give each its own "
+        "port",
+        'mesh.toml:7:1: regions.us.replica: unknown key; did you mean "replicas"?',
+        'mesh.toml:9:1: regions.us.confined_to: the region itself does not carry "eu"; add it to '
+        "its residency",
+        'mesh.toml:17:1: regions.eu.replicas: "a" is there twice; remove one',
+        'mesh.toml:18:13: regions.eu.routing.polcy: unknown key; did you mean "policy"?',
+        'mesh.toml:19:1: links: "eu" and "us" are not linked; add [[links]] with between = '
+        '["eu", "us"] and its rtt_ms (every pair needs one)',
+        'mesh.toml:20:1: links.0.between: no region "eur"; did you mean "eu"?',
+        "mesh.toml:21:1: links.0.rtt_ms: must be a number (there is '80')",
+        "mesh.toml:23:15: tenants.acme.key_sha256.0: write the key's SHA-256 in 64 lower-case hex "
+        "digits, never the key",
+        'mesh.toml:24:1: tenants.acme.residency: no region carries "ue"; there are us',
+    ]
 
 
 def test_the_error_of_a_missing_file_names_the_correction(tmp_path):
@@ -329,6 +403,7 @@ def test_any_edit_gives_a_topology_or_a_topology_error(edits):
     try:
         topology = parse("\n".join(lines), "mesh.toml")
     except TopologyError as error:
-        assert all(line.startswith("mesh.toml: ") for line in str(error).splitlines())
+        lines = str(error).splitlines()
+        assert lines and all(re.match(r"mesh\.toml(:\d+(:\d+)?)?: ", line) for line in lines)
     else:
         assert isinstance(topology, Topology)

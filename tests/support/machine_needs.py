@@ -1,4 +1,4 @@
-"""What happens to tests that need more of a machine than Python: an engine, systemd.
+"""What happens to tests that need more of a machine than Python: an engine, systemd, Prometheus.
 
 On a laptop without it they are deselected, and the run's last lines say how many and why. In CI
 (`CI=true`) they fail: a check that silently stops running is worse than one that fails.
@@ -47,9 +47,16 @@ def systemd_problem() -> str | None:
     return None if shutil.which("systemd-analyze") else "there is no systemd-analyze"
 
 
+def prometheus_problem() -> str | None:
+    """Why rules and dashboards can't be tried, or None when they can."""
+    missing = [tool for tool in ("prometheus", "promtool") if not shutil.which(tool)]
+    return f"there is no {' and no '.join(missing)}" if missing else None
+
+
 NEEDS = {
     "containers": Need("container tests", engine_problem, "run .ci/container-engine make test"),
     "systemd": Need("systemd unit tests", systemd_problem, "install the package systemd"),
+    "prometheus": Need("Prometheus tests", prometheus_problem, "install the package prometheus"),
 }
 DESELECTED = pytest.StashKey[list[str]]()
 # How a worker of pytest-xdist tells the process that prints the summary.

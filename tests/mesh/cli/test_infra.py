@@ -49,7 +49,7 @@ def test_a_mistake_in_mesh_toml_is_told_and_nothing_is_written(tmp_path):
     config.write_text(DEFAULT_FILE.read_text().replace("rtt_ms = 80", 'rtt_ms = "x"'))
     result = run("--config", config, "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.output.startswith(f"Error: {config}: links.0.rtt_ms: ")
+    assert result.output.startswith(f"Error: {config}:76:1: links.0.rtt_ms: ")
     assert not (tmp_path / "out").exists()
 
 

@@ -335,6 +335,22 @@ async def test_its_page(mesh, engine) -> None:
     assert found["mesh_batch_lines_left"] == 0
 
 
+async def test_its_page_says_how_full_the_store_is(mesh, regions, monkeypatch) -> None:
+    monkeypatch.setattr("mesh.runtime.batch_runner.FILL_S", 0.05)
+    runner = await mesh.runner()
+    await mesh.store.files.put(NewFile(filename="a", purpose=Purpose.BATCH), once(bytes(300_000)))
+
+    def size(name: str, part: str) -> float:
+        return runner.metrics.registry.get_sample_value(name, {"part": part}) or 0.0
+
+    async with asyncio.timeout(20):
+        while size("mesh_batch_store_bytes", "files") < 300_000:
+            await asyncio.sleep(0.01)
+    limits = {part: getattr(regions.topology.batch, f"{part}_mib") * 1024**2
+              for part in ("files", "results", "lines", "jobs")}  # fmt: skip
+    assert {part: size("mesh_batch_store_bytes_max", part) for part in limits} == limits
+
+
 async def test_the_forecast_outlives_the_runner(mesh, engine) -> None:
     runner = await mesh.runner()
     kept = ForecastState({"tiny": ModelHistory(((int(time.time() // 3600) - 5, 0.5),), 100.0)})

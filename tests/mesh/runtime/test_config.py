@@ -1,11 +1,14 @@
 """A router's settings: the command line over the region's table over the mesh's over defaults."""
 
+import re
+
 import pytest
 
 from infra.topology import DEFAULT_FILE, TopologyError, parse
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
-from mesh.runtime.config import RegionEntry, check_settings, region_entries, router_settings
+from mesh.runtime.config import RegionEntry, region_entries, router_settings
+from mesh.runtime.mesh_file import routing_problems
 from schemas.exchange import Priority
 from schemas.ids import RegionId
 from schemas.settings import BLIND, HoldOrder, Pushing, PushingKind, RoutingTable
@@ -71,9 +74,10 @@ def test_the_command_line_goes_before_both():
     ],
 )
 def test_what_only_a_router_knows_is_checked_before_one_starts(tables, said):
-    with pytest.raises(TopologyError) as caught:
-        check_settings(topology(**tables))
-    assert str(caught.value).startswith(f"mesh.toml: {said}")
+    for line in routing_problems(topology(**tables)):
+        assert line.startswith(said)
+    with pytest.raises(TopologyError, match=rf"^mesh\.toml:\d+:\d+: {re.escape(said)}"):
+        router_settings(topology(**tables), US)
 
 
 def test_hops_and_the_own_goal_are_the_operators():
@@ -110,7 +114,8 @@ def test_warming_is_off_unless_said_and_a_regions_table_goes_before_the_meshs():
 def test_warming_needs_a_policy_that_follows_prefixes():
     chosen = topology(whole='policy = "least-load"', us="proactive = { idle_share = 0.1 }")
     with pytest.raises(
-        TopologyError, match=r"^mesh\.toml: regions\.us\.routing\.proactive: policy 'least-load'"
+        TopologyError,
+        match=r"^mesh\.toml:\d+:\d+: regions\.us\.routing\.proactive: policy 'least-load'",
     ):
         router_settings(chosen, US)
 

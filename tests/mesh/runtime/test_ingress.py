@@ -19,8 +19,8 @@ from mesh.core.model.prompt import PromptReader, PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.runtime.request_observer import RequestObserver
 from mesh.runtime.request_messages import RequestMessages, read_ingress
+from mesh.runtime.request_observer import RequestObserver
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire

@@ -1,0 +1,55 @@
+"""A mesh.toml as every command of `mesh` reads it: with the policies that this version has."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from infra.topology import Topology, load
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import find_maker, make_policy
+from mesh.core.policies.base import PrefixFollowing
+from schemas.ids import RegionId
+from schemas.settings import RoutingTable
+
+
+def load_mesh(path: Path) -> Topology:
+    """Read a mesh.toml. Raises TopologyError that names all mistakes: print its text and stop."""
+    return load(path, [routing_problems])
+
+
+def routing_problems(topology: Topology) -> Iterator[str]:
+    """Each choice that this version's routers can't follow, as `key: what to do`."""
+    found = {
+        f"{key}: {problem}": None  # the mesh's own are those of several regions
+        for region in topology.regions
+        for key, problem in region_problems(topology, region, topology.routing_of(region))
+    }
+    yield from found
+
+
+def region_problems(
+    topology: Topology, region: RegionId, chosen: RoutingTable
+) -> Iterator[tuple[str, str]]:
+    """The same of a region with these choices, key and problem apart."""
+    named = [("policy", chosen.policy or RouterSettings().policy)]
+    named += [("policy_by_priority", name) for name in chosen.policy_by_priority.values()]
+    for key, name in named:
+        try:
+            find_maker(name)
+        except ValueError as error:
+            yield _key(topology, region, key), str(error)
+            return
+    settings = RouterSettings(**chosen.as_settings())
+    policy = make_policy(settings.policy, settings, Random(0))
+    if settings.warm_idle_share and not isinstance(policy, PrefixFollowing):
+        yield (
+            _key(topology, region, "proactive"),
+            f"policy {settings.policy!r} doesn't know what replicas hold; leave idle_share 0, or "
+            "take a policy that follows prefixes",
+        )
+
+
+def _key(topology: Topology, region: RegionId, key: str) -> str:
+    """The region's own key if it is written there, else the mesh's."""
+    is_own = getattr(topology.regions[region].routing, key)
+    return f"{f'regions.{region}.' if is_own else ''}routing.{key}"
