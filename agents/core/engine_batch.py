@@ -37,6 +37,8 @@ class EngineMember:
     prompt_tokens: int
     answer_tokens_max: int
     kv_tokens: int  # that its prompt takes, cached or not
+    answers: int = 1  # that it generates at once, each a sequence of the batch
+    prompts: int = 1  # that it has; `prompt_tokens` and `kv_tokens` are of all together
     computed_tokens: float = 0.0
     decodes_from: float | None = None  # iterations that had passed when it began to decode
     learns_from: float | None = None  # the same, of a first byte, while nothing was unsure since
@@ -46,22 +48,35 @@ class EngineMember:
     def left_tokens(self) -> float:
         return self.prompt_tokens - self.computed_tokens
 
+    @property
+    def sequence_tokens(self) -> int:
+        """The context with which one of its answers begins."""
+        return self.kv_tokens // self.prompts
+
+    @property
+    def shared_tokens(self) -> int:
+        """Of its answers' contexts together, what is in memory once."""
+        return max(0, self.answers - self.prompts) * self.sequence_tokens
+
 
 @dataclass(slots=True)
 class _Decoding:
-    """The decoding requests of one kind. Their context grows by one token an iteration each."""
+    """The decoding answers of one kind. Their context grows by one token an iteration each."""
 
     count: int = 0
     base_tokens: float = 0.0
+    shared_tokens: int = 0  # of prompts, counted for each answer and in memory once
 
     def join(self, member: EngineMember, steps: float) -> None:
-        self.count += 1
-        self.base_tokens += member.kv_tokens - steps
+        self.count += member.answers
+        self.shared_tokens += member.shared_tokens
+        self.base_tokens += member.answers * (member.sequence_tokens - steps)
 
     def leave(self, member: EngineMember) -> None:
         assert member.decodes_from is not None
-        self.count -= 1
-        self.base_tokens -= member.kv_tokens - member.decodes_from
+        self.count -= member.answers
+        self.shared_tokens -= member.shared_tokens
+        self.base_tokens -= member.answers * (member.sequence_tokens - member.decodes_from)
 
     def context_tokens(self, steps: float) -> int:
         return max(0, round(self.base_tokens + self.count * steps)) if self.count else 0
@@ -138,10 +153,12 @@ class EngineBatch:
         offline: bool = False,
         kv_tokens: int = 0,
         answer_tokens_max: int = 0,
+        answers: int = 1,
+        prompts: int = 1,
     ) -> None:
-        """A request was sent to the engine."""
-        kv_tokens = max(kv_tokens, prompt_tokens)
-        member = EngineMember(key, offline, max(1, prompt_tokens), answer_tokens_max, kv_tokens)
+        """A request was sent to the engine. `answer_tokens_max`: of one of its answers."""
+        kv, own = max(kv_tokens, prompt_tokens), max(1, prompt_tokens)
+        member = EngineMember(key, offline, own, answer_tokens_max, kv, answers, prompts)
         self.members[key] = self._prefilling[key] = member
 
     def begin(self, key: Hashable) -> None:
@@ -212,7 +229,7 @@ class EngineBatch:
         load = self.decodes(offline=offline)
         for member in self._prefilling.values():
             if offline or not member.offline:
-                load = load.with_decode(member.kv_tokens)
+                load = load.with_decodes(member.answers, member.sequence_tokens)
         return load
 
     def offline_kv_tokens(self) -> int:
@@ -222,7 +239,8 @@ class EngineBatch:
             for member in self._prefilling.values()
             if member.offline
         )
-        return round(waiting) + self._decoding.offline.context_tokens(self.steps)
+        decoding = self._decoding.offline
+        return round(waiting) + max(0, decoding.context_tokens(self.steps) - decoding.shared_tokens)
 
     def _compute(self, tokens: float) -> None:
         for member in self._prefilling.values():

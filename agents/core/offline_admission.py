@@ -33,31 +33,18 @@ from agents.core.engine_load import may_be_packed
 from agents.core.events import NOTHING_KNOWN, EngineReading
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
+from agents.core.offline_request import OfflineRequest
 
 CROWDED_S = 0.5  # a burst that lasts longer than a few prompts take
 PASSED_OVER_S = 10.0  # beside online requests that leave no room for one so large
 LOOKAHEAD = 16  # queued requests that one decision looks at
-RUNNING_MAX = 256  # offline requests at the engine
+RUNNING_MAX = 256  # answers of offline requests at the engine
 BATCH_SHARE = 0.5  # of the engine's batch, where that is known
 KV_FREE_SHARE = 0.1  # of the memory, left for online requests to grow and to come
 # Of a prompt's part that was computed, what must be computed anew: an engine that caches prefixes
 # has most of it still when the request comes again.
 REDO_SHARE = 0.25
 LOAD_OF_ONE = 256  # tokens of the small request that shows whether there is room
-
-
-class OfflineRequest(NamedTuple):
-    """One request from the bus. `kv_tokens`: of its prompt, those that may be cached included."""
-
-    key: Hashable
-    prompt_tokens: int  # to be computed
-    answer_tokens_max: int
-    kv_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Of the memory, at its end."""
-        return max(self.kv_tokens, self.prompt_tokens) + self.answer_tokens_max
 
 
 class Admit(NamedTuple):
@@ -97,7 +84,7 @@ class OfflineAdmission:
         self._queue: deque[_Queued] = deque()
         self._queued_tokens = 0
         self._running: dict[Hashable, OfflineRequest] = {}
-        self._running_tokens = 0
+        self._running_tokens = self._running_answers = 0
         self._reading: EngineReading = NOTHING_KNOWN
         self._sent_since: dict[Hashable, int] = {}  # KV of online requests the scrape lacks
         self._scrape_answered = True  # no request left for the last scrape's sake
@@ -188,6 +175,7 @@ class OfflineAdmission:
         request = self._running.pop(key, None)
         if request is not None:
             self._running_tokens -= request.tokens
+            self._running_answers -= request.answers
 
     def scraped(self, reading: EngineReading, online_waiting: int, now: float) -> None:
         """The engine's own numbers; `online_waiting`: of its queue, what is online."""
@@ -302,15 +290,16 @@ class OfflineAdmission:
         leaving: list[EngineMember] = []
         for member in reversed(decoding):
             generated = batch.generated_tokens(member)
-            context = member.kv_tokens + round(generated)
-            price_s = batch.seconds(load.with_decode(context)) - batch.seconds(load)
+            context = member.sequence_tokens + round(generated)
+            without = load.with_decodes(-member.answers, context)
+            price_s = batch.seconds(load) - batch.seconds(without)
             steps = min(lasts, max(1.0, member.answer_tokens_max - generated))
-            if batch.online_decoding * price_s * steps <= batch.prefill_s(0.0, context):
+            if batch.online_decoding * price_s * steps <= batch.prefill_s(
+                0.0, member.kv_tokens + round(generated)
+            ):
                 continue
             leaving.append(member)
-            load = load._replace(
-                context_tokens=max(0, load.context_tokens - context), decodes=load.decodes - 1
-            )
+            load = without
             if batch.seconds(load) <= budget_s:
                 break
         return leaving
@@ -353,6 +342,7 @@ class OfflineAdmission:
     def _start(self, request: OfflineRequest) -> None:
         self._running[request.key] = request
         self._running_tokens += request.tokens
+        self._running_answers += request.answers
         self.admitted_total += 1
         self._batch.send(
             request.key,
@@ -360,6 +350,8 @@ class OfflineAdmission:
             offline=True,
             kv_tokens=request.kv_tokens,
             answer_tokens_max=request.answer_tokens_max,
+            answers=request.answers,
+            prompts=request.prompts,
         )
 
     def _has_place(self, request: OfflineRequest) -> bool:
@@ -370,7 +362,7 @@ class OfflineAdmission:
             most = min(most, max(1, int(BATCH_SHARE * reading.batch_max)))
             if len(self._batch.members) >= reading.batch_max:
                 return False
-        if len(self._running) >= most:
+        if self._running and self._running_answers + request.answers > most:
             return False
         prefill = self._batch.offline_prefill_tokens
         if prefill and prefill + request.prompt_tokens > self._profile.prefill_tokens_max:
@@ -390,7 +382,7 @@ class OfflineAdmission:
         batch, budget_s = self._batch, self._profile.latency_budget_s
         if not batch.online and not self._running:
             return True
-        later = batch.settled().with_decode(request.tokens)
+        later = request.decoding(batch.settled())
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online:
@@ -406,7 +398,7 @@ class OfflineAdmission:
     def _fits_alone(self, request: OfflineRequest) -> bool:
         """Whether it would keep to the budget if no other offline request were there."""
         batch, budget_s = self._batch, self._profile.latency_budget_s
-        later = batch.settled(offline=False).with_decode(request.tokens)
+        later = request.decoding(batch.settled(offline=False))
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online or self._profile.burst_s:

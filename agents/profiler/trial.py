@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from math import ceil, inf
 
-from agents.core.offline_admission import Abort, Admit, GiveBack, OfflineAdmission, OfflineRequest
+from agents.core.offline_admission import Abort, Admit, GiveBack, OfflineAdmission
+from agents.core.offline_request import OfflineRequest
 from agents.core.slo_profile import Measure
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.load import Lengths, OnlineRequest

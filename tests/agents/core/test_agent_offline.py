@@ -8,7 +8,7 @@ import pytest
 from agents.core import effects, events
 from agents.core.events import EngineReading, TokenUsage
 from agents.core.offline_admission import CROWDED_S
-from agents.core.offline_work import PARSED_BYTES_MAX
+from agents.core.offline_request import PARSED_BYTES_MAX
 from agents.core.requests import PART_TIMEOUT_S
 from agents.core.routers import SILENCE_S
 from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
