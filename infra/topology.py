@@ -104,6 +104,11 @@ RouterNames = Annotated[
     Field(min_length=1, max_length=REGION_ROUTERS_MAX),
     Advice('write a list of one name or more, like ["r1"]'),
 ]
+ProfileFile = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Advice('write the file that mesh-agent profile wrote, like "us.profile.json"'),
+]
 Origins = Annotated[
     tuple[
         Annotated[
@@ -170,6 +175,7 @@ class RegionTable(Table):
     workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE] = 1
     metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
     cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
+    profile: ProfileFile | None = None  # of its engines: how its agents take offline work
     batch_runners: RunnerNames = ()  # processes that do batch jobs; without any it takes none
     gpu_hour_price: Price | None = None  # in any currency; dearer regions get less offline work
     routing: RoutingTable = RoutingTable()  # what differs here from the mesh's
