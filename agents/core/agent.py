@@ -69,8 +69,7 @@ class AgentCore:
         self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = 0
-        self._served_total = 0
-        self._refused_total = 0
+        self._served_total = self._refused_total = 0
         self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._has_answered = False
         self._published: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
@@ -179,6 +178,7 @@ class AgentCore:
             owner_taken={} if owner is None else self._acks.snapshot(owner),
             term=self._fence.term,
             offline_room_tokens=self._offline.room_tokens(now, is_open=state not in _CLOSED),
+            queue_s=self._offline.queue_s(now),
             offline_waiting=self._offline.waiting,
             offline_running=self._tables.offline.at_engine,
             down_reason=down_reason if state is ReplicaState.DOWN else None,

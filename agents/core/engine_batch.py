@@ -205,6 +205,17 @@ class EngineBatch:
         context = round((from_tokens + to_tokens) / 2)
         return self.seconds(BatchLoad().with_prefill(chunk, context)) * tokens / chunk
 
+    def queue_s(self) -> float:
+        """Seconds until the prompts of online requests here are computed: a new one's wait."""
+        waiting = [member for member in self._prefilling.values() if not member.offline]
+        if not waiting:
+            return 0.0
+        left = max(1.0, sum(member.left_tokens for member in waiting))
+        decodes = self.decodes()
+        chunk = min(round(left) or 1, max(1, self._chunk_tokens - decodes.decodes))
+        context = sum(member.kv_tokens for member in waiting) // (2 * len(waiting))
+        return self.seconds(decodes.with_prefill(chunk, context)) * left / chunk
+
     def decodes(self, *, offline: bool = True) -> BatchLoad:
         """An iteration of those that decode."""
         return _decodes(self._decoding, self.steps, offline)

@@ -125,6 +125,12 @@ class OfflineAdmission:
             room = min(room, int(share)) if self._queue else int(share)
         return max(0, room)
 
+    def queue_s(self, now: float) -> float:
+        """Seconds that an online prompt would wait for others, as predicted. Offline ones make
+        room."""
+        self._advance(now)
+        return self._batch.queue_s()
+
     def offline_kv_tokens(self) -> int:
         """Of the engine's memory, what offline requests hold now."""
         return self._batch.offline_kv_tokens() if self._running else 0

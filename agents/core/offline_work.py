@@ -76,6 +76,10 @@ class OfflineWork:
             return None
         return self._admission.room_tokens(now) if is_open else 0
 
+    def queue_s(self, now: float) -> float | None:
+        """For the heartbeat: predicted wait of an online prompt; None without a profile."""
+        return None if self._admission is None else self._admission.queue_s(now)
+
     def has_room(self, work: WorkRequest, size: int, now: float) -> bool:
         """Whether to take a request whose body has that size; its answer's bound is in there."""
         if self._admission is None or self.waiting >= self._queued_max:

@@ -154,42 +154,6 @@ def test_memory_holds_them_to_a_share_and_leaves_some_free(desk) -> None:
     assert desk.decide() == []
 
 
-def test_each_answer_of_a_line_decodes(desk) -> None:
-    """Beside a user: 13 ms with one answer of 3,000 tokens, 34 with eight."""
-    for answers, admitted in ((1, [Admit("line")]), (8, [])):
-        desk = Desk(prefill_tokens_max=10_000, burst_s=60.0)
-        desk.online("user")
-        desk.begin("user")
-        desk.decide(10.0)  # saves what the prompt takes
-        assert desk.admission.offer(OfflineRequest("line", 2900, 100, answers=answers), desk.now)
-        assert desk.decide() == admitted
-
-
-def test_prompts_of_one_line_have_contexts_of_their_own() -> None:
-    desk = Desk(prefill_tokens_max=10_000, burst_s=60.0)
-    desk.online("user")
-    desk.begin("user")
-    desk.decide(10.0)
-    desk.admission.offer(OfflineRequest("line", 4000, 100, answers=8, prompts=8), desk.now)
-    assert desk.decide() == [Admit("line")]  # eight of 600 tokens
-
-
-def test_answers_that_left_leave_no_load_behind(desk) -> None:
-    desk.admission.offer(OfflineRequest("line", 100, 5000, answers=4), desk.now)
-    assert desk.decide() == [Admit("line")]
-    desk.begin("line")
-    assert desk.admission.offline_kv_tokens() == 100  # the prompt is there once
-    desk.decide(0.1024)  # ten iterations
-    assert desk.admission.offline_kv_tokens() == pytest.approx(140, abs=4)
-    desk.admission.ended("line", desk.now)
-    desk.online("user")
-    desk.begin("user")
-    desk.offer("next", 10)
-    assert desk.decide() == [Admit("next")]
-    desk.begin("next")
-    assert desk.admission.offline_kv_tokens() == 10
-
-
 def test_the_batch_is_shared() -> None:
     desk = Desk(replace(KV, batch_max=8), prefill_tokens_max=10_000)
     for key in range(20):
