@@ -109,6 +109,11 @@ RouterNames = Annotated[
     Field(min_length=1, max_length=REGION_ROUTERS_MAX),
     Advice('write a list of one name or more, like ["r1"]'),
 ]
+ProfileFile = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Advice('write the file that mesh-agent profile wrote, like "us.profile.json"'),
+]
 Origins = Annotated[
     tuple[
         Annotated[
@@ -197,6 +202,9 @@ class RegionTable(Table):
     cors_origins: Annotated[
         Origins, Option('Pages that may call from a browser; `"*"` for all.')
     ] = ()
+    profile: Annotated[
+        ProfileFile | None, Option("Of its engines: how its agents take offline work.")
+    ] = None
     batch_runners: Annotated[
         RunnerNames, Option("Processes that do batch jobs; without any it takes none.")
     ] = ()

@@ -161,6 +161,9 @@ class Heartbeat:
     offline requests, neither these nor those that run."""
     offline_running: Count = 0
     """Offline requests that its engine has."""
+    queue_s: Seconds | None = None
+    """Seconds that an online prompt sent now would wait until the prompts before it are computed,
+    as the profile's latency predictor says; null without a profile."""
     down_reason: str | None = None
     """Why it is down: unreachable, or hung (it answers scrapes, takes requests and computes none);
     null in other states."""

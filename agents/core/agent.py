@@ -180,6 +180,7 @@ class AgentCore:
             owner_taken={} if owner is None else self._acks.snapshot(owner),
             term=self._fence.term,
             offline_room_tokens=self._offline.room_tokens(now, is_open=state not in _CLOSED),
+            queue_s=self._offline.queue_s(now),
             offline_waiting=self._offline.waiting,
             offline_running=self._tables.offline.at_engine,
             down_reason=down_reason if state is ReplicaState.DOWN else None,

@@ -37,7 +37,8 @@ class EngineMember:
     prompt_tokens: int
     answer_tokens_max: int
     kv_tokens: int  # that its prompt takes, cached or not
-    generates: bool = True  # else it ends with its prompt, and never decodes
+    answers: int = 1  # that it generates at once, each a sequence of the batch; it may be none
+    prompts: int = 1  # that it has; `prompt_tokens` and `kv_tokens` are of all together
     computed_tokens: float = 0.0
     decodes_from: float | None = None  # iterations that had passed when it began to decode
     learns_from: float | None = None  # the same, of a first byte, while nothing was unsure since
@@ -47,22 +48,35 @@ class EngineMember:
     def left_tokens(self) -> float:
         return self.prompt_tokens - self.computed_tokens
 
+    @property
+    def sequence_tokens(self) -> int:
+        """The context with which one of its answers begins."""
+        return self.kv_tokens // self.prompts
+
+    @property
+    def shared_tokens(self) -> int:
+        """Of its answers' contexts together, what is in memory once."""
+        return max(0, self.answers - self.prompts) * self.sequence_tokens
+
 
 @dataclass(slots=True)
 class _Decoding:
-    """The decoding requests of one kind. Their context grows by one token an iteration each."""
+    """The decoding answers of one kind. Their context grows by one token an iteration each."""
 
     count: int = 0
     base_tokens: float = 0.0
+    shared_tokens: int = 0  # of prompts, counted for each answer and in memory once
 
     def join(self, member: EngineMember, steps: float) -> None:
-        self.count += 1
-        self.base_tokens += member.kv_tokens - steps
+        self.count += member.answers
+        self.shared_tokens += member.shared_tokens
+        self.base_tokens += member.answers * (member.sequence_tokens - steps)
 
     def leave(self, member: EngineMember) -> None:
         assert member.decodes_from is not None
-        self.count -= 1
-        self.base_tokens -= member.kv_tokens - member.decodes_from
+        self.count -= member.answers
+        self.shared_tokens -= member.shared_tokens
+        self.base_tokens -= member.answers * (member.sequence_tokens - member.decodes_from)
 
     def context_tokens(self, steps: float) -> int:
         return max(0, round(self.base_tokens + self.count * steps)) if self.count else 0
@@ -139,12 +153,12 @@ class EngineBatch:
         offline: bool = False,
         kv_tokens: int = 0,
         answer_tokens_max: int = 0,
-        generates: bool = True,
+        answers: int = 1,
+        prompts: int = 1,
     ) -> None:
-        """A request was sent to the engine."""
-        kv_tokens = max(kv_tokens, prompt_tokens)
-        tokens = max(1, prompt_tokens)
-        member = EngineMember(key, offline, tokens, answer_tokens_max, kv_tokens, generates)
+        """A request was sent to the engine. `answer_tokens_max`: of one of its answers."""
+        kv, own = max(kv_tokens, prompt_tokens), max(1, prompt_tokens)
+        member = EngineMember(key, offline, own, answer_tokens_max, kv, answers, prompts)
         self.members[key] = self._prefilling[key] = member
 
     def begin(self, key: Hashable) -> None:
@@ -152,7 +166,7 @@ class EngineBatch:
         member = self.members.get(key)
         if member is None:
             return
-        if self._prefilling.pop(key, None) is None and member.generates:
+        if self._prefilling.pop(key, None) is None and member.answers:
             self._decoding.of(member).leave(member)
         self._decode(member)
         member.learns_from = self.steps
@@ -162,7 +176,7 @@ class EngineBatch:
         member = self.members.pop(key, None)
         if member is None:
             return None
-        if self._prefilling.pop(key, None) is None and member.generates:
+        if self._prefilling.pop(key, None) is None and member.answers:
             self._decoding.of(member).leave(member)
         if self._refreshes and member.learns_from is not None:
             self._learn(self.steps - member.learns_from, streamed_tokens - 1)
@@ -191,6 +205,17 @@ class EngineBatch:
         context = round((from_tokens + to_tokens) / 2)
         return self.seconds(BatchLoad().with_prefill(chunk, context)) * tokens / chunk
 
+    def queue_s(self) -> float:
+        """Seconds until the prompts of online requests here are computed: a new one's wait."""
+        waiting = [member for member in self._prefilling.values() if not member.offline]
+        if not waiting:
+            return 0.0
+        left = max(1.0, sum(member.left_tokens for member in waiting))
+        decodes = self.decodes()
+        chunk = min(round(left) or 1, max(1, self._chunk_tokens - decodes.decodes))
+        context = sum(member.kv_tokens for member in waiting) // (2 * len(waiting))
+        return self.seconds(decodes.with_prefill(chunk, context)) * left / chunk
+
     def decodes(self, *, offline: bool = True) -> BatchLoad:
         """An iteration of those that decode."""
         return _decodes(self._decoding, self.steps, offline)
@@ -214,8 +239,8 @@ class EngineBatch:
         """An iteration once every prompt here is computed."""
         load = self.decodes(offline=offline)
         for member in self._prefilling.values():
-            if member.generates and (offline or not member.offline):
-                load = load.with_decode(member.kv_tokens)
+            if offline or not member.offline:
+                load = load.with_decodes(member.answers, member.sequence_tokens)
         return load
 
     def offline_kv_tokens(self) -> int:
@@ -225,7 +250,8 @@ class EngineBatch:
             for member in self._prefilling.values()
             if member.offline
         )
-        return round(waiting) + self._decoding.offline.context_tokens(self.steps)
+        decoding = self._decoding.offline
+        return round(waiting) + max(0, decoding.context_tokens(self.steps) - decoding.shared_tokens)
 
     def _compute(self, tokens: float) -> None:
         for member in self._prefilling.values():
@@ -245,7 +271,7 @@ class EngineBatch:
             self._decode(member)
 
     def _decode(self, member: EngineMember) -> None:
-        if not member.generates:
+        if not member.answers:
             return
         member.decodes_from = self.steps
         self._decoding.of(member).join(member, self.steps)

@@ -81,6 +81,12 @@ class BatchLoad(NamedTuple):
         tokens, context, prefills, decodes, pairs = self
         return BatchLoad(tokens, context + context_tokens, prefills, decodes + 1, pairs)
 
+    def with_decodes(self, count: int, context_tokens: int) -> "BatchLoad":
+        """`count` more decoding sequences of that context each; fewer if it is negative."""
+        tokens, context, prefills, decodes, pairs = self
+        context = max(0, context + count * context_tokens)
+        return BatchLoad(tokens, context, prefills, decodes + count, pairs)
+
     def with_prefill(self, tokens: int, computed_tokens: int) -> "BatchLoad":
         """One more chunk of `tokens` after `computed_tokens` of the same prompt."""
         own = computed_tokens + tokens

@@ -37,7 +37,7 @@ from agents.core.offline_request import Abort, Admit, Decision, GiveBack, Offlin
 CROWDED_S = 0.5  # a burst that lasts longer than a few prompts take
 PASSED_OVER_S = 10.0  # beside online requests that leave no room for one so large
 LOOKAHEAD = 16  # queued requests that one decision looks at
-RUNNING_MAX = 256  # offline requests at the engine
+RUNNING_MAX = 256  # answers of offline requests at the engine
 BATCH_SHARE = 0.5  # of the engine's batch, where that is known
 KV_FREE_SHARE = 0.1  # of the memory, left for online requests to grow and to come
 # Of a prompt's part that was computed, what must be computed anew: an engine that caches prefixes
@@ -62,7 +62,7 @@ class OfflineAdmission:
         self._queue: deque[_Queued] = deque()
         self._queued_tokens = 0
         self._running: dict[Hashable, OfflineRequest] = {}
-        self._running_tokens = 0
+        self._running_tokens = self._running_answers = 0
         self._reading: EngineReading = NOTHING_KNOWN
         self._sent_since: dict[Hashable, int] = {}  # KV of online requests the scrape lacks
         self._scrape_answered = True  # no request left for the last scrape's sake
@@ -103,6 +103,12 @@ class OfflineAdmission:
             room = min(room, int(share)) if self._queue else int(share)
         return max(0, room)
 
+    def queue_s(self, now: float) -> float:
+        """Seconds that an online prompt would wait for others, as predicted. Offline ones make
+        room."""
+        self._advance(now)
+        return self._batch.queue_s()
+
     def offline_kv_tokens(self) -> int:
         """Of the engine's memory, what offline requests hold now."""
         return self._batch.offline_kv_tokens() if self._running else 0
@@ -139,7 +145,7 @@ class OfflineAdmission:
     ) -> None:
         """An online request was sent to the engine."""
         self._advance(now)
-        self._batch.send(key, prompt_tokens, kv_tokens=kv_tokens, generates=generates)
+        self._batch.send(key, prompt_tokens, kv_tokens=kv_tokens, answers=int(generates))
         self._sent_since[key] = max(prompt_tokens, kv_tokens)
 
     def began(self, key: Hashable, now: float) -> None:
@@ -155,6 +161,7 @@ class OfflineAdmission:
         request = self._running.pop(key, None)
         if request is not None:
             self._running_tokens -= request.tokens
+            self._running_answers -= request.answers
 
     def scraped(self, reading: EngineReading, online_waiting: int, now: float) -> None:
         """The engine's own numbers; `online_waiting`: of its queue, what is online."""
@@ -269,15 +276,16 @@ class OfflineAdmission:
         leaving: list[EngineMember] = []
         for member in reversed(decoding):
             generated = batch.generated_tokens(member)
-            context = member.kv_tokens + round(generated)
-            price_s = batch.seconds(load.with_decode(context)) - batch.seconds(load)
+            context = member.sequence_tokens + round(generated)
+            without = load.with_decodes(-member.answers, context)
+            price_s = batch.seconds(load) - batch.seconds(without)
             steps = min(lasts, max(1.0, member.answer_tokens_max - generated))
-            if batch.online_decoding * price_s * steps <= batch.prefill_s(0.0, context):
+            if batch.online_decoding * price_s * steps <= batch.prefill_s(
+                0.0, member.kv_tokens + round(generated)
+            ):
                 continue
             leaving.append(member)
-            load = load._replace(
-                context_tokens=max(0, load.context_tokens - context), decodes=load.decodes - 1
-            )
+            load = without
             if batch.seconds(load) <= budget_s:
                 break
         return leaving
@@ -320,6 +328,7 @@ class OfflineAdmission:
     def _start(self, request: OfflineRequest) -> None:
         self._running[request.key] = request
         self._running_tokens += request.tokens
+        self._running_answers += request.answers
         self.admitted_total += 1
         self._batch.send(
             request.key,
@@ -327,7 +336,8 @@ class OfflineAdmission:
             offline=True,
             kv_tokens=request.kv_tokens,
             answer_tokens_max=request.answer_tokens_max,
-            generates=request.answer_tokens_max > 0,
+            answers=request.answers,
+            prompts=request.prompts,
         )
 
     def _has_place(self, request: OfflineRequest) -> bool:
@@ -338,7 +348,7 @@ class OfflineAdmission:
             most = min(most, max(1, int(BATCH_SHARE * reading.batch_max)))
             if len(self._batch.members) >= reading.batch_max:
                 return False
-        if len(self._running) >= most:
+        if self._running and self._running_answers + request.answers > most:
             return False
         prefill = self._batch.offline_prefill_tokens
         if prefill and prefill + request.prompt_tokens > self._profile.prefill_tokens_max:
@@ -358,7 +368,7 @@ class OfflineAdmission:
         batch, budget_s = self._batch, self._profile.latency_budget_s
         if not batch.online and not self._running:
             return True
-        later = request.beside(batch.settled())
+        later = request.decoding(batch.settled())
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online:
@@ -374,7 +384,7 @@ class OfflineAdmission:
     def _fits_alone(self, request: OfflineRequest) -> bool:
         """Whether it would keep to the budget if no other offline request were there."""
         batch, budget_s = self._batch, self._profile.latency_budget_s
-        later = request.beside(batch.settled(offline=False))
+        later = request.decoding(batch.settled(offline=False))
         if batch.seconds(later) > budget_s:
             return False
         if not batch.online or self._profile.burst_s:

@@ -10,17 +10,21 @@ was at the engine then is taken out, though it may have begun or ended since.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from agents.core import effects
 from agents.core.effects import AgentEffect
 from agents.core.events import EngineReading, EngineScraped, RelayEnded
 from agents.core.heartbeat import ReplicaConfig
 from agents.core.offline_admission import OfflineAdmission
-from agents.core.offline_profile import TOKENS_MAX
-from agents.core.offline_request import Abort, Admit, Decision, OfflineRequest
+from agents.core.offline_request import (
+    Abort,
+    Admit,
+    Decision,
+    read_fields,
+    read_request,
+    with_priority,
+)
 from agents.core.request_tables import RequestTables
 from agents.core.requests import BYTES_PER_TOKEN, AgentRequest, WorkRequest
 from agents.core.routers import RouterLiveness
@@ -28,10 +32,6 @@ from schemas.exchange import Outcome
 
 GIVEN_BACK = "given back for online requests"
 NO_ROOM = "no room for it any more"
-ANSWER_TOKENS = 1024  # where a request doesn't bound its answer
-ANSWER_FIELDS = ("max_completion_tokens", "max_tokens")
-CHOICES_MAX = 128
-PARSED_BYTES_MAX = 1024 * 1024  # parsing takes 5 to 8 ms a MiB, in which the agent waits
 ENDED_MAX = 4096  # remembered between two scrapes
 HELD_BYTES_MAX = 64 * 1024 * 1024  # beside what online requests may hold
 
@@ -83,6 +83,10 @@ class OfflineWork:
             return None
         return self._admission.room_tokens(now) if is_open else 0
 
+    def queue_s(self, now: float) -> float | None:
+        """For the heartbeat: predicted wait of an online prompt; None without a profile."""
+        return None if self._admission is None else self._admission.queue_s(now)
+
     def has_room(self, work: WorkRequest, size: int, now: float) -> bool:
         """Whether to take a request whose body has that size; its answer's bound is in there."""
         if self._admission is None or self.waiting >= self._queued_max:
@@ -98,13 +102,13 @@ class OfflineWork:
         """Its body is whole: queue it, or give it back."""
         assert self._admission is not None, "taken without a profile"
         inbox = record.inbox
-        fields = _object(body) if len(body) <= PARSED_BYTES_MAX else {}
-        answer_tokens = _answer_tokens(fields) if record.work.generates else 0
-        request = OfflineRequest(inbox, record.prompt_tokens, answer_tokens)
+        fields = read_fields(body)
+        generates = record.work.generates
+        request = read_request(inbox, record.prompt_tokens, fields, generates=generates)
         if not self._admission.offer(request, now):
             return self._give_back(record, NO_ROOM)
         if self._priority is not None and fields is not None:
-            body = _with_priority(body, fields, self._priority)
+            body = with_priority(body, fields, self._priority)
         self._bodies[inbox] = body
         self._table.queue(record)
         return [effects.HoldWork(inbox)]
@@ -224,36 +228,3 @@ class OfflineWork:
         if used is None or not capacity or self._admission is None:
             return used
         return max(0.0, used - self._admission.offline_kv_tokens() / capacity)
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None  # the engine says what is wrong
-    return fields if isinstance(fields, dict) else None
-
-
-def _with_priority(body: bytes, fields: dict[str, Any], priority: int) -> bytes:
-    """The body with the engine's own field; a long one, which is not parsed, gets it at its end."""
-    if fields or len(body) <= PARSED_BYTES_MAX:
-        return orjson.dumps({**fields, "priority": priority})
-    text = body.rstrip()
-    is_object = text.startswith(b"{") and text.endswith(b"}")
-    return text[:-1] + b',"priority":%d}' % priority if is_object else body
-
-
-def _answer_tokens(fields: dict[str, Any] | None) -> int:
-    """Most tokens that it may generate."""
-    if fields is None:
-        return 1
-    tokens = next((found for name in ANSWER_FIELDS if (found := _count(fields.get(name)))), None)
-    choices = max(_count(fields.get("n")) or 1, _count(fields.get("best_of")) or 1)
-    answers, prompt = min(choices, CHOICES_MAX), fields.get("prompt")
-    if isinstance(prompt, list) and prompt and type(prompt[0]) is not int:
-        answers *= len(prompt)  # each is answered
-    return min((tokens or ANSWER_TOKENS) * answers, TOKENS_MAX)
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None

@@ -28,7 +28,13 @@ from infra.workers import worker_names, worker_page
 from mesh.adapters import streams
 from mesh.demo.commands import Commands, engine_url
 from mesh.demo.engine_profile import simulated_profile
-from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind, free_address
+from mesh.demo.options import (
+    DemoOptions,
+    GivenEngine,
+    GivenEngineKind,
+    free_address,
+    profile_files,
+)
 from mesh.demo.state_directory import StateDirectory, write_atomically
 from mesh.demo.stream_checks import keep_checking
 from mesh.demo.wan_proxy import WanProxy
@@ -72,13 +78,15 @@ class LocalMesh:
         state: StateDirectory,
         report: Callable[[DemoEvent], None],
     ) -> None:
-        """Raises ServerUnusable if this machine has no usable nats-server."""
+        """Raises ServerUnusable if this machine has no usable nats-server, TopologyError for a
+        profile that can't be used."""
         self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
         self.pages = {name: _pages(region) for name, region in topology.regions.items()}
         self.runner_pages = {
             name: {runner: free_address(region.http.host) for runner in region.batch_runners}
             for name, region in topology.regions.items()
         }
+        self._profiles = profile_files(topology, options.config)
         self._topology = topology
         self._options = options
         self._state = state
@@ -216,7 +224,7 @@ class LocalMesh:
         self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
     ) -> None:
         kind = self._options.engine_kind
-        agent = commands.agent(region, replica, engine, kind)
+        agent = commands.agent(region, replica, engine, kind, self._profiles.get(region))
         supervised = self._supervisor.launch(agent)
         if await _ready_within(supervised, GIVEN_ENGINE_WITHIN_S):
             return
@@ -232,7 +240,9 @@ class LocalMesh:
         # After a restart it must listen where its agent expects it.
         engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
         given = GivenEngine(region, url)
-        profile = self._offline_profile() if self.runner_pages[region] else None
+        profile = self._profiles.get(region)
+        if profile is None and self.runner_pages[region]:
+            profile = self._offline_profile()
         agent = commands.agent(region, replica, given, GivenEngineKind.VLLM, profile)
         await self._supervisor.start(agent)
 

@@ -10,6 +10,8 @@ from random import SystemRandom
 
 from pydantic import SecretStr
 
+from agents.config import offline_profile
+from agents.core.offline_profile import ProfileInvalid
 from infra.address import Address
 from infra.topology import RegionTable, Topology, TopologyError
 from infra.workers import crowd_problems
@@ -107,6 +109,24 @@ def _resized(
         ):
             raise TopologyError(f"--workers {workers}: regions.{name}.{key}: {problem}")
     return region.model_copy(update=update)
+
+
+def profile_files(topology: Topology, config: Path) -> dict[RegionId, Path]:
+    """The profile of each region that has one; a relative path is from the configuration's folder.
+
+    Raises TopologyError, which names the key, for a file that is none.
+    """
+    found = {}
+    for name, region in topology.regions.items():
+        if region.profile is None:
+            continue
+        found[name] = config.parent / region.profile
+        try:
+            offline_profile(found[name])
+        except ProfileInvalid as error:
+            problem = f"{error}; write one with mesh-agent profile"
+            raise topology.error(f"regions.{name}.profile", problem) from error
+    return found
 
 
 def port_problems(topology: Topology) -> list[str]:

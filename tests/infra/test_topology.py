@@ -237,6 +237,12 @@ MISTAKES = {
         "[batch]\nlines_mib = 15\n[mesh]",
         "batch.lines_mib: must be at least 16 (there is 15)",
     ),
+    "a profile without a name": (
+        'routers = ["r1", "r2"]',
+        'routers = ["r1", "r2"]\nprofile = ""',
+        "regions.eu.profile: write the file that mesh-agent profile wrote, like "
+        "\"us.profile.json\" (there is '')",
+    ),
     "a price below nothing": (
         'routers = ["r1", "r2"]',
         'routers = ["r1", "r2"]\ngpu_hour_price = -1',

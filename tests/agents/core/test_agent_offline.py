@@ -8,7 +8,7 @@ import pytest
 from agents.core import effects, events
 from agents.core.events import EngineReading, TokenUsage
 from agents.core.offline_admission import CROWDED_S
-from agents.core.offline_work import PARSED_BYTES_MAX
+from agents.core.offline_request import PARSED_BYTES_MAX
 from agents.core.requests import PART_TIMEOUT_S
 from agents.core.routers import SILENCE_S
 from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
@@ -55,7 +55,17 @@ def test_without_a_profile_offline_work_is_refused() -> None:
     [refuse] = bench.offline(1)
     assert refuse.message.reason == Refusal.NO_OFFLINE_ROOM
     assert bench.beat.offline_room_tokens is None
+    assert bench.beat.queue_s is None
     assert bench.beat.refused_total == 0
+
+
+def test_heartbeats_carry_the_predicted_wait_of_an_online_prompt(bench) -> None:
+    assert bench.beat.queue_s == 0.0
+    bench.work(1, **LONG)
+    alone = bench.beat.queue_s
+    assert alone is not None and alone > 0.0
+    bench.work(2, **LONG)
+    assert bench.beat.queue_s == pytest.approx(2 * alone, rel=0.1)
 
 
 def test_an_idle_engine_gets_it_at_once_and_no_load_counts_it(bench) -> None:

@@ -17,8 +17,8 @@ from agents.core.offline_admission import (
     Admit,
     GiveBack,
     OfflineAdmission,
-    OfflineRequest,
 )
+from agents.core.offline_request import OfflineRequest
 from tests.agents.core.test_offline_profile import PROFILE as FITTED
 
 # An iteration of 10 ms, 0.1 ms more for each prompt token and 1 µs for each of context.

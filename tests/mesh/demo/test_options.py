@@ -2,8 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.core.offline_profile import encode_profile
 from infra.topology import DEFAULT_FILE, TopologyError, load
-from mesh.demo.options import DemoOptions, GivenEngine, fitted
+from mesh.demo.options import DemoOptions, GivenEngine, fitted, profile_files
+from tests.agents.core.test_offline_profile import PROFILE
+from tests.support.mesh_up import write_config
 
 
 def replicas(**asked):
@@ -53,3 +56,36 @@ def test_more_workers_than_a_region_may_have_are_an_error():
     topology = topology.model_copy(update={"regions": regions})
     with pytest.raises(TopologyError, match=r"--workers 9: regions\.us\.workers: 19 processes"):
         fitted(topology, DemoOptions(config=DEFAULT_FILE, state=Path(), workers=9))
+
+
+def profiled_mesh(folder: Path, file: str) -> Path:
+    config = write_config(folder)
+    config.write_text(
+        config.read_text().replace("[regions.eu]", f'[regions.eu]\nprofile = "{file}"')
+    )
+    return config
+
+
+def test_a_regions_profile_lies_beside_the_configuration(tmp_path):
+    config = profiled_mesh(tmp_path, "eu.profile.json")
+    (tmp_path / "eu.profile.json").write_bytes(encode_profile(PROFILE))
+    assert profile_files(load(config), config) == {"eu": tmp_path / "eu.profile.json"}
+    assert profile_files(load(DEFAULT_FILE), DEFAULT_FILE) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "can't be read: No such file or directory"),
+        ("{}", "is no profile: engine: Field required"),
+        ("us", "is no profile: Invalid JSON"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_an_error_that_names_the_key(tmp_path, text, problem):
+    config, file = profiled_mesh(tmp_path, "eu.json"), tmp_path / "eu.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(TopologyError) as caught:
+        profile_files(load(config), config)
+    assert str(caught.value).startswith(f"{config}: regions.eu.profile: {file} {problem}")
+    assert str(caught.value).endswith("write one with mesh-agent profile")

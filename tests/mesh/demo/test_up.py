@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from infra import bus
 from infra.bus import BusAddress
 from mesh.cli.main import main
+from mesh.demo.engine_profile import simulated_profile
 from schemas import subjects
 from schemas.replies import PING_PREFIX
 from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
@@ -381,3 +382,24 @@ def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
     result = CliRunner().invoke(main, ["up", "--state", str(tmp_path), *arguments])
     assert isinstance(result.exception, SystemExit) and result.exit_code == 2, result.output
     assert said in " ".join(result.output.split())
+
+
+async def test_a_regions_profile_reaches_its_agents(tmp_path):
+    config = write_config(tmp_path, regions=("us",))
+    text = config.read_text()
+    config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
+    (tmp_path / "us.json").write_bytes(simulated_profile(None, 50.0))
+    async with mesh_up(tmp_path, config=config) as mesh:
+        agent = mesh.record["processes"]["agent-us-0"]
+        words = Path(f"/proc/{agent}/cmdline").read_text().split("\0")
+        assert words[words.index("--profile") + 1] == str(tmp_path / "us.json")
+        assert await mesh.stop() == 0
+
+
+def test_a_profile_that_is_none_starts_nothing(tmp_path):
+    config = write_config(tmp_path, regions=("us",))
+    text = config.read_text()
+    config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
+    ended = CliRunner().invoke(main, ["up", "--config", str(config), "--state", str(tmp_path)])
+    assert ended.exit_code != 0
+    assert "regions.us.profile: " in ended.stderr and "can't be read" in ended.stderr

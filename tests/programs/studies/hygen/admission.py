@@ -142,10 +142,13 @@ class AgentPlayer:
         for event in events:
             if event.at <= self.meters.duration_s:
                 self._count(event)
+        for event in events:
             if isinstance(event, PrefillFinished):
+                if event.request_id not in self._inboxes:
+                    continue  # an event before this one made the agent abort it
                 self._cached[event.request_id] = event.cached_tokens
                 self._feed(ev.RelayBegan(self._inboxes[event.request_id]))
-            elif isinstance(event, Finished):
+            elif isinstance(event, Finished) and event.request_id in self._inboxes:
                 self._finished(event.request_id)
 
     def _count(self, event: SimEvent) -> None:
