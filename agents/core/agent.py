@@ -130,9 +130,8 @@ class AgentCore:
         """For the log: why it is down though its last scrape was good."""
         if not self._hangs.hung:
             return None
-        silent_s = self._hangs.silent_s(now)
-        backlog = f"{self.outstanding} requests outstanding"
-        return f"engine hung: {backlog}, no output and no counter moved for {silent_s:.1f} s"
+        silence = f"no output and no counter moved for {self._hangs.silent_s(now):.1f} s"
+        return f"engine hung: {self.outstanding} requests outstanding, {silence}"
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
