@@ -37,8 +37,10 @@ ROUTING_OPTIONS = (
 
 NATS_OPTIONS = (
     click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]"),
-    click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]"),
-    click.option("--nats-password", envvar="NATS_PASSWORD", help="Best in env NATS_PASSWORD."),
+    click.option("--nats-user", envvar="NATS_USER", help="The user there.  [env NATS_USER]"),
+    click.option(
+        "--nats-password", envvar="NATS_PASSWORD", help="Its password; best in env NATS_PASSWORD."
+    ),
 )
 
 

@@ -194,7 +194,6 @@ def command(
     topology = _topology(config_file)
     own = _own_table(topology, config_file, region, router)
     address = (own.http if http is None else _address("--http", http)).listen
-    page = own.metrics if metrics is None else _address("--metrics", metrics)
     given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
     config = RouterConfig(
         region=RegionId(region),
@@ -202,7 +201,7 @@ def command(
         peers=topology.asked_by(RegionId(region)),
         http_host=address.host,
         http_port=address.port,
-        metrics=page and page.listen,
+        metrics=_page(own, metrics),
         connections_max=connections_max(raise_limit()),
         cors_origins=own.cors_origins,
         by_option=frozenset(name for name, text in (("http", http), ("metrics", metrics)) if text),
@@ -231,6 +230,12 @@ def _own_table(topology: Topology, file: Path, region: str, router: str) -> Regi
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     return own
+
+
+def _page(own: RegionTable, given: str | None) -> Address | None:
+    """Where `/metrics` and its like are served too."""
+    page = own.metrics if given is None else _address("--metrics", given)
+    return page and page.listen
 
 
 def _checked_workers(own: RegionTable, config: RouterConfig, given: int | None) -> int:

@@ -34,7 +34,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
-from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of
+from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.session.record import (
     NO_TRACE,
     Decide,
@@ -263,7 +263,7 @@ class RequestManager:
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
-        return self._config.record is not None or log.isEnabledFor(logging.DEBUG)
+        return self._config.record is not None or logs_decisions()
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()

@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
+def logs_decisions() -> bool:
+    """Whether the log has a line for each decision, with its candidates."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
 class RequestObserver(Observer):
     """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
     client's."""
@@ -52,7 +57,7 @@ class RequestObserver(Observer):
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
             record.steps.append(Step(self._clock(), effect))
-        if log.isEnabledFor(logging.DEBUG):
+        if logs_decisions():
             log.debug("%s", receipt_line(effect.decision))
         request = record.request
         if request.warm:

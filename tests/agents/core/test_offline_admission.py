@@ -426,7 +426,8 @@ def test_a_prompt_alone_never_decodes() -> None:
         desk.online("user")
         desk.begin("user")
         for key in ("first", "second"):  # each takes 28 ms while it is computed
-            document = OfflineRequest(key, 100, answer_tokens, kv_tokens=8000)
+            answers = int(answer_tokens > 0)
+            document = OfflineRequest(key, 100, answer_tokens, kv_tokens=8000, answers=answers)
             assert desk.admission.offer(document, desk.now)
         assert desk.decide() == [Admit("first")]
         assert desk.decide(0.2) == ([Admit("second")] if admits else [])

@@ -22,9 +22,9 @@ from tests.support.taps import Taps, add_tap
 TIMEOUT_S = 20
 SECRET = b"what a client asked"
 # Written out: a row that gains one of these readers is looked at here too.
-STATE = {"heartbeat", "offline_state", "digest", "leased"}
+STATE = {"heartbeat", "offline_state", "digest", "leased", "controlled"}
 SEEN = {"observer": STATE, "operator": STATE | {"trie", "alive"}}
-WRITES_STATE = {"lease"}  # into a stream that is read
+WRITES_STATE = {"lease", "control"}  # into a stream that is read
 NAMES = {"replica": "us-0", "router": "r1", "stream": "7", "label": "any", "asker": "eu"}
 
 

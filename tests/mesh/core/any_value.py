@@ -62,7 +62,7 @@ def _plain(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
             allow_nan=False,
             allow_infinity=False,
         )
-    if hint is type(None):
+    if hint is type(None) or getattr(hint, "_is_protocol", False):
         return st.none()
     assert hint is str, f"teach this module {hint}"
     patterns = [m.pattern for m in limits if getattr(m, "pattern", None)]

@@ -252,15 +252,17 @@ EPOCHS = {
     "agents/runtime/command.py",
     "agents/simserver/server.py",
 }
-# Files and jobs have times of day, as in OpenAI's API; each is read in its own region alone.
+# Files and jobs have times of day, as in OpenAI's API; so have lines of the access log, what
+# operators order, and a process's start, which is computed from its age. Each is for people.
 TIMES_OF_DAY = {
     "agents/profiler/run.py",
-    "mesh/adapters/batches_api.py",
-    "mesh/adapters/files_api.py",
-    "mesh/batch/files.py",
+    "infra/metrics_page.py",
+    "mesh/adapters/access_log.py",
+    "mesh/adapters/ended_requests.py",
     "mesh/batch_client/watch.py",
     "mesh/cli/batch.py",
     "mesh/cli/batch_files.py",
+    "mesh/cli/drain.py",
     "mesh/demo/engine_profile.py",
     "mesh/runtime/batch_runner.py",
 }

@@ -125,7 +125,7 @@ async def test_embeddings_count_as_no_first_token_and_are_no_prefix(simulated):
     text = "the same document again and again " * 100
     for _ in range(3):
         assert (await asked(simulated, input=text))[0] == 200
-    assert (await post(simulated, chat("y" * 2000)))[0] == 200
+    assert (await post(simulated, chat("y" * 2000, stream=True)))[0] == 200
     name = "mesh_request_ttft_seconds_count"
     assert simulated.sample("us", name, served="local") == 1, "of the chat alone"
     index = simulated.routers["us"].core._placer.index

@@ -76,7 +76,7 @@ async def test_it_is_served_where_it_waited(two):
 
 
 async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, caplog):
-    caplog.set_level(logging.INFO, "mesh.runtime.request_manager")
+    caplog.set_level(logging.INFO, "mesh.runtime.request_observer")
     before_s = two.sample("eu", "mesh_hold_seconds_sum")
     headers = {"x-mesh-debug": "1", "x-request-id": "held-1"}
     with traced() as ended:

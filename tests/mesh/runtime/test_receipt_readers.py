@@ -29,7 +29,7 @@ from tests.support.spans import traced
 
 US, EU, R1 = RegionId("us"), RegionId("eu"), RouterId("r1")
 TINY = ModelId("tiny")
-LOG = "mesh.runtime.request_manager"
+LOG = "mesh.runtime.request_observer"
 
 
 class Manager:

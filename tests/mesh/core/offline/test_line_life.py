@@ -5,16 +5,14 @@ from itertools import pairwise
 import pytest
 
 from mesh.core.model import events as ev
-from mesh.core.model.served_names import served_name
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.attempts import PEER_REPLY_S_MAX
 from mesh.core.offline.lines import ImpossibleStep, LineState
 from schemas.exchange import SILENCE_S_MAX, Refusal
-from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ReplicaState
-from tests.mesh.core.build import EU, MODEL, beat
+from tests.mesh.core.build import EU, beat
 from tests.mesh.core.offline.world import EUROPE, World, offline_state
 
 US_0 = ReplicaId("us-0")
@@ -441,15 +439,3 @@ def test_a_step_that_the_table_lacks_is_a_defect():
     world.core.window.put_back(record)
     with pytest.raises(ImpossibleStep):
         world.core.window.put_back(record)
-
-
-def test_embeddings_wait_for_a_replica_that_makes_them():
-    world = World()
-    world.replica(US_0)
-    world.submit(lines=3, model=served_name(MODEL, EMBEDDINGS))
-    world.run(100.0, step_s=1.0)
-    assert not world.results
-    world.run(30.0, step_s=1.0)
-    assert {(one.settlement, one.code) for one in world.results.values()} == {
-        ("error", "path_not_served")
-    }

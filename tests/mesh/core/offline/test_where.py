@@ -6,11 +6,13 @@ import pytest
 
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
+from mesh.core.model.served_names import served_name
 from mesh.core.offline import events as oev
 from mesh.core.offline.forecast import DAY, HOUR_S, ForecastState, ModelHistory
 from mesh.core.offline.regions import BACKOFF_S_MAX, SILENT_S_MAX, UNDER_WAY_TOKENS
 from schemas.exchange import Priority, Refusal
-from schemas.ids import RegionId
+from schemas.http import EMBEDDINGS
+from schemas.ids import RegionId, ReplicaId
 from schemas.residency import ground
 from tests.mesh.core.build import AP, EU, MODEL, US
 from tests.mesh.core.offline.world import EUROPE, World, offline_state
@@ -322,3 +324,15 @@ def test_online_work_goes_to_a_peers_routers_where_home_serves_nothing():
                 world.feed(ev.AttemptProgressed(key, one.attempt))
     assert world.where() == {EU: 5}
     assert not any(one.request.offline for one in world.open.values())
+
+
+def test_embeddings_wait_for_a_replica_that_makes_them():
+    world = World()
+    world.replica(ReplicaId("us-0"))
+    world.submit(lines=3, model=served_name(MODEL, EMBEDDINGS))
+    world.run(100.0, step_s=1.0)
+    assert not world.results
+    world.run(30.0, step_s=1.0)
+    assert {(one.settlement, one.code) for one in world.results.values()} == {
+        ("error", "path_not_served")
+    }
