@@ -43,7 +43,8 @@ async def whole(store: BatchStore, file_id: str, start: int = 0, end: int | None
 async def left(store: BatchStore) -> int:
     """Messages in the store, of files and of what should not be there, less a record a file."""
     messages, files = [
-        await store._connection.messages(stream) for stream in (STREAM_FILES, STREAM_FILE_RECORDS)
+        (await store._connection.state(stream))["messages"]
+        for stream in (STREAM_FILES, STREAM_FILE_RECORDS)
     ]
     return messages if files == len((await store.files.list(tenant="")).items) else -1
 
