@@ -201,9 +201,7 @@ async def test_requests_with_one_key_make_one_batch(api, store):
             await created(api, **(keyed | {"extra_headers": {"Idempotency-Key": key}}))
 
 
-@pytest.mark.parametrize(
-    "header", [{"Idempotency-Key": "gone"}, {"x-stainless-retry-count": "1"}]
-)
+@pytest.mark.parametrize("header", [{"Idempotency-Key": "gone"}, {"x-stainless-retry-count": "1"}])
 async def test_a_request_is_repeated_after_its_input_file_was_deleted(api, header):
     given = {"extra_headers": header, "input_file_id": await uploaded(api)}
     made = await created(api, **given)
