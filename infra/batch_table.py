@@ -48,9 +48,7 @@ class BatchTable(Table):
         Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE],
         Option("Jobs that have not ended."),
     ] = 1_000
-    output_days: Annotated[
-        Days, Option("That output files are kept, where the client does not say.")
-    ] = 30
+    output_days: Annotated[Days, Option("That files are kept, where the client does not say.")] = 30
     jobs_days: Annotated[Days, Option("That jobs are listed after their end.")] = 30
 
     @property

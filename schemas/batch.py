@@ -49,7 +49,6 @@ JOB_BYTES_MAX = 256 * 1024
 H_CUSTOM_ID = "Batch-Custom-Id"  # as JSON, in ASCII
 H_URL = "Batch-Url"
 H_STATUS = "Batch-Status"  # of a result: the HTTP status, or 0 where there was no answer
-H_PREFIX = "Batch-Prefix"  # of a line: place in the job's order of prompts
 
 
 class Purpose(StrEnum):

@@ -74,7 +74,6 @@ class BatchesApi:
         owner, key = self._door.owner(headers), idempotency_key(request)
         residency = self._door.residency(read_options(headers, {}).residency, headers)
         wanted = _batch_request(await small_body(request, BODY_BYTES_MAX))
-        await self._check_input(store, wanted.input_file_id, owner)
         with store_errors():
             now = int(store.unix_s())
         output_expires_after = wanted.output_expires_after
@@ -97,7 +96,10 @@ class BatchesApi:
                 before = await _same_id(store, job)
             elif headers.get(H_RETRY_COUNT, "0") != "0":
                 before = await _repeated(store, job)
-            return batch_of(before or await self._to_its_end(_submit(store, job)))
+            if before is None:  # a repetition may come when the input file was deleted
+                await self._check_input(store, wanted.input_file_id, owner)
+                before = await self._to_its_end(_submit(store, job))
+            return batch_of(before)
 
     async def retrieve(self, request: web.BaseRequest) -> Batch:
         """One job as it is now."""

@@ -57,7 +57,6 @@ MARKS_MAX = 128  # chunks whose number is in the record
 # record is of no upload that goes on.
 ORPHANED_S = 900.0
 UPLOAD_STALL_S = ORPHANED_S / 3
-_ALL_CHUNKS, _ALL_METADATA = f"$O.{BUCKET_FILES}.C.>", f"$O.{BUCKET_FILES}.M.>"
 _ALL_RECORDS = f"$KV.{BUCKET_FILES}.>"
 
 
@@ -334,8 +333,8 @@ class _Upload:
 
     async def check_room(self, more_bytes: int = 0) -> None:
         """Raise StreamFull if so many more bytes would be too many for the store. An upload is
-        checked again and again, as several at once fill it together; each may then exceed the
-        limit by ROOM_CHECK_BYTES."""
+        checked again and again, as several at once fill it together, and when all of it is
+        stored: so those that finish keep to the limit."""
         self._checked_bytes = self._bytes
         used_bytes = int((await self._connection.state(STREAM_FILES))["bytes"])
         if used_bytes + more_bytes > self._full_bytes:
@@ -349,6 +348,7 @@ class _Upload:
         if self._rest:
             await self._send(bytes(self._rest))
         await self._window.settle()
+        await self.check_room()
         self._still_mine()
         info = FileInfo(
             id=new.id or new_file_id(),

@@ -26,6 +26,7 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which some editors put before UTF-8
 NO_PART_BYTES = len(BYTE_ORDER_MARK) + len(b"\r")  # of a line's own bytes
 CUSTOM_ID_DIGEST_BYTES = 16
+EMPTY_LINES_MAX = 10_000  # at the end of a file
 SHOWN_CHARS = 60
 # Blocks of a prompt, counted from its start, whose chained hashes order the lines: lines that share
 # a prefix are neighbours up to the last of these blocks that they share.
@@ -281,7 +282,8 @@ class FileCheck:
             if self.is_over:
                 return
             self._take(line)
-        if self._splitter.number > self._lines_max and not self.is_over:
+        # Empty lines at the end are none, but a file of them alone is not read for minutes.
+        if self._splitter.number > self._lines_max + EMPTY_LINES_MAX and not self.is_over:
             self._fail_too_many()
 
     def end(self) -> JobIndex | None:

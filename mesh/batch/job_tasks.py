@@ -356,7 +356,7 @@ def _error_of(job: BatchJob, place: Place, copy: IO[bytes], body_bytes_max: int)
 
 
 def _lines(job: BatchJob, index: JobIndex, copy: IO[bytes], body_bytes_max: int) -> Iterator[Line]:
-    for order, place in enumerate(index.good):
+    for place in index.good:
         read = read_line(_raw(place, copy), place.number, job.endpoint, body_bytes_max)
         yield Line(
             job=job.id,
@@ -364,5 +364,4 @@ def _lines(job: BatchJob, index: JobIndex, copy: IO[bytes], body_bytes_max: int)
             custom_id=read.custom_id,
             url=read.url,
             body=read.body,
-            place=order,
         )

@@ -17,8 +17,6 @@ TOKENS_MAX = 2**32  # of one line; an engine that reports more is not believed
 
 # Codes of lines without an answer, beside those of `job_file`.
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
-MODEL_NOT_FOUND = "model_not_found"
-ATTEMPTS_FAILED = "engine_error"
 TOO_LARGE = "response_too_large"
 BROKEN = "invalid_response"
 

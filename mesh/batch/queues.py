@@ -29,7 +29,6 @@ from mesh.batch.pulling import (
 from mesh.batch.records import Line, LinesGone, Queued, Result, ResultHead, StoreUnavailable
 from schemas.batch import (
     H_CUSTOM_ID,
-    H_PREFIX,
     H_STATUS,
     H_URL,
     STREAM_LINES,
@@ -167,11 +166,7 @@ class Lines:
         window = Window(self._connection, may_be_there=True)
         try:
             async for line in _each(lines):
-                headers = {
-                    H_CUSTOM_ID: json.dumps(line.custom_id),
-                    H_URL: line.url,
-                    H_PREFIX: str(line.place),
-                }
+                headers = {H_CUSTOM_ID: json.dumps(line.custom_id), H_URL: line.url}
                 await window.send(line_subject(line.job, line.number), line.body, headers)
             await window.settle()
         finally:
@@ -337,7 +332,6 @@ def _line(subject: str, headers: Mapping[str, str], body: bytes) -> Line:
         custom_id=json.loads(headers[H_CUSTOM_ID]),
         url=headers[H_URL],
         body=body,
-        place=int(headers[H_PREFIX]),
     )
 
 

@@ -106,8 +106,6 @@ class Line:
     url: str
     body: bytes
     """The request's body: JSON, as the engine gets it."""
-    place: int = 0
-    """In the job's order of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

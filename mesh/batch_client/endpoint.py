@@ -30,6 +30,7 @@ from mesh.batch_client.job_answers import (
     read_job,
     read_page,
 )
+from schemas.http import H_IDEMPOTENCY_KEY
 
 PATIENCE_S = 10.0
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
@@ -196,16 +197,20 @@ class Endpoint:
 
     async def upload(self, path: Path, sent: Progress) -> FileAnswer:
         """Upload a batch input file; from its beginning again after a loss, as often as patience
-        lasts from the last byte that went through. The endpoint keeps no part of a file."""
+        lasts from the last byte that went through. The endpoint keeps no part of a file, and, if it
+        knows idempotency keys, one file where only the answer was lost."""
+        key = secrets.token_hex(16)
 
         async def once() -> FileAnswer:
             sent(0)
             with path.open("rb") as file:
-                return await self._upload_once(file, path, sent)
+                return await self._upload_once(file, path, key, sent)
 
         return await self._patiently(once)
 
-    async def _upload_once(self, file: BinaryIO, path: Path, sent: Progress) -> FileAnswer:
+    async def _upload_once(
+        self, file: BinaryIO, path: Path, key: str, sent: Progress
+    ) -> FileAnswer:
         assert self._session is not None
         boundary = secrets.token_hex(16)
         size = os.fstat(file.fileno()).st_size
@@ -218,6 +223,7 @@ class Endpoint:
         headers = {
             "Content-Type": f"multipart/form-data; boundary={boundary}",
             "Content-Length": str(len(head) + size + len(tail)),
+            H_IDEMPOTENCY_KEY: key,
         }
         form = _Form(file, size, head, tail)
         url = f"{self.url}/files"

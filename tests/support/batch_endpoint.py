@@ -51,6 +51,8 @@ class BatchEndpoint:
     requests: list[tuple[str, str]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     ranges: list[str] = field(default_factory=list)
+    idempotency_keys: list[str] = field(default_factory=list)
+    """Of uploads."""
     url: str = ""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -76,6 +78,7 @@ class BatchEndpoint:
         return self._job if rest else self._list
 
     async def _upload(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.idempotency_keys.append(request.headers["idempotency-key"])
         if request.headers.get("expect") == "100-continue":
             assert request.transport is not None
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

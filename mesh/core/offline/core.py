@@ -248,6 +248,7 @@ class OfflineCore:
         self._placement.gone(name)
         self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
         self._attempts.replica_lost(name, why, now)
+        self._peer_lines.replica_lost(name)
 
     # Time.
 

@@ -74,6 +74,10 @@ class PeerLines:
             )
         )
 
+    def replica_lost(self, replica: ReplicaId) -> None:
+        """Another process runs there now, with nothing in its cache, or none."""
+        self._memory.lost(replica)
+
     def _place(self, request: Request, tokens: int, now: float) -> ReplicaId | Refusal:
         if not (request.offline and self._takes_peers):
             return Refusal.NO_OFFLINE_ROOM

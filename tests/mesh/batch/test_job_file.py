@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from mesh.batch.job_file import FileCheck, JobIndex, LineInvalid, LineSplitter, read_line
+from mesh.batch.job_file import (
+    EMPTY_LINES_MAX,
+    FileCheck,
+    JobIndex,
+    LineInvalid,
+    LineSplitter,
+    read_line,
+)
 from schemas.batch import CUSTOM_ID_CHARS_MAX, ERRORS_MAX
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
 
@@ -132,7 +139,7 @@ FILE_ERRORS = [
     (jsonl(line("x", method="GET"), line("x")), "duplicate_custom_id", 2),
     (jsonl(line("x"), line("y" * 600)), "line_too_large", 2),
     (jsonl(*(line(f"{n}") for n in range(6))), "too_many_lines", None),
-    (jsonl(line("x")) + b"\n" * 10, "too_many_lines", None),
+    (jsonl(line("x")) + b"\n" * (EMPTY_LINES_MAX + 5), "too_many_lines", None),
 ]
 
 
@@ -153,6 +160,15 @@ def test_errors_that_are_listed_have_a_limit() -> None:
 
 def test_the_limit_of_lines_is_allowed() -> None:
     _, index = check(jsonl(*(line(f"{n}") for n in range(5))), lines_max=5)
+    assert index is not None
+    assert index.total == 5
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 10_000])
+def test_empty_lines_at_the_end_are_not_counted(chunk_bytes) -> None:
+    data = jsonl(*(line(f"{n}") for n in range(5)))
+    checked, index = check(data + b"\n\r\n\n", chunk_bytes, lines_max=5)
+    assert not checked.errors
     assert index is not None
     assert index.total == 5
 

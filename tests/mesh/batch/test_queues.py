@@ -31,7 +31,7 @@ SEED = 20261123
 
 def a_line(job: str, number: int, body: bytes = b"{}") -> Line:
     custom_id = f'größe "{number}"'
-    return Line(job=job, number=number, custom_id=custom_id, url=CHAT, body=body, place=number * 2)
+    return Line(job=job, number=number, custom_id=custom_id, url=CHAT, body=body)
 
 
 def a_result(job: str, number: int, body: bytes = b"{}", status: int = 200) -> Result:

@@ -47,7 +47,11 @@ async def test_an_upload_that_was_cut_off_begins_again(input_file):
         patient(there.url) as api,
     ):
         await api.upload(input_file, lambda done: None)
+        await api.upload(input_file, lambda done: None)
     assert there.files[FILE] == DATA
+    first, *again, other = there.idempotency_keys
+    assert again == [first, first], "the same upload"
+    assert other != first
 
 
 @pytest.mark.parametrize("status", [400, 413, 507])

@@ -201,6 +201,14 @@ async def test_requests_with_one_key_make_one_batch(api, store):
             await created(api, **(keyed | {"extra_headers": {"Idempotency-Key": key}}))
 
 
+@pytest.mark.parametrize("header", [{"Idempotency-Key": "gone"}, {"x-stainless-retry-count": "1"}])
+async def test_a_request_is_repeated_after_its_input_file_was_deleted(api, header):
+    given = {"extra_headers": header, "input_file_id": await uploaded(api)}
+    made = await created(api, **given)
+    await api.files.delete(given["input_file_id"])
+    assert (await created(api, **given)).id == made.id
+
+
 async def test_at_once_requests_with_one_key_make_one_batch(api, store):
     keyed = {"extra_headers": {"Idempotency-Key": "at once"}, "input_file_id": await uploaded(api)}
     made = await asyncio.gather(*(created(api, **keyed) for _ in range(8)))

@@ -138,3 +138,18 @@ def test_a_peer_line_that_comes_again_is_taken_to_be_computed_whole():
         assert isinstance(placed, fx.Dispatch)
         assert placed.prefill_tokens == 640
         world.beats()
+
+
+def test_a_peer_line_is_computed_whole_by_a_replica_that_was_restarted():
+    world = World()
+    replica = world.replica("us-0", room_max=10_000)
+    world.beats()
+    found = []
+    for key in (-1, -2, -3):
+        if key == -3:
+            world.restart(replica.name)
+            world.beats()
+        found.append(arrives(world, peer_line(key, prompt=Prompt(100, (1, 2, key)))))
+        world.beats()
+    placed = [one for one in found if isinstance(one, fx.Dispatch)]
+    assert [one.prefill_tokens for one in placed] == [100, 1, 100]
