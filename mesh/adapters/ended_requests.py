@@ -18,7 +18,7 @@ from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.record import OpenRequest, Step
+from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.explain import LifeStep, RequestLife, RouterRequests
@@ -28,7 +28,6 @@ from schemas.ids import RegionId, RouterId
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
-STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
 TEXT_CHARS_MAX = 256
 ORDINARY = ("ok", "placed")  # outcomes
 

@@ -180,8 +180,6 @@ class Session:
         if record.request.warm:
             self.feed(_warm_up_outcome(answer, event))
             return
-        if record.spans.is_traced and isinstance(event, ev.AttemptRefused | ev.AttemptFailed):
-            record.spans.attempt_failed(event, answer.end)
         if isinstance(event, ev.AnswerEnded):
             if answer.end is not None:
                 self._observer.served(record, answer.end)
@@ -213,8 +211,6 @@ class Session:
         if record is None:
             return
         record.decided = effect
-        if record.spans.is_traced:
-            record.spans.decided(effect)
         self._observer.decided(record, effect)
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
@@ -307,7 +303,7 @@ class Session:
     def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
         if record.spans.is_traced:
             ending = Ending("placed" if refusal is None else "refused", STATUS_OK, refusal or "")
-            record.spans.end(record, ending)
+            record.spans.end(record, ending, self._clock())
         self._observer.forwarded(record, refusal)
         self._forget(record)
 
@@ -338,7 +334,7 @@ class Session:
         record = self._records[effect.key]
         self.close(record)
         if record.spans.is_traced:
-            record.spans.end(record, Ending("ok", STATUS_OK))
+            record.spans.end(record, Ending("ok", STATUS_OK), self._clock())
 
     def _stop_warm_up(self, effect: fx.StopWarmUp) -> None:
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
 from mesh.adapters.bus import RouterBus, header_bytes
+from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget
@@ -197,6 +198,7 @@ class Router(RouterBus):
         )
         guard = ReplyGuard(config.region, config.peers, self.metrics, lambda: 0.0)
         prompts = PromptReader("key")
+        self.ended = EndedRequests(config.region, config.router, lambda: 100.0)
         self.messages = RequestMessages(
             config, self, self.metrics, prompts.read, self.bodies, guard, lambda: 100.0
         )
@@ -209,7 +211,7 @@ class Router(RouterBus):
             prefixes=None,
             secret=str,
             keys=count(1),
-            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0),
+            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0, self.ended),
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
