@@ -444,8 +444,10 @@ class IngressSpan(_Spans):
 
 def ingress_trace(headers: Mapping[str, str], origin: str, subject: str) -> Trace:
     """Of a peer's request. Its headers go on to the agent, and with them a trace that this process
-    has no spans of."""
+    has no spans of: only its id is known then."""
     parent, tracer = trace_context.read(headers), tracing.active
-    if tracer is None or (parent is not None and not parent.is_sampled):
+    if parent is not None and (tracer is None or not parent.is_sampled):
+        return PassedOn({}, parent)
+    if tracer is None:
         return NO_TRACE
     return IngressSpan(tracer, parent, origin, subject)

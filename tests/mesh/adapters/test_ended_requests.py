@@ -83,11 +83,28 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
         ring.add(HELD._replace(request=name, started_at=started_at, outcome=outcome))
     ring.add(HELD._replace(request="of a peer", origin="eu"))
     ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
-    assert [one.request for one in ring.slowest(9).requests] == ["c", "b", "a"]
+    assert [one.request for one in ring.slowest(9).requests] == ["a", "b", "c"]
     assert len(ring.slowest(2).requests) == 2
     for _ in range(90):
         ring.add(HELD)
     assert len(ring.slowest(10_000).requests) == SLOWEST_MAX
+
+
+def test_the_worst_of_the_slowest_are_kept_where_not_all_fit():
+    ring = kept()
+    for number in range(SLOWEST_MAX):
+        name, detail = f"r{number}", "y" * 200
+        ring.add(HELD._replace(request=name, started_at=2.0 + number, detail=detail))
+    answer = decode_answer(encode_answer(ring.slowest(SLOWEST_MAX), 10_000))
+    assert answer.left_out > 0
+    assert answer.requests[-1].request == f"r{SLOWEST_MAX - 1}"
+
+
+def test_an_answer_can_be_sent_whatever_a_request_was_called():
+    ring = kept()
+    ring.add(HELD._replace(route="/caf\udce9", model="\udc80", detail="\udcff"))
+    [life] = decode_answer(encode_answer(ring.find("r"))).requests
+    assert (life.route, life.model, life.detail) == ("/caf\\udce9", "\\udc80", "\\udcff")
 
 
 def test_candidates_are_listed_when_somebody_asks():

@@ -280,7 +280,9 @@ def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsa
     assert unsampled() == ()
     told = trace_context.read(headers)
     assert not told.is_sampled
-    assert ingress_trace(headers, "us", "mesh.eu.ingress") is NO_TRACE, "its headers go on"
+    at_peer = ingress_trace(headers, "us", "mesh.eu.ingress")
+    assert sent(at_peer, LOCAL) == {}, "the request's own headers go on"
+    assert (at_peer.is_recording, at_peer.trace_id) == (False, told.trace)
     if parent is not None:
         assert (told.trace_id, told.state) == (context.trace_id, "vendor=1")
 
@@ -376,6 +378,9 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
         assert trace_context.read(headers).span_id == ingress.context.span_id
 
 
-def test_a_peer_without_tracing_adds_nothing():
+def test_a_peer_without_tracing_adds_nothing_and_knows_the_trace():
     assert tracing.active is None
-    assert ingress_trace(SAMPLED, "us", "mesh.eu.ingress") is NO_TRACE
+    assert ingress_trace({}, "us", "mesh.eu.ingress") is NO_TRACE
+    span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+    assert sent(span, LOCAL) == {}
+    assert (span.is_recording, span.trace_id) == (False, "a" * 32)
