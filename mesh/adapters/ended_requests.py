@@ -13,7 +13,7 @@ from heapq import nlargest
 from math import isfinite
 from typing import NamedTuple
 
-from mesh.adapters.access_log import AccessLog, plain
+from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
@@ -149,8 +149,12 @@ class EndedRequests:
         sent_bytes: int = 0,
         arrived_at: float | None = None,
     ) -> None:
-        """A request that was never placed: refused, or about something else than work."""
+        """A request that was never placed: refused, or about something else than work.
+
+        Its route and method may be any text of its client's: of a long one the beginning is kept.
+        """
         now = self._clock()
+        route, method = route[:VALUE_CHARS_MAX], method[:VALUE_CHARS_MAX]
         code = "" if fault is None else fault.value.code
         outcome = outcome or ("ok" if status < 400 else "refused")
         arrived_at = now if arrived_at is None else arrived_at

@@ -101,14 +101,10 @@ def _receipt(record: OpenRequest, *, is_stream: bool) -> Attributes:
     }
 
 
-def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
-    """The chosen candidate, and the best of the other available ones; None if there is none."""
-    return _best(decision, decision.candidates)
-
-
 def _best(
     decision: Decision, candidates: Sequence[Candidate]
 ) -> tuple[Candidate | None, Candidate | None]:
+    """The chosen candidate, and the best of the other available ones; None if there is none."""
     target = decision.replica or decision.peer
     free = [one for one in candidates if one.available]
     chosen = next((one for one in free if one.name == target), None)
@@ -118,7 +114,7 @@ def _best(
 def receipt_line(decision: Decision) -> str:
     target = decision.replica or decision.peer or "-"
     free = sum(candidate.available for candidate in decision.candidates)
-    chosen, runner_up = chosen_and_runner_up(decision)
+    chosen, runner_up = _best(decision, decision.candidates)
     prices = "".join(
         f", {one.name} {one.seconds:.3f} s"
         for one in (chosen, runner_up)

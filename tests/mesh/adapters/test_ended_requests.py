@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
@@ -105,6 +106,12 @@ def test_an_answer_can_be_sent_whatever_a_request_was_called():
     ring.add(HELD._replace(route="/caf\udce9", model="\udc80", detail="\udcff"))
     [life] = decode_answer(encode_answer(ring.find("r"))).requests
     assert (life.route, life.model, life.detail) == ("/caf\\udce9", "\\udc80", "\\udcff")
+
+
+def test_of_a_long_path_or_method_the_beginning_is_kept():
+    ring = kept()
+    ring.of_http("long", route="/" + "x" * 8000, method="Y" * 8000, status=404)
+    assert max(map(len, (ring._kept[-1].route, ring._kept[-1].method))) == VALUE_CHARS_MAX
 
 
 def test_candidates_are_listed_when_somebody_asks():
