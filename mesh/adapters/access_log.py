@@ -151,7 +151,9 @@ class AccessLog:
             line += _unusual(fault, detail, trace, peer_held_s)
         if is_stream and started_at is not None:
             line += f" ttft_s={started_at - arrived_at:.3f}"
-        if prompt >= 0 or output >= 0:
+        if prompt >= 0 and cached >= 0 and output >= 0:
+            line += f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
+        elif prompt >= 0 or output >= 0:
             line += _tokens(prompt, cached, output)
         return f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n"
 

@@ -225,7 +225,7 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
-            self._not_sent(answer)
+            self._not_sent(record, answer)
 
     def _dispatch_forwarded(
         self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
@@ -251,7 +251,7 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
-            self._not_sent(answer)
+            self._not_sent(record, answer)
 
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
@@ -262,8 +262,11 @@ class Session:
         self._streams[inbox] = record
         return answer
 
-    def _not_sent(self, answer: AnswerReceiver) -> None:
-        self.feed(ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it"))
+    def _not_sent(self, record: OpenRequest, answer: AnswerReceiver) -> None:
+        failed = ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it")
+        if not record.request.warm:
+            self._observer.attempt_failed(record, failed)
+        self.feed(failed)
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
         record = self._records.get(effect.key)
