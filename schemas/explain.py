@@ -141,7 +141,7 @@ def decode_question(data: bytes) -> RequestQuestion:
 
 
 def encode_answer(answer: RouterRequests, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
-    """Its JSON, of at most `bytes_max`: what does not fit is left out, the oldest first."""
+    """Its JSON, of at most `bytes_max`: what does not fit is left out, the first ones first."""
     while len(data := orjson.dumps(answer)) > bytes_max and answer.requests:
         kept = answer.requests[(len(answer.requests) + 1) // 2 :]
         left_out = answer.left_out + len(answer.requests) - len(kept)

@@ -151,7 +151,9 @@ class AccessLog:
             line += _unusual(fault, detail, trace, peer_held_s)
         if is_stream and started_at is not None:
             line += f" ttft_s={started_at - arrived_at:.3f}"
-        if prompt >= 0 or output >= 0:
+        if prompt >= 0 and cached >= 0 and output >= 0:
+            line += f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
+        elif prompt >= 0 or output >= 0:
             line += _tokens(prompt, cached, output)
         return f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n"
 
@@ -166,18 +168,18 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
     said = {
         "ts": ts,
         "router": where,
-        "id": _plain(one.request),
+        "id": plain(one.request),
         "trace": one.trace,
-        "method": _plain(one.method),
-        "route": _plain(one.route),
+        "method": plain(one.method),
+        "route": plain(one.route),
         "outcome": one.outcome,
         "status": one.status or None,
         "error": one.fault,
-        "model": _plain(one.model),
+        "model": plain(one.model),
         "tenant": one.tenant,
         "origin": one.origin,
-        "region": _plain(one.region),
-        "replica": _plain(one.replica),
+        "region": plain(one.region),
+        "replica": plain(one.replica),
         **({} if decision is None else _placed(decision)),
         "peer_held_s": _milliseconds(one.peer_held_s) if one.peer_held_s > 0.0 else None,
         "ttft_s": (
@@ -189,7 +191,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "tokens_in": prompt if prompt >= 0 else None,
         "tokens_cached": cached if cached >= 0 else None,
         "tokens_out": output if output >= 0 else None,
-        "detail": _plain(one.detail),
+        "detail": plain(one.detail),
         "bytes": one.sent_bytes,
     }
     return {name: value for name, value in said.items() if value not in (None, "")}
@@ -201,11 +203,11 @@ def _placed(decision: Decision) -> dict[str, Any]:
         "hops": decision.hops,
         "attempts": decision.attempt,
         "held_s": _milliseconds(decision.held_s),
-        "reason": _plain(decision.reason),
+        "reason": plain(decision.reason),
     }
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Bounded, and without the lone surrogates that a header's bytes may have become."""
     return text[:VALUE_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
 

@@ -13,12 +13,12 @@ from heapq import nlargest
 from math import isfinite
 from typing import NamedTuple
 
-from mesh.adapters.access_log import AccessLog
+from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.record import OpenRequest, Step
+from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.explain import LifeStep, RequestLife, RouterRequests
@@ -28,8 +28,6 @@ from schemas.ids import RegionId, RouterId
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
-STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
-TEXT_CHARS_MAX = 256
 ORDINARY = ("ok", "placed")  # outcomes
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
@@ -151,8 +149,12 @@ class EndedRequests:
         sent_bytes: int = 0,
         arrived_at: float | None = None,
     ) -> None:
-        """A request that was never placed: refused, or about something else than work."""
+        """A request that was never placed: refused, or about something else than work.
+
+        Its route and method may be any text of its client's: of a long one the beginning is kept.
+        """
         now = self._clock()
+        route, method = route[:VALUE_CHARS_MAX], method[:VALUE_CHARS_MAX]
         code = "" if fault is None else fault.value.code
         outcome = outcome or ("ok" if status < 400 else "refused")
         arrived_at = now if arrived_at is None else arrived_at
@@ -206,9 +208,11 @@ class EndedRequests:
         return self._answer(found[-explain.LIVES_MAX :])
 
     def slowest(self, number: int) -> RouterRequests:
-        """Clients' requests that failed or took longest to their first byte, the worst first."""
+        """Clients' requests that failed or took longest to their first byte, the worst last: an
+        answer that is too large leaves out its first ones."""
         work = (one for one in self._kept if one.decided is not None and not one.origin)
-        return self._answer(nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness))
+        worst = nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness)
+        return self._answer(worst[::-1])
 
     def _answer(self, found: list[EndedRequest]) -> RouterRequests:
         wall_s = self._wall_clock() - self._clock()
@@ -224,16 +228,16 @@ class EndedRequests:
         """`wall_s`: what the event loop's clock lacks to the time of day."""
         prompt, cached, output, agent_ttft_s = one.numbers
         return RequestLife(
-            request=_cut(one.request),
+            request=plain(one.request),
             trace=one.trace or None,
             region=self._region,
             router=self._router,
             origin=one.origin or None,
             method=one.method or None,
-            route=_cut(one.route),
+            route=plain(one.route),
             status=one.status or None,
             outcome=one.outcome,
-            model=_cut(one.model) or None,
+            model=plain(one.model) or None,
             tenant=one.tenant or None,
             served_by_region=one.region or None,
             served_by_replica=one.replica or None,
@@ -245,7 +249,7 @@ class EndedRequests:
             sent_bytes=one.sent_bytes,
             is_stream=one.is_stream,
             fault=one.fault or None,
-            detail=_cut(one.detail) or None,
+            detail=plain(one.detail) or None,
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
@@ -263,12 +267,12 @@ def _step(step: Step, wall_s: float) -> LifeStep:
     if isinstance(what, fx.Decided):
         return LifeStep(at=at, what="decided", decision=_decision(what))
     if isinstance(what, ev.AttemptRefused):
-        detail = _cut(what.reason)
+        detail = plain(what.reason)
         return LifeStep(
             at=at, what="refused", region=what.region, replica=what.replica or None, detail=detail
         )
     if isinstance(what, ev.AttemptFailed):
-        return LifeStep(at=at, what="failed", detail=_cut(what.detail))
+        return LifeStep(at=at, what="failed", detail=plain(what.detail))
     held_s = max(0.0, what.held_s)
     return LifeStep(at=at, what="placed", region=what.region, replica=what.replica, held_s=held_s)
 
@@ -284,7 +288,3 @@ def _decision(decided: fx.Decided) -> Decision:
 
 def _known(count: int) -> int | None:
     return count if count >= 0 else None
-
-
-def _cut(text: str) -> str:
-    return text[:TEXT_CHARS_MAX]

@@ -7,8 +7,9 @@
     process mesh.{region}…    the peer's router, under the asking router's attempt; it has mesh.hold
                               and mesh.decide below it too
 
-Names and attributes follow `infra.span_conventions`. While a request is under way its steps are
-noted, and nothing else; spans are made of them when it is over. So a request that is not sampled
+Names and attributes follow `infra.span_conventions`. While a request is under way the contexts of
+its attempts are kept, and nothing else; spans are made of its record's steps when it is over. So a
+request that is not sampled
 can still be traced if it fails or is slow (`TailRule`), and costs next to nothing if not. What
 other processes do for such a request is not in its trace: they had it as not sampled.
 
@@ -33,7 +34,7 @@ from infra.trace_context import TraceContext
 from mesh.adapters.client_request import ClientRequest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.record import NO_TRACE, Ending, OpenRequest, Trace
+from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, Trace
 from schemas import exchange, subjects
 from schemas.decision import SECONDS_DIGITS, Candidate, Decision, Placement, rounded_candidate
 from schemas.exchange import Outcome, Refusal
@@ -42,7 +43,6 @@ from schemas.ids import RegionId
 log = logging.getLogger(__name__)
 
 CANDIDATES_MAX = 16  # on a span; the rest is counted
-STEPS_MAX = 64  # of one request: twice as many as a request of four attempts can have
 KEPT_PER_S_MAX = 10  # of each reason
 HOST_CHARS_MAX = 255
 ERROR, SLOW = "error", "slow"
@@ -101,14 +101,10 @@ def _receipt(record: OpenRequest, *, is_stream: bool) -> Attributes:
     }
 
 
-def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
-    """The chosen candidate, and the best of the other available ones; None if there is none."""
-    return _best(decision, decision.candidates)
-
-
 def _best(
     decision: Decision, candidates: Sequence[Candidate]
 ) -> tuple[Candidate | None, Candidate | None]:
+    """The chosen candidate, and the best of the other available ones; None if there is none."""
     target = decision.replica or decision.peer
     free = [one for one in candidates if one.available]
     chosen = next((one for one in free if one.name == target), None)
@@ -118,7 +114,7 @@ def _best(
 def receipt_line(decision: Decision) -> str:
     target = decision.replica or decision.peer or "-"
     free = sum(candidate.available for candidate in decision.candidates)
-    chosen, runner_up = chosen_and_runner_up(decision)
+    chosen, runner_up = _best(decision, decision.candidates)
     prices = "".join(
         f", {one.name} {one.seconds:.3f} s"
         for one in (chosen, runner_up)
@@ -183,12 +179,8 @@ class TailRule:
         return reason
 
 
-# When it happened (nanoseconds since 1970), what, and the context that an attempt was sent with.
-Step = tuple[int, object, TraceContext | None]
-
-
-class _Steps(Trace):
-    """Notes what happens to a request, and makes spans of it below a root."""
+class _Spans(Trace):
+    """Makes spans of a request's steps, below a root."""
 
     is_traced = True
 
@@ -198,14 +190,6 @@ class _Steps(Trace):
         self._context = tracer.begin(parent)
         self.is_recording = self._context.is_sampled
         self.trace_id = self._context.trace
-        self._steps: list[Step] = []
-
-    def decided(self, effect: fx.Decided) -> None:
-        self._note(effect)
-
-    def _note(self, what: object, context: TraceContext | None = None) -> None:
-        if len(self._steps) < STEPS_MAX:
-            self._steps.append((time_ns(), what, context))
 
     def _send_root(
         self, name: str, kind: SpanKind, ended_ns: int, attributes: Attributes, ending: Ending
@@ -248,7 +232,7 @@ class _Steps(Trace):
         )
 
 
-class RequestSpans(_Steps):
+class RequestSpans(_Spans):
     """The spans of one client's request, or of a warm-up. `end` must be called once."""
 
     def __init__(
@@ -261,18 +245,14 @@ class RequestSpans(_Steps):
         """`tail` decides about a request that is not sampled; `host` is the request's header."""
         super().__init__(tracer, parent)
         self._tail, self._host = tail, host
+        self._sent: dict[int, _Sent] = {}  # attempts, which are few, by number
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         context = tracing.child(self._context) if self.is_recording else self._context
         context.write(headers)
-        self._note(effect, context)
+        self._sent[effect.attempt] = effect, context
 
-    def attempt_failed(
-        self, event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
-    ) -> None:
-        self._note(_attempt_ending(event, end))
-
-    def end(self, record: OpenRequest, ending: Ending) -> None:
+    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         ended_ns, ttft_s, is_stream = time_ns(), None, False
         if isinstance(record, ClientRequest) and record.first_byte_at is not None:
             assert record.answer is not None
@@ -286,7 +266,8 @@ class RequestSpans(_Steps):
             if reason is None:
                 return
         first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
-        self._send_steps(record, min(first_ns, ended_ns), ended_ns, ttft_s is not None, ending)
+        times = _Times(now, ended_ns, min(first_ns, ended_ns))
+        self._send_steps(record, times, _STARTED if ttft_s is not None else ending)
         about = self._about(record, ending, is_stream=is_stream, has_begun=ttft_s is not None)
         if reason is not None:
             about["mesh.kept_because"] = reason
@@ -322,35 +303,38 @@ class RequestSpans(_Steps):
             about[names.STATUS] = ending.status
         return about
 
-    def _send_steps(
-        self, record: OpenRequest, first_ns: int, ended_ns: int, has_begun: bool, ending: Ending
-    ) -> None:
-        """Spans of holds, decisions and attempts, from the steps that were noted."""
+    def _send_steps(self, record: OpenRequest, times: "_Times", ending: Ending) -> None:
+        """Spans of holds, decisions and attempts. `ending`: of an attempt that nothing followed."""
         held_ns: int | None = None
-        attempt: Step | None = None
-        for step in self._steps:
-            at_ns, what, _ = step
+        refused_ns, held_s = 0, 0.0
+        attempt: tuple[int, _Sent] | None = None
+        for step in _turns(record):
+            at_ns, what = times.of(step), step.what
             if attempt is not None:
-                over = what if isinstance(what, Ending) else _GIVEN_UP
-                self._send_attempt(record, attempt, at_ns, over)
-                attempt = None
-            if isinstance(what, fx.Decided):
-                if held_ns is not None:
-                    self._send_child("mesh.hold", held_ns, at_ns, {})
-                held_ns = at_ns if what.decision.placement is Placement.HOLD else None
-                self._send_child("mesh.decide", at_ns, at_ns, attributes(what.decision))
-            elif isinstance(what, fx.Dispatch | fx.Forward):
-                attempt = step
+                self._send_attempt(record, *attempt, at_ns, _attempt_ending(step))
+                attempt, refused_ns = None, at_ns
+            if not isinstance(what, fx.Decided):
+                continue
+            decision = what.decision
+            if held_ns is None and refused_ns and decision.held_s > held_s:
+                held_ns = refused_ns  # the core returned it to the hold queue, and said nothing
+            if held_ns is not None:
+                self._send_child("mesh.hold", held_ns, at_ns, {})
+            held_ns, held_s = None, decision.held_s
+            self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
+            if decision.placement is Placement.HOLD:
+                held_ns = at_ns
+            elif decision.placement is not Placement.SHED and decision.attempt in self._sent:
+                attempt = at_ns, self._sent[decision.attempt]
         if held_ns is not None:
-            self._send_child("mesh.hold", held_ns, ended_ns, {})
+            self._send_child("mesh.hold", held_ns, times.ended_ns, {})
         if attempt is not None:
-            self._send_attempt(record, attempt, first_ns, _STARTED if has_begun else ending)
+            self._send_attempt(record, *attempt, times.first_byte_ns, ending)
 
     def _send_attempt(
-        self, record: OpenRequest, attempt: Step, ended_ns: int, ending: Ending
+        self, record: OpenRequest, began_ns: int, sent: "_Sent", ended_ns: int, ending: Ending
     ) -> None:
-        began_ns, effect, context = attempt
-        assert isinstance(effect, fx.Dispatch | fx.Forward)
+        effect, context = sent
         if isinstance(effect, fx.Dispatch):
             template, target = names.WORK_TEMPLATE, str(effect.replica)
             subject = subjects.work(effect.region or _home(record), effect.replica)
@@ -374,6 +358,25 @@ class RequestSpans(_Steps):
         )
 
 
+_Sent = tuple[fx.Dispatch | fx.Forward, TraceContext]  # an attempt, and its context on the bus
+
+
+class _Times(NamedTuple):
+    """When a request ended, by the clock of its steps and in nanoseconds since 1970."""
+
+    ended_at: float
+    ended_ns: int
+    first_byte_ns: int  # of its answer, or its end
+
+    def of(self, step: Step) -> int:
+        return self.ended_ns - round((self.ended_at - step.at) * NS)
+
+
+def _turns(record: OpenRequest) -> list[Step]:
+    """Without those by which an attempt went on at a peer."""
+    return [step for step in record.steps if not isinstance(step.what, exchange.Placed)]
+
+
 _STARTED = Ending("ok", 0)
 _GIVEN_UP = Ending("failed", 0, "given_up", "the router gave it up")
 
@@ -384,20 +387,21 @@ def _home(record: OpenRequest) -> RegionId:
     return RegionId(record.decision.region)
 
 
-def _attempt_ending(
-    event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
-) -> Ending:
+def _attempt_ending(step: Step) -> Ending:
     """How an attempt ended; its kind of error is one of a few, whatever the agent wrote."""
-    if isinstance(event, ev.AttemptRefused):
-        reason = event.reason if event.reason in _REASONS else "other"
+    what = step.what
+    if isinstance(what, ev.AttemptRefused):
+        reason = what.reason if what.reason in _REASONS else "other"
         return Ending("refused", 0, reason, f"refused: {reason}")
-    if event.status is not None:
-        return Ending("failed", 0, str(event.status), event.detail)
-    known = end is not None and end.outcome in _OUTCOMES
-    return Ending("failed", 0, end.outcome if end is not None and known else "lost", event.detail)
+    if not isinstance(what, ev.AttemptFailed):
+        return _GIVEN_UP
+    if what.status is not None:
+        return Ending("failed", 0, str(what.status), what.detail)
+    outcome = step.outcome if step.outcome in _OUTCOMES else "lost"
+    return Ending("failed", 0, outcome, what.detail)
 
 
-class IngressSpan(_Steps):
+class IngressSpan(_Spans):
     """The peer's side of a sampled request: placed or refused at once."""
 
     def __init__(
@@ -409,13 +413,15 @@ class IngressSpan(_Steps):
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         self._context.write(headers)
 
-    def end(self, record: OpenRequest, ending: Ending) -> None:
+    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         if not self.is_recording:
             return
-        for at_ns, what, _ in self._steps:
-            if not isinstance(what, fx.Decided):
+        ended_ns = time_ns()
+        times = _Times(now, ended_ns, ended_ns)
+        for step in record.steps:
+            if not isinstance(step.what, fx.Decided):
                 continue
-            decision = what.decision
+            at_ns, decision = times.of(step), step.what.decision
             if decision.held_s > 0.0:  # the core reports the wait when it is over
                 self._send_child("mesh.hold", at_ns - round(decision.held_s * NS), at_ns, {})
             self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
@@ -429,13 +435,15 @@ class IngressSpan(_Steps):
         if ending.error_type:
             ending = replace(ending, message=f"refused: {ending.error_type}")
         name = f"{names.PROCESS} {template}"
-        self._send_root(name, SpanKind.CONSUMER, time_ns(), about, ending)
+        self._send_root(name, SpanKind.CONSUMER, ended_ns, about, ending)
 
 
 def ingress_trace(headers: Mapping[str, str], origin: str, subject: str) -> Trace:
     """Of a peer's request. Its headers go on to the agent, and with them a trace that this process
-    has no spans of."""
+    has no spans of: only its id is known then."""
     parent, tracer = trace_context.read(headers), tracing.active
-    if tracer is None or (parent is not None and not parent.is_sampled):
+    if parent is not None and (tracer is None or not parent.is_sampled):
+        return PassedOn({}, parent)
+    if tracer is None:
         return NO_TRACE
     return IngressSpan(tracer, parent, origin, subject)

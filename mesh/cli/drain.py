@@ -2,12 +2,13 @@
 
 import asyncio
 import getpass
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mesh.adapters.operator_orders import (
 from mesh.cli.unusable import Unusable
 from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
 from mesh.doctor.connectivity import NoCredentials, read_logins
+from mesh.explain.text import clock, printable
 from schemas import subjects
 from schemas.control import DRAINED_MAX, HISTORY_MAX, TEXT_MAX, RegionControl
 from schemas.ids import RegionId, ReplicaId
@@ -34,6 +36,7 @@ from schemas.wire import WireError
 
 LOOK_S = 0.2
 SHOWN_S = 2.0  # between two lines while requests finish
+SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
 TIMEOUT_S = 600.0  # as long as a request may last
 
 MESH_OPTIONS = (
@@ -106,19 +109,24 @@ def drain(
 
     What they have they finish; new requests go to other replicas and regions. The order holds,
     also for processes that start again, until `mesh undrain`. Exit code 1: requests still run after
-    --timeout-s; the order holds all the same.
+    --timeout-s; the order holds all the same. Replicas that send no heartbeats are not waited for,
+    and are named.
     """
     mesh, where = _find(target, config, credentials)
     names = mesh.region(where.region).replicas if where.replica is None else (where.replica,)
 
-    async def work(client: Client) -> bool:
+    async def work(client: Client) -> tuple[ReplicaId, ...] | None:
         await _order(client, where, "drain", reason, where.drained)
         return await _until_idle(client, where.region, names, timeout_s)
 
-    if not _run(mesh, where.region, credentials, work):
-        click.echo(f"{where} still runs requests; it takes no new ones until `mesh undrain`")
+    silent = _run(mesh, where.region, credentials, work)
+    if silent is None:
+        click.echo(f"{where} is not idle; the order holds until `mesh undrain`")
         sys.exit(1)
-    click.echo(f"{where} is drained: nothing runs there")
+    if silent:
+        click.echo(f"{where} is drained; no heartbeats of {', '.join(silent)}: they may run some")
+    else:
+        click.echo(f"{where} is drained: nothing runs there")
 
 
 @click.command()
@@ -177,12 +185,10 @@ def changes(region: str | None, config: Path | None, credentials: Path, last: in
 
 def _line(region: RegionId, change: NumberedOrders) -> str:
     orders = change.orders
-    when = datetime.fromtimestamp(orders.at_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     drained = "all" if orders.all_drained else ", ".join(orders.drained) or "none"
     why = f": {orders.reason}" if orders.reason else ""
-    return (
-        f"{region} {change.seq}  {when}  {orders.by}  {orders.command}{why}  (drained: {drained})"
-    )
+    said = f"{clock(orders.at_unix_s)}  {orders.by}  {orders.command}{why}  (drained: {drained})"
+    return printable(f"{region} {change.seq}  {said}")
 
 
 def _mesh(config: Path | None, credentials: Path) -> Topology:
@@ -247,6 +253,24 @@ def _run(
         raise Unusable(str(error)) from error
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
+
+
+def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
+    """The orders as this user gives them now."""
+    return replace(
+        orders,
+        command=command[:TEXT_MAX],
+        by=printable(f"{_user()}@{socket.gethostname()}")[:TEXT_MAX],
+        reason=printable(reason)[:TEXT_MAX],
+        at_unix_s=time.time(),
+    )
+
+
 async def _order(
     client: Client,
     where: Target,
@@ -254,54 +278,74 @@ async def _order(
     reason: str,
     change: Callable[[RegionControl], RegionControl],
 ) -> None:
-    who = f"{getpass.getuser()}@{socket.gethostname()}"
-
     def changed(orders: RegionControl) -> RegionControl:
-        return replace(
-            change(orders),
-            command=f"{verb} {where}"[:TEXT_MAX],
-            by=who[:TEXT_MAX],
-            reason=reason[:TEXT_MAX],
-            at_unix_s=time.time(),
-        )
+        return signed(change(orders), f"{verb} {where}", reason)
 
     await change_orders(client, where.region, changed)
 
 
-async def _until_idle(
-    client: Client, region: RegionId, names: Iterable[ReplicaId], timeout_s: float
-) -> bool:
-    """Whether all of these are drained and idle, or silent, within that time; says how it goes."""
-    beats: dict[ReplicaId, Heartbeat] = {}
+class Idleness:
+    """Which of some replicas still run requests, by their heartbeats; all times on one clock."""
 
-    async def keep(msg: Msg) -> None:
-        try:
-            beat = decode_heartbeat(msg.data)
-        except WireError:
-            return
-        beats[beat.replica] = beat
+    def __init__(self, names: Iterable[ReplicaId], now: float) -> None:
+        self._beats: dict[ReplicaId, Heartbeat | None] = dict.fromkeys(names)
+        self._seen_at = dict.fromkeys(self._beats, now)
 
-    await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=keep)
-    started_at = said_at = time.monotonic()
-    while True:
-        await asyncio.sleep(LOOK_S)
-        now = time.monotonic()
-        busy = {name: _busy_because(beats.get(name), now - started_at) for name in names}
-        left = {name: why for name, why in busy.items() if why}
-        if not left:
-            return True
-        if now - started_at >= timeout_s:
-            return False
-        if now - said_at >= SHOWN_S:
-            said_at = now
-            click.echo("; ".join(f"{name}: {why}" for name, why in left.items()))
+    def receive(self, beat: Heartbeat, now: float) -> None:
+        if beat.replica in self._beats:
+            self._beats[beat.replica], self._seen_at[beat.replica] = beat, now
+
+    def cut_off(self, now: float) -> None:
+        """Nothing could be received until now."""
+        self._seen_at = dict.fromkeys(self._beats, now)
+
+    def silent(self, now: float) -> tuple[ReplicaId, ...]:
+        """Those of which no heartbeat came for SILENT_S."""
+        return tuple(name for name, at in self._seen_at.items() if now - at > SILENT_S)
+
+    def busy(self, now: float) -> dict[ReplicaId, str]:
+        """What the others still have to do; without those that are drained and idle."""
+        silent = self.silent(now)
+        found = {name: _busy_because(self._beats[name]) for name in self._beats}
+        return {name: why for name, why in found.items() if why and name not in silent}
 
 
-def _busy_because(beat: Heartbeat | None, waited_s: float) -> str:
-    """What a replica still has to do; nothing for one that is idle, or sends no heartbeats."""
+def _busy_because(beat: Heartbeat | None) -> str:
+    """What a replica still has to do; nothing for one that is idle."""
     if beat is None:
-        return "" if waited_s > SHOWN_S else "no heartbeat yet"
+        return "no heartbeat yet"
     if beat.state is ReplicaState.READY:
         return "not yet draining"
     requests = beat.outstanding + beat.offline_waiting + beat.offline_running
     return f"{requests} requests to finish" if requests else ""
+
+
+async def _until_idle(
+    client: Client, region: RegionId, names: Iterable[ReplicaId], timeout_s: float
+) -> tuple[ReplicaId, ...] | None:
+    """Wait until all of these are drained and idle, or silent, and say how it goes.
+
+    Returns those that are silent; None where some still run requests after that time.
+    """
+    started_at = said_at = time.monotonic()
+    watched = Idleness(names, started_at)
+
+    async def receive(msg: Msg) -> None:
+        with suppress(WireError):
+            watched.receive(decode_heartbeat(msg.data), time.monotonic())
+
+    await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=receive)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = time.monotonic()
+        if not client.is_connected:
+            watched.cut_off(now)
+        left = watched.busy(now)
+        if not left:
+            return watched.silent(now)
+        is_over = now - started_at >= timeout_s
+        if is_over or now - said_at >= SHOWN_S:
+            said_at = now
+            click.echo("; ".join(f"{name}: {why}" for name, why in left.items()))
+        if is_over:
+            return None

@@ -6,6 +6,7 @@ clock that began anywhere. Other lines between those of a log are passed over.
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -33,7 +34,7 @@ class FileUnusable(ValueError):
 
 def in_log(path: Path, name: str) -> list[RequestLife]:
     """The requests of that id or trace in an access log. Raises FileUnusable."""
-    found: list[RequestLife] = []
+    found: deque[RequestLife] = deque(maxlen=FOUND_MAX)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -42,20 +43,24 @@ def in_log(path: Path, name: str) -> list[RequestLife]:
                     found.extend(_life(said))
     except OSError as error:
         raise FileUnusable(f"{path}: {error.strerror}") from error
-    return found[-FOUND_MAX:]
+    return list(found)
 
 
 def read_line(line: str) -> dict[str, Any] | None:
-    """What a line of an access log says, by name; None of a line that is none."""
+    """What a line of an access log says, by name; None of a line that is none.
+
+    systemd and containers may have written something before it.
+    """
     try:
-        said = orjson.loads(line) if line.startswith("{") else _logfmt(line)
+        start = line.find('{"ts":')
+        said = orjson.loads(line[start:]) if start >= 0 else _logfmt(line)
     except ValueError:
         return None
     return said if isinstance(said, dict) and {"ts", "id", "router"} <= said.keys() else None
 
 
 def _logfmt(line: str) -> dict[str, Any]:
-    start = line.find("ts=")  # systemd and containers write before it
+    start = line.find("ts=")
     pairs = _PAIR.findall(line[start:] if start >= 0 else "")
     return {name: json.loads(text) if text.startswith('"') else text for name, text in pairs}
 

@@ -27,6 +27,7 @@ from nats.aio.msg import Msg
 from prometheus_client import Counter
 
 from infra.process import LimitedLog
+from mesh.adapters.access_log import quoted_once
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus, has_headers, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
@@ -206,6 +207,9 @@ class PrefixGossip:
         self._log.warning("gossip", why, "gossip on %s dropped: %s", msg.subject, why)
 
 
+NAMED_MAX = 16  # replicas, in a log line
+
+
 class OperatorOrders:
     """The last orders that operators gave for this region. `changed` is called with new ones."""
 
@@ -240,8 +244,10 @@ class OperatorOrders:
             return
         drained = (exchange.ALL_REPLICAS,) if orders.all_drained else orders.drained
         if drained != self.drained:
-            who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
-            log.warning("drained by operators: %s (%s)", ", ".join(drained) or "nothing", who)
+            who = quoted_once(f"{orders.by}: {orders.reason}" if orders.reason else orders.by)
+            named = ", ".join(drained[:NAMED_MAX]) or "nothing"
+            more = f" and {len(drained) - NAMED_MAX} more" if len(drained) > NAMED_MAX else ""
+            log.warning("drained by operators: %s%s (%s)", named, more, who)
         self.seq, self.drained = seq, drained
         self._changed()
 

@@ -343,7 +343,8 @@ class RequestManager:
         )
         self.ended.of_client(record, outcome, status, message)
         if record.spans.is_traced:
-            record.spans.end(record, Ending(outcome, status, error_type, message))
+            ending = Ending(outcome, status, error_type, message)
+            record.spans.end(record, ending, self._clock())
         return True
 
     def _spans(self, headers: Mapping[str, str]) -> Trace:

@@ -15,7 +15,7 @@ import orjson
 from nats.aio.msg import Msg
 from prometheus_client import Counter
 
-from infra import tracing
+from infra import trace_context, tracing
 from infra.process import LimitedLog
 from mesh.adapters.bus import (
     HEADERS_BYTES_MAX,
@@ -221,7 +221,7 @@ def read_ingress(
     if request.offline and body and request.answer_tokens is None:
         request = replace(request, answer_tokens=answer_tokens_max(orjson.loads(body)))
     span: Trace = NO_TRACE
-    if tracing.active is not None:
+    if tracing.active is not None or trace_context.PARENT in headers:
         span = ingress_trace(headers, request.origin, msg.subject)
     if span.is_recording and not wants_receipt:
         request = replace(request, wants_receipt=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from infra.process import LimitedLog
 from mesh.adapters.client_request import ClientRequest
-from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
+from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import receipt_line
@@ -15,7 +15,7 @@ from mesh.core.model.prompt import PromptReader
 from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import Observer, OpenRequest, Step, StepKind
+from mesh.session.record import STEPS_MAX, Observer, OpenRequest, Step, StepKind
 from schemas import exchange
 from schemas.decision import Placement
 from schemas.exchange import Placed
@@ -50,9 +50,9 @@ class RequestObserver(Observer):
         self._clock, self._ended = clock, ended
         self._log = LimitedLog(log)
 
-    def _note(self, record: OpenRequest, what: StepKind) -> None:
+    def _note(self, record: OpenRequest, what: StepKind, outcome: str = "") -> None:
         if len(record.steps) < STEPS_MAX:
-            record.steps.append(Step(self._clock(), what))
+            record.steps.append(Step(self._clock(), what, outcome))
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
@@ -86,7 +86,7 @@ class RequestObserver(Observer):
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
         self._metrics.failures.inc()
-        self._note(record, event)
+        self._note(record, event, "" if record.answer is None else record.answer.failed_as)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:

@@ -15,9 +15,26 @@ from schemas.wire import WireError
 
 log = logging.getLogger(__name__)
 
-# A question reads through all kept requests: less than a millisecond each.
-QUESTIONS_PER_S = 20
+# A question reads through all kept requests, and an answer may take tens of milliseconds, in which
+# no client is served.
+ANSWERING_SHARE_MAX = 0.05  # of the router's time
+ANSWERING_AT_ONCE_S = 0.25  # that may be spent before: some people ask at the same moment
 CHANNEL = "requests"
+
+
+class AnsweringTime:
+    """Whether there is time for one more answer; all times on one clock."""
+
+    def __init__(self) -> None:
+        self._spent_s, self._seen_at = 0.0, 0.0
+
+    def is_left(self, now: float) -> bool:
+        regained_s = (now - self._seen_at) * ANSWERING_SHARE_MAX
+        self._spent_s, self._seen_at = max(0.0, self._spent_s - regained_s), now
+        return self._spent_s < ANSWERING_AT_ONCE_S
+
+    def spend(self, seconds: float) -> None:
+        self._spent_s += seconds
 
 
 class RequestQuestions:
@@ -32,19 +49,16 @@ class RequestQuestions:
     ) -> None:
         self._requests, self._bus, self._guard, self._clock = requests, bus, guard, clock
         self._log = LimitedLog(log)
-        self._second, self._asked = 0, 0
+        self._time = AnsweringTime()
 
     def receive(self, msg: Msg) -> None:
-        """A question; beyond QUESTIONS_PER_S it is not answered."""
+        """A question; it is not answered where answers take too much of the router's time."""
         if not is_service_reply(msg.reply):
             self._guard.drop(CHANNEL, msg)
             return
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._asked = second, 0
-        self._asked += 1
-        if self._asked > QUESTIONS_PER_S:
-            self._log.warning(CHANNEL, "many", "more than %d questions a second", QUESTIONS_PER_S)
+        began_at = self._clock()
+        if not self._time.is_left(began_at):
+            self._log.warning(CHANNEL, "many", "question dropped: too many of them")
             return
         try:
             if len(msg.data) > QUESTION_BYTES_MAX:
@@ -62,3 +76,4 @@ class RequestQuestions:
             assert question.slowest is not None
             answer = ended.slowest(question.slowest)
         self._bus.publish(msg.reply, encode_answer(answer))
+        self._time.spend(self._clock() - began_at)

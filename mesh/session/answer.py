@@ -97,6 +97,7 @@ class AnswerReceiver:
         self.head: exchange.Head | None = None
         self.passed: Mapping[str, str] = {}  # headers of the engine's that are for the client
         self.end: exchange.End | None = None
+        self.failed_as = ""  # the outcome that its agent named, of an answer that is not whole
         self.engine_error: EngineError | None = None
         self.region: RegionId | None = None  # who answers, as soon as it is known
         self.replica: ReplicaId | None = None
@@ -316,6 +317,8 @@ class AnswerReceiver:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
             self.end = end  # the engine's own error event has reached the client
             return ev.AnswerEnded(self.key, self.attempt, None)
+        if end.outcome != Outcome.DONE:
+            self.failed_as = end.outcome
         if end.outcome == Outcome.PREEMPTED:
             return ev.AttemptFailed(self.key, self.attempt, end.outcome, preempted=True)
         if end.outcome != Outcome.DONE:

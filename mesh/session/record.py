@@ -29,19 +29,11 @@ class Trace:
     is_recording = False
     trace_id = ""  # in hexadecimal
 
-    def decided(self, effect: fx.Decided) -> None:
-        """A placement was made."""
-
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus; the trace context is added to `headers`."""
 
-    def attempt_failed(
-        self, event: ev.AttemptRefused | ev.AttemptFailed, end: exchange.End | None
-    ) -> None:
-        """The attempt under way came to nothing. `end`: of its answer, if that came."""
-
-    def end(self, record: "OpenRequest", ending: "Ending") -> None:
-        """The request is over."""
+    def end(self, record: "OpenRequest", ending: "Ending", now: float) -> None:
+        """The request is over, now by the clock of its steps."""
 
 
 NO_TRACE = Trace()
@@ -81,14 +73,19 @@ class Failure:
     retry_after_s: float | None = None
 
 
+STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
 StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | exchange.Placed
 
 
 class Step(NamedTuple):
-    """Something that happened to a request, by the event loop's clock."""
+    """Something that happened to a request, by the event loop's clock.
+
+    `outcome`: of an attempt that failed, as its agent named it; empty where none did.
+    """
 
     at: float
     what: StepKind
+    outcome: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +106,7 @@ class OpenRequest:
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
     decided: fx.Decided | None = None  # the last one
-    steps: list[Step] = field(default_factory=list)  # what became of it, as far as observers note
+    steps: list[Step] = field(default_factory=list)  # the first STEPS_MAX, as its observer notes
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False

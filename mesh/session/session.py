@@ -180,8 +180,6 @@ class Session:
         if record.request.warm:
             self.feed(_warm_up_outcome(answer, event))
             return
-        if record.spans.is_traced and isinstance(event, ev.AttemptRefused | ev.AttemptFailed):
-            record.spans.attempt_failed(event, answer.end)
         if isinstance(event, ev.AnswerEnded):
             if answer.end is not None:
                 self._observer.served(record, answer.end)
@@ -213,8 +211,6 @@ class Session:
         if record is None:
             return
         record.decided = effect
-        if record.spans.is_traced:
-            record.spans.decided(effect)
         self._observer.decided(record, effect)
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
@@ -229,7 +225,7 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
-            self._not_sent(answer)
+            self._not_sent(record, answer)
 
     def _dispatch_forwarded(
         self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
@@ -255,7 +251,7 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
-            self._not_sent(answer)
+            self._not_sent(record, answer)
 
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
@@ -266,8 +262,11 @@ class Session:
         self._streams[inbox] = record
         return answer
 
-    def _not_sent(self, answer: AnswerReceiver) -> None:
-        self.feed(ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it"))
+    def _not_sent(self, record: OpenRequest, answer: AnswerReceiver) -> None:
+        failed = ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it")
+        if not record.request.warm:
+            self._observer.attempt_failed(record, failed)
+        self.feed(failed)
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
         record = self._records.get(effect.key)
@@ -307,7 +306,7 @@ class Session:
     def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
         if record.spans.is_traced:
             ending = Ending("placed" if refusal is None else "refused", STATUS_OK, refusal or "")
-            record.spans.end(record, ending)
+            record.spans.end(record, ending, self._clock())
         self._observer.forwarded(record, refusal)
         self._forget(record)
 
@@ -338,7 +337,7 @@ class Session:
         record = self._records[effect.key]
         self.close(record)
         if record.spans.is_traced:
-            record.spans.end(record, Ending("ok", STATUS_OK))
+            record.spans.end(record, Ending("ok", STATUS_OK), self._clock())
 
     def _stop_warm_up(self, effect: fx.StopWarmUp) -> None:
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)

@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
@@ -83,11 +84,34 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
         ring.add(HELD._replace(request=name, started_at=started_at, outcome=outcome))
     ring.add(HELD._replace(request="of a peer", origin="eu"))
     ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
-    assert [one.request for one in ring.slowest(9).requests] == ["c", "b", "a"]
+    assert [one.request for one in ring.slowest(9).requests] == ["a", "b", "c"]
     assert len(ring.slowest(2).requests) == 2
     for _ in range(90):
         ring.add(HELD)
     assert len(ring.slowest(10_000).requests) == SLOWEST_MAX
+
+
+def test_the_worst_of_the_slowest_are_kept_where_not_all_fit():
+    ring = kept()
+    for number in range(SLOWEST_MAX):
+        name, detail = f"r{number}", "y" * 200
+        ring.add(HELD._replace(request=name, started_at=2.0 + number, detail=detail))
+    answer = decode_answer(encode_answer(ring.slowest(SLOWEST_MAX), 10_000))
+    assert answer.left_out > 0
+    assert answer.requests[-1].request == f"r{SLOWEST_MAX - 1}"
+
+
+def test_an_answer_can_be_sent_whatever_a_request_was_called():
+    ring = kept()
+    ring.add(HELD._replace(route="/caf\udce9", model="\udc80", detail="\udcff"))
+    [life] = decode_answer(encode_answer(ring.find("r"))).requests
+    assert (life.route, life.model, life.detail) == ("/caf\\udce9", "\\udc80", "\\udcff")
+
+
+def test_of_a_long_path_or_method_the_beginning_is_kept():
+    ring = kept()
+    ring.of_http("long", route="/" + "x" * 8000, method="Y" * 8000, status=404)
+    assert max(map(len, (ring._kept[-1].route, ring._kept[-1].method))) == VALUE_CHARS_MAX
 
 
 def test_candidates_are_listed_when_somebody_asks():

@@ -10,7 +10,6 @@ from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.spans import (
     KEPT_PER_S_MAX,
     NS,
-    STEPS_MAX,
     IngressSpan,
     RequestSpans,
     SlowLimits,
@@ -22,9 +21,9 @@ from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
 from mesh.session.answer import AnswerReceiver
-from mesh.session.record import NO_TRACE, Ending, OpenRequest
+from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind
 from schemas.decision import Decision, Placement
-from schemas.exchange import End, Head
+from schemas.exchange import End, Head, Placed
 from tests.support.spans import SAMPLED, UNSAMPLED, described, traced
 
 FORWARD = fx.Forward(1, 2, "eu")
@@ -35,7 +34,7 @@ ROOT, HOLD, DECIDE = "chat tiny", "mesh.hold", "mesh.decide"
 WORK = "publish mesh.{region}.replica.{replica}.work"
 INGRESS = "publish mesh.{region}.ingress"
 GATEWAY = "gateway.example:8443"
-NEVER = 1e9
+NEVER, NOW = 1e9, 110.0
 ANSWERED = {
     "gen_ai.operation.name": "chat",
     "gen_ai.provider.name": "mesh",
@@ -86,9 +85,14 @@ def decision(placement: Placement, **fields) -> Decision:
     )
 
 
-def decided(record: OpenRequest, spans, placement: Placement, **fields) -> None:
+def note(record: OpenRequest, what: StepKind, outcome: str = "") -> None:
+    """Its next step, a quarter of a second after the one before."""
+    record.steps.append(Step(101.0 + 0.25 * len(record.steps), what, outcome))
+
+
+def decided(record: OpenRequest, placement: Placement, **fields) -> None:
     record.decided = fx.Decided(1, decision(placement, **fields))
-    spans.decided(record.decided)
+    note(record, record.decided)
 
 
 def client(spans, **fields) -> ClientRequest:
@@ -113,15 +117,16 @@ def test_a_request_that_was_held_refused_and_answered(ended):
     parent = trace_context.read(SAMPLED)
     spans = RequestSpans(tracing.active, parent, None, GATEWAY)
     record = client(spans)
-    decided(record, spans, Placement.HOLD)
-    decided(record, spans, Placement.LOCAL, replica="us-0", held_s=1.0)
+    decided(record, Placement.HOLD)
+    decided(record, Placement.LOCAL, replica="us-0", held_s=1.0)
     first = sent(spans, LOCAL)
-    spans.attempt_failed(ev.AttemptRefused(1, 1, "full", "us", "us-0", 1, 1), None)
-    decided(record, spans, Placement.PEER, peer="eu", held_s=1.0)
+    note(record, ev.AttemptRefused(1, 1, "full", "us", "us-0", 1, 1))
+    decided(record, Placement.PEER, peer="eu", held_s=1.0, attempt=2)
+    note(record, Placed("eu", "eu-0", 2.0))
     second = sent(spans, FORWARD)
     answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
     record.answer.peer_held_s = 2.0
-    spans.end(record, OK)
+    spans.end(record, OK, NOW)
     names = [span.name for span in ended()]
     assert names == [DECIDE, HOLD, DECIDE, WORK, DECIDE, INGRESS, ROOT]
     *children, root = ended()
@@ -152,10 +157,10 @@ def test_a_request_that_was_held_refused_and_answered(ended):
 def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_left_out(ended):
     spans = RequestSpans(tracing.active)
     record = client(spans)
-    decided(record, spans, Placement.LOCAL, replica="us-0")
+    decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
     answered(record, End("done", "", -1, -1, 5, 0.1), 3.5, stream=False)
-    spans.end(record, OK)
+    spans.end(record, OK, NOW)
     root = ended()[-1].attributes
     assert root["gen_ai.usage.output_tokens"] == 5
     absent = ("usage.input_tokens", "cache_read", "ttft", "first_chunk", "stream", "server.")
@@ -176,8 +181,8 @@ def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_le
 def test_the_status_says_what_went_wrong(ended, ending, status, description):
     spans = RequestSpans(tracing.active)
     record = client(spans)
-    decided(record, spans, Placement.HOLD)
-    spans.end(record, ending)
+    decided(record, Placement.HOLD)
+    spans.end(record, ending, NOW)
     assert [span.name for span in ended()] == [DECIDE, HOLD, ROOT]
     root = ended()[-1]
     code = "ERROR" if ending.error_type else "UNSET"
@@ -189,10 +194,10 @@ def test_the_status_says_what_went_wrong(ended, ending, status, description):
 def test_a_stream_that_broke_has_the_status_that_was_sent(ended):
     spans = RequestSpans(tracing.active)
     record = client(spans)
-    decided(record, spans, Placement.LOCAL, replica="us-0")
+    decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
     answered(record, None, 0.5)
-    spans.end(record, FAILED)
+    spans.end(record, FAILED, NOW)
     *_, attempt, root = ended()
     assert root.attributes["http.response.status_code"] == 200
     assert described(root) == ("ERROR", "no engine answers", "engine_failed")
@@ -203,20 +208,16 @@ def test_an_attempt_that_was_given_up_says_so(ended):
     spans = RequestSpans(tracing.active)
     record = client(spans)
     for attempt in (1, 2, 3, 4):
-        decided(record, spans, Placement.LOCAL, replica="us-0", attempt=attempt)
-        sent(spans, LOCAL)
+        decided(record, Placement.LOCAL, replica="us-0", attempt=attempt)
+        sent(spans, fx.Dispatch(1, attempt, "us-0", attempt, None))
         if attempt == 1:
-            spans.attempt_failed(
-                ev.AttemptFailed(1, 1, "reset"), End("engine_lost", "", 0, 0, 0, 0.0)
-            )
+            note(record, ev.AttemptFailed(1, 1, "reset"), "engine_lost")
         elif attempt == 2:
-            spans.attempt_failed(
-                ev.AttemptFailed(1, 1, "made up"), End("nonsense", "", 0, 0, 0, 0.0)
-            )
+            note(record, ev.AttemptFailed(1, 1, "made up"), "nonsense")
         elif attempt == 3:
-            spans.attempt_failed(ev.AttemptFailed(1, 1, "an error", 500), None)
-    decided(record, spans, Placement.SHED)
-    spans.end(record, FAILED)
+            note(record, ev.AttemptFailed(1, 1, "an error", 500))
+    decided(record, Placement.SHED)
+    spans.end(record, FAILED, NOW)
     attempts = [described(span) for span in ended() if span.kind is SpanKind.PRODUCER]
     assert attempts == [
         ("ERROR", "reset", "engine_lost"),
@@ -229,28 +230,34 @@ def test_an_attempt_that_was_given_up_says_so(ended):
 def test_a_request_under_a_label_says_so_of_its_destination(ended):
     spans = RequestSpans(tracing.active)
     record = client(spans, residency=("eu-only",))
-    decided(record, spans, Placement.PEER, peer="eu")
+    decided(record, Placement.PEER, peer="eu", attempt=2)
     sent(spans, FORWARD)
-    spans.end(record, FAILED)
+    spans.end(record, FAILED, NOW)
     [attempt] = [span for span in ended() if span.kind is SpanKind.PRODUCER]
     assert attempt.name == "publish mesh.{region}.ingress.{label}"
     assert "messaging.destination.name" not in attempt.attributes
 
 
-def test_steps_of_one_request_are_bounded(ended):
+def test_a_wait_after_a_refusal_is_a_hold(ended):
     spans = RequestSpans(tracing.active)
     record = client(spans)
-    for _ in range(3 * STEPS_MAX):
-        decided(record, spans, Placement.HOLD)
-    spans.end(record, FAILED)
-    assert [span.name for span in ended()].count(DECIDE) == STEPS_MAX
+    decided(record, Placement.LOCAL, replica="us-0")
+    sent(spans, LOCAL)
+    note(record, ev.AttemptRefused(1, 1, "full", "us", "us-0", 1, 1))
+    decided(record, Placement.LOCAL, replica="us-0", attempt=2, held_s=0.25)
+    sent(spans, fx.Dispatch(1, 2, "us-0", 2, None))
+    spans.end(record, OK, NOW)
+    names = [span.name for span in ended()]
+    assert names == [DECIDE, WORK, HOLD, DECIDE, WORK, ROOT]
+    hold = ended()[2]
+    assert hold.end_time - hold.start_time == NS // 4
 
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_what_a_warm_up_is_called(ended, warm):
     spans = RequestSpans(tracing.active)
     record = OpenRequest(request=request(warm=warm), spans=spans)
-    spans.end(record, OK)
+    spans.end(record, OK, NOW)
     [root] = ended()
     assert (root.name, root.kind) == (
         ("mesh.warm_up", SpanKind.INTERNAL) if warm else (ROOT, SpanKind.SERVER)
@@ -265,15 +272,17 @@ def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsa
     context = parent and trace_context.read(parent)
     spans = RequestSpans(tracing.active, context, TailRule(SlowLimits(NEVER, NEVER)))
     record = client(spans)
-    decided(record, spans, Placement.LOCAL, replica="us-0")
+    decided(record, Placement.LOCAL, replica="us-0")
     headers = sent(spans, LOCAL)
     answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
-    spans.end(record, OK)
+    spans.end(record, OK, NOW)
     assert not spans.is_recording
     assert unsampled() == ()
     told = trace_context.read(headers)
     assert not told.is_sampled
-    assert ingress_trace(headers, "us", "mesh.eu.ingress") is NO_TRACE, "its headers go on"
+    at_peer = ingress_trace(headers, "us", "mesh.eu.ingress")
+    assert sent(at_peer, LOCAL) == {}, "the request's own headers go on"
+    assert (at_peer.is_recording, at_peer.trace_id) == (False, told.trace)
     if parent is not None:
         assert (told.trace_id, told.state) == (context.trace_id, "vendor=1")
 
@@ -296,12 +305,12 @@ def test_a_request_that_failed_or_was_slow_is_traced_nevertheless(
 ):
     spans = RequestSpans(tracing.active, None, TailRule(SlowLimits(2.0, NEVER)))
     record = client(spans)
-    decided(record, spans, Placement.HOLD)
-    decided(record, spans, Placement.LOCAL, replica="us-0")
+    decided(record, Placement.HOLD)
+    decided(record, Placement.LOCAL, replica="us-0")
     headers = sent(spans, LOCAL)
     if ttft_s is not None:
         answered(record, End("done", "", 9, 4, 2, 0.1), ttft_s, stream=stream)
-    spans.end(record, ending)
+    spans.end(record, ending, NOW)
     names = [DECIDE, HOLD, DECIDE, WORK, ROOT]
     assert [span.name for span in unsampled()] == ([] if reason is None else names)
     if reason is not None:
@@ -337,8 +346,8 @@ def test_an_outage_is_traced_by_the_first_of_every_second(caplog):
 def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):
     span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
     record = OpenRequest(request=request(), spans=span)
-    decided(record, span, Placement.LOCAL, replica="eu-0", held_s=7.75)
-    span.end(record, Ending("placed", 200))
+    decided(record, Placement.LOCAL, replica="eu-0", held_s=7.75)
+    span.end(record, Ending("placed", 200), NOW)
     hold, *others = ended()
     assert [one.name for one in (hold, *others)] == [
         HOLD,
@@ -355,9 +364,9 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
     record = OpenRequest(request=request(), spans=span)
     headers: dict[str, str] = {}
     if not refused:
-        decided(record, span, Placement.LOCAL, replica="eu-0")
+        decided(record, Placement.LOCAL, replica="eu-0")
         headers = sent(span, LOCAL)
-    span.end(record, Ending("refused" if refused else "placed", 200, refused))
+    span.end(record, Ending("refused" if refused else "placed", 200, refused), NOW)
     ingress = ended()[-1]
     assert ingress.parent.span_id == trace_context.read(SAMPLED).span_id
     assert ingress.name == "process mesh.{region}.ingress.{label}"
@@ -369,6 +378,9 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
         assert trace_context.read(headers).span_id == ingress.context.span_id
 
 
-def test_a_peer_without_tracing_adds_nothing():
+def test_a_peer_without_tracing_adds_nothing_and_knows_the_trace():
     assert tracing.active is None
-    assert ingress_trace(SAMPLED, "us", "mesh.eu.ingress") is NO_TRACE
+    assert ingress_trace({}, "us", "mesh.eu.ingress") is NO_TRACE
+    span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+    assert sent(span, LOCAL) == {}
+    assert (span.is_recording, span.trace_id) == (False, "a" * 32)

@@ -34,6 +34,21 @@ async def test_a_recorded_request_is_explained(nats_server, tmp_path):
     assert "no request nobody was found" in missing.output and str(path) in missing.output
 
 
+@pytest.mark.parametrize("before", ["", "Nov 23 20:00:00 host mesh[7]: "])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ts=2023-11-14T22:13:20.250Z router=us/r1 id=r outcome=ok duration_s=0.5",
+        '{"ts":"2023-11-14T22:13:20.250Z","router":"us/r1","id":"r","outcome":"ok","duration_s":0.5}',
+    ],
+)
+def test_a_line_is_read_whatever_the_journal_wrote_before_it(tmp_path, before, line):
+    path = tmp_path / "journal"
+    path.write_text(f"{before}{line}\n")
+    [life] = in_log(path, "r")
+    assert (life.router, life.outcome) == ("r1", "ok")
+
+
 def test_files_that_are_none(tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("ts=1 id=r router=us/r1 duration_s=x\n{}\nid=r\n")

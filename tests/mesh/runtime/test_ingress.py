@@ -198,7 +198,7 @@ class Router(RouterBus):
         )
         guard = ReplyGuard(config.region, config.peers, self.metrics, lambda: 0.0)
         prompts = PromptReader("key")
-        ended = EndedRequests(config.region, config.router, lambda: 100.0)
+        self.ended = EndedRequests(config.region, config.router, lambda: 100.0)
         self.messages = RequestMessages(
             config, self, self.metrics, prompts.read, self.bodies, guard, lambda: 100.0
         )
@@ -211,7 +211,7 @@ class Router(RouterBus):
             prefixes=None,
             secret=str,
             keys=count(1),
-            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0, ended),
+            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0, self.ended),
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)

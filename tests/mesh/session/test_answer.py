@@ -320,7 +320,7 @@ def test_an_answer_that_did_not_end_well_is_not_complete(outcome, detail, told) 
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\ndata: ha")
     assert sender.end(outcome, detail) == failure(told)
-    assert sender.answer.end is None
+    assert (sender.answer.end, sender.answer.failed_as) == (None, outcome)
     assert sender.answer.take() == b"data: 1\n\n"  # the half event is never given out
 
 

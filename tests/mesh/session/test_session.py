@@ -22,13 +22,16 @@ END = exchange.End(Outcome.DONE, "", 9, 4, 2, 0.1)
 
 
 class RecordingObserver(Observer):
-    """Keeps which refusals by residency were counted."""
+    """Keeps which refusals by residency and failed attempts were counted."""
 
     def __init__(self):
         self.calls = []
 
     def residency_refused(self, asker):
         self.calls.append(("residency_refused", asker))
+
+    def attempt_failed(self, record, event):
+        self.calls.append(("attempt_failed", event.detail))
 
 
 class Router:
@@ -85,6 +88,7 @@ def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
     assert [name for name, *_ in router.sent] == ["send_work", "send_cancel"]
     [_, failed] = router.events
     assert failed == ev.AttemptFailed(1, 1, "the bus does not take it")
+    assert router.observer.calls == [("attempt_failed", "the bus does not take it")]
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])

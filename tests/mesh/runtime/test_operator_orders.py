@@ -1,0 +1,40 @@
+"""Operators' orders at a router: what it reads, and what it says of them."""
+
+import logging
+
+import pytest
+
+from mesh.adapters.access_log import VALUE_CHARS_MAX
+from mesh.runtime.control_plane import NAMED_MAX, OperatorOrders
+from schemas.control import RegionControl, encode_control
+from schemas.exchange import ALL_REPLICAS
+
+
+@pytest.fixture
+def orders():
+    return OperatorOrders("us", lambda: None)
+
+
+def record(**fields) -> bytes:
+    return encode_control(RegionControl(region="us", **fields))
+
+
+def test_the_last_record_holds_until_another_one_can_be_read(orders, caplog):
+    orders.read(3, record(drained=("us-0",)))
+    orders.read(4, b"{")
+    assert (orders.seq, orders.drained) == (3, ("us-0",))
+    assert "orders 4 can't be read" in caplog.text
+    orders.read(5, record(all_drained=True))
+    assert (orders.seq, orders.drained) == (5, (ALL_REPLICAS,))
+    orders.read(0, b"")  # the stream was made anew
+    assert (orders.seq, orders.drained) == (0, ())
+
+
+def test_an_operator_s_words_are_one_short_line_of_the_log(orders, caplog):
+    caplog.set_level(logging.WARNING)
+    names = tuple(f"us-{number}" for number in range(NAMED_MAX + 3))
+    orders.read(1, record(drained=names, by="a@b", reason="fan\nerror: forged" + "x" * 400))
+    [line] = caplog.messages
+    assert line.isprintable()
+    assert "us-15 and 3 more" in line and "fan\\nerror: forged" in line
+    assert len(line) < VALUE_CHARS_MAX + 16 * NAMED_MAX
