@@ -277,15 +277,18 @@ def _comparable(value: Any) -> Any:
     return value if isinstance(value, int | float | str) else str(value)
 
 
-def fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:
-    """The columns that fit beside each other in so many characters, two between each pair."""
-    widths = {
-        column.title: max([len(column.title), *(len(column.text(row)) for row in rows)])
-        for column in columns
-    }
-    kept = list(columns)
+def fitting(
+    columns: Sequence[Column], rows: Sequence[Row], width: int, always: Column | None = None
+) -> list[Column]:
+    """The columns that fit beside each other in so many characters, two between each pair.
+
+    Without those whose cells are all blank. `always` is kept however narrow it is.
+    """
+    cells = {column.title: [column.text(row) for row in rows] for column in columns}
+    kept = [one for one in columns if not rows or any(map(str.strip, cells[one.title]))]
+    widths = {title: max(map(len, (title, *texts))) for title, texts in cells.items()}
     while len(kept) > 1 and sum(widths[one.title] + 2 for one in kept) - 2 > width:
-        kept.remove(min(kept, key=lambda one: one.keep))
+        kept.remove(min((one for one in kept if one is not always), key=lambda one: one.keep))
     return kept
 
 

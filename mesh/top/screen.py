@@ -98,7 +98,6 @@ class TopScreen(App[None]):
     #filter { dock: bottom; display: none; }
     TextPage { align: center middle; }
     #page { height: 1fr; padding: 1 2; }
-    #lines { width: auto; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -202,8 +201,7 @@ class TopScreen(App[None]):
     def _columns(self) -> list[Column]:
         """Those that find room, the sorted one always among them; its mark takes two characters."""
         width = self.size.width - MARGIN - BETWEEN_COLUMNS
-        found = fitting(self._table.columns, self._shown, max(1, width))
-        return found if self._column() in found else [*found[:-1], self._column()]
+        return fitting(self._table.columns, self._shown, max(1, width), self._column())
 
     def _fill(self, sorted_by: Column) -> None:
         grid = self._grid
