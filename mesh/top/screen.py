@@ -159,6 +159,8 @@ class TopScreen(App[None]):
 
     def draw(self) -> None:
         base = self.screen_stack[0]
+        if not base.query("#table"):  # it is being closed
+            return
         base.query_one("#regions", Static).update(self._regions())
         column, rows = self._column(), self._rows()
         self._shown = rows[:ROWS_MAX]
