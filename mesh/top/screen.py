@@ -47,7 +47,7 @@ Enter     detail: of a replica its last heartbeat, of a request what `mesh expla
 s         sort by the next column
 r         reverse the order
 /         filter: rows that have this text; Escape ends it
-q         quit, or close this
+q         quit, or close this; Ctrl-C quits
 
 A dash means not known. "age" appears where data is older than 2 s. TTFT (p50, p99) is of streamed
 answers of the last minute. A region whose bus is "away" keeps its last state until it is back."""
@@ -114,6 +114,7 @@ class TopScreen(App[None]):
         Binding("escape", "end_filter", show=False),
         Binding("question_mark", "help", "help"),
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(self, watch: FleetWatch, every_s: float) -> None:

@@ -224,7 +224,7 @@ async def drive(app: TopScreen, pilot) -> None:
     await press("q")
 
 
-async def test_it_runs_in_a_terminal_until_q(tmp_path):
+async def test_it_runs_in_a_terminal_until_ctrl_c(tmp_path):
     async with busy_mesh(tmp_path):
         main, terminal = pty.openpty()
         process = await asyncio.create_subprocess_exec(
@@ -248,7 +248,7 @@ async def test_it_runs_in_a_terminal_until_q(tmp_path):
         loop.add_reader(main, read)
         try:
             await until(lambda: b"us-1" in written and b"serving" in written, deadline_s=END_S)
-            os.write(main, b"q")
+            os.write(main, b"\x03")
             async with asyncio.timeout(END_S):
                 assert await process.wait() == 0
             assert b"\x1b[?1049l" in written  # the screen as it was before
