@@ -1,8 +1,9 @@
 """What a router answers about requests that it has, or had, to people who look into one: as JSON.
 
-A question names one request, by its id or its trace's, or wants the slowest ones. Every router that
-is asked answers with what it still keeps; none of it holds a prompt or a key. Times are seconds
-since 1970 by that router's host's clock: between hosts they differ by as much as the clocks do.
+A question names one request, by its id or its trace's, or wants the slowest or the latest ones.
+Every router that is asked answers with what it still keeps; none of it holds a prompt or a key.
+Times are seconds since 1970 by that router's host's clock: between hosts they differ by as much as
+the clocks do.
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ QUESTION_BYTES_MAX = 1024
 ANSWER_BYTES_MAX = STATE_BYTES_MAX
 LIVES_MAX = 8  # of one id: clients may use one again
 SLOWEST_MAX = 50
+RECENT_MAX = 50
+COUNTED_S = 60.0  # back to which the latest requests are counted
+COUNTED_MAX = 2000  # requests, of one router; that many TTFTs are some 12 KB
+FLOWS_MAX = 257  # places that serve: regions, and none
 OPEN = "open"  # the outcome of a request that is under way
 
 Text = Annotated[str, Field(max_length=256)]
@@ -27,7 +32,7 @@ Text = Annotated[str, Field(max_length=256)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestQuestion:
-    """Which requests a person asks about: exactly one of the two is given."""
+    """Which requests a person asks about: exactly one of these is given."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
@@ -37,6 +42,9 @@ class RequestQuestion:
     """The id in `x-request-id`, or a trace id."""
     slowest: Annotated[int, Field(ge=1, le=SLOWEST_MAX)] | None = None
     """So many of the clients' requests that failed or had to wait longest."""
+    recent: Annotated[int, Field(ge=1, le=RECENT_MAX)] | None = None
+    """So many of the clients' requests that ended last, without their steps, and counts of all
+    those of the last minute. Routers of the version before do not answer it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,21 @@ class RequestLife:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFlow:
+    """Clients' requests of one router that ended lately and were served in one region."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    served_by_region: Text | None = None
+    """Null of those that no region served."""
+    requests: Count
+    failed: Count
+    """Of them: shed, refused, failed; not those whose client left."""
+    ttft_s: Annotated[tuple[Seconds, ...], Field(max_length=COUNTED_MAX)] = ()
+    """Of each streamed answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequests:
     """What one router has of the requests that were asked for."""
 
@@ -125,6 +148,10 @@ class RouterRequests:
     requests: tuple[RequestLife, ...] = ()
     left_out: Count = 0
     """Found, and left out because the answer would be too large."""
+    flows: Annotated[tuple[RequestFlow, ...], Field(max_length=FLOWS_MAX)] = ()
+    """The requests of the last `counted_s` by where they were served; for the latest ones only."""
+    counted_s: Seconds | None = None
+    """How far back `flows` count, in seconds; null where they were not asked for."""
 
 
 _QUESTION: TypeAdapter[RequestQuestion] = TypeAdapter(RequestQuestion)

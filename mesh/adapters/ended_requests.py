@@ -21,14 +21,16 @@ from mesh.core.model import events as ev
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
-from schemas.explain import LifeStep, RequestLife, RouterRequests
+from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
 from schemas.ids import RegionId, RouterId
+from schemas.state import rounded as rounded_s
 
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
 ORDINARY = ("ok", "placed")  # outcomes
+LEFT = "client_gone"
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
 UNKNOWN: Numbers = -1, -1, -1, -1.0
@@ -189,7 +191,7 @@ class EndedRequests:
             route=route,
             method=method,
             status=STATUS_CLIENT_GONE,
-            outcome="client_gone",
+            outcome=LEFT,
             arrived_at=arrived_at,
         )
 
@@ -213,6 +215,24 @@ class EndedRequests:
         work = (one for one in self._kept if one.decided is not None and not one.origin)
         worst = nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness)
         return self._answer(worst[::-1])
+
+    def recent(self, number: int) -> RouterRequests:
+        """Clients' requests that ended last, the newest last, and counts of the last minute's."""
+        now, counted = self._clock(), list[EndedRequest]()
+        is_forgetting = len(self._kept) == self._kept.maxlen
+        reaches_s = now - self._kept[0].ended_at if is_forgetting else explain.COUNTED_S
+        for one in reversed(self._kept):
+            if one.ended_at < now - explain.COUNTED_S:
+                break
+            if len(counted) == explain.COUNTED_MAX:
+                reaches_s = now - counted[-1].ended_at
+                break
+            if one.decided is not None and not one.origin:
+                counted.append(one)
+        counted_s = max(0.0, min(reaches_s, explain.COUNTED_S))
+        newest = counted[: min(number, explain.RECENT_MAX)]
+        answer = self._answer([one._replace(steps=[]) for one in reversed(newest)])
+        return replace(answer, flows=_flows(counted), counted_s=counted_s)
 
     def _answer(self, found: list[EndedRequest]) -> RouterRequests:
         wall_s = self._wall_clock() - self._clock()
@@ -260,6 +280,26 @@ class EndedRequests:
 def _badness(one: EndedRequest) -> tuple[bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
     return one.outcome not in ORDINARY, began_at - one.arrived_at
+
+
+def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
+    """These requests, counted by the region that served them."""
+    places: dict[str, list[EndedRequest]] = {}
+    for one in ended:
+        places.setdefault(one.region, []).append(one)
+    return tuple(
+        RequestFlow(
+            served_by_region=place or None,
+            requests=len(served),
+            failed=sum(one.outcome not in (*ORDINARY, LEFT) for one in served),
+            ttft_s=tuple(
+                rounded_s(one.started_at - one.arrived_at)
+                for one in served
+                if one.is_stream and one.started_at is not None
+            ),
+        )
+        for place, served in sorted(places.items())[: explain.FLOWS_MAX]
+    )
 
 
 def _step(step: Step, wall_s: float) -> LifeStep:

@@ -103,7 +103,7 @@ def command(
 ) -> None:
     """Explain what happened to REQUEST, by its x-request-id or its trace id.
 
-    Asks the routers of every region of which there are operator's credentials; they keep the last
+    Asks the routers of every region of which there are observer's credentials; they keep the last
     requests in memory. Prints one timeline of all that had the request, each decision with its
     candidates and the terms of their prices in seconds, and what the wait for the first token
     consisted of. Exit code 0: found; 1: not found; 2: nobody could be asked.

@@ -17,6 +17,7 @@ main = click.version_option(package_name="inference-mesh")(
                 "mesh.cli.doctor",
                 "Examine a running mesh: links, permissions, residency.",
             ),
+            "top": ("mesh.cli.top", "Show regions, replicas and requests, live."),
             "explain": ("mesh.cli.explain", "Explain what happened to one request."),
             "batch": ("mesh.cli.batch", "Hand in batch jobs, follow them, fetch their output."),
             "drain": ("mesh.cli.drain:drain", "Let replicas take no new work; wait until idle."),

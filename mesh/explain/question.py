@@ -17,7 +17,7 @@ from schemas.ids import RegionId
 from schemas.wire import WireError
 
 WITHIN_S = 3.0
-NO_LOGIN = "no credentials of its operator"
+NO_LOGIN = "no credentials of its observer or operator"
 ANSWERS_MAX = 64  # of one region; it has at most 16 routers
 
 
@@ -39,7 +39,8 @@ async def ask_all(
     """The answers of every region of the topology; of one without a login, why there is none."""
 
     async def ask(name: RegionId, region: RegionTable) -> RegionAnswers:
-        login = logins.get(name, Logins()).operator
+        known = logins.get(name, Logins())
+        login = known.observer or known.operator
         if login is None:
             return RegionAnswers(name, problem=NO_LOGIN)
         try:

@@ -64,16 +64,19 @@ class RequestQuestions:
             if len(msg.data) > QUESTION_BYTES_MAX:
                 raise WireError(f"a question of {len(msg.data)} bytes")
             question = decode_question(msg.data)
-            if (question.request is None) == (question.slowest is None):
-                raise WireError("a question names a request or a number of slowest ones")
+            asked = (question.request, question.slowest, question.recent)
+            if sum(one is not None for one in asked) != 1:
+                raise WireError("a question names a request, or a number of slowest or latest ones")
         except WireError as error:
             self._log.warning(CHANNEL, "unreadable", "question dropped: %.300s", error)
             return
         ended, session = self._requests.ended, self._requests.session
         if question.request is not None:
             answer = ended.find(question.request, (*session, *session.from_peers))
-        else:
-            assert question.slowest is not None
+        elif question.slowest is not None:
             answer = ended.slowest(question.slowest)
+        else:
+            assert question.recent is not None
+            answer = ended.recent(question.recent)
         self._bus.publish(msg.reply, encode_answer(answer))
         self._time.spend(self._clock() - began_at)

@@ -15,7 +15,9 @@ from mesh.session.record import Step
 from schemas.decision import CandidateKind, Decision, Placement
 from schemas.explain import (
     ANSWER_BYTES_MAX,
+    COUNTED_MAX,
     LIVES_MAX,
+    RECENT_MAX,
     SLOWEST_MAX,
     RequestQuestion,
     decode_answer,
@@ -114,6 +116,56 @@ def test_of_a_long_path_or_method_the_beginning_is_kept():
     assert max(map(len, (ring._kept[-1].route, ring._kept[-1].method))) == VALUE_CHARS_MAX
 
 
+def ended(name: str, at: float, **values):
+    """A client's streamed request of half a second, that waited a tenth."""
+    values = {"region": "us", "outcome": "ok", "is_stream": True, **values}
+    made = decided()
+    return HELD._replace(
+        request=name, decided=made, steps=[Step(at, made)], ended_at=at, arrived_at=at - 0.5,
+        started_at=at - 0.4, **values,
+    )  # fmt: skip
+
+
+def test_the_latest_come_without_steps_and_the_last_minute_is_counted():
+    ring = kept()  # at 50 s
+    ring.add(ended("old", -11.0))
+    ring.add(ended("here", 10.0))
+    ring.add(ended("peer-s", 11.0, origin="eu"))
+    ring.add(ended("listing", 12.0)._replace(decided=None))
+    ring.add(ended("far", 13.0, region="eu", is_stream=False))
+    ring.add(ended("failed", 14.0, region="eu", outcome="failed"))
+    ring.add(ended("shed", 15.0, region="", outcome="shed")._replace(started_at=None))
+    ring.add(ended("left", 16.0, outcome="client_gone"))
+    answer = decode_answer(encode_answer(ring.recent(3)))
+    assert [one.request for one in answer.requests] == ["failed", "shed", "left"]
+    assert [one.steps for one in answer.requests] == [()] * 3
+    assert ring.find("here").requests[0].steps != ()
+    assert answer.counted_s == 60.0
+    assert [(one.served_by_region, one.requests, one.failed) for one in answer.flows] == [
+        (None, 1, 1),
+        ("eu", 2, 1),
+        ("us", 2, 0),
+    ]
+    assert [one.ttft_s for one in answer.flows] == [(), (0.1,), (0.1, 0.1)]
+    assert ring.find("here").counted_s is None
+    assert kept().recent(1).flows == () and kept().recent(1).counted_s == 60.0
+
+
+def test_how_far_back_is_counted_where_requests_were_forgotten():
+    ring = kept(3)
+    for number in range(5):
+        ring.add(ended(f"r{number}", 40.0 + number))
+    assert ring.recent(1).counted_s == 50.0 - 42.0
+    busy = kept(2 * COUNTED_MAX)
+    for number in range(COUNTED_MAX + 100):
+        busy.add(ended(f"r{number}", 40.0 + number / 1000))
+    answer = busy.recent(RECENT_MAX + 9)
+    assert answer.counted_s == pytest.approx(10.0 - 0.1)
+    assert (answer.flows[0].requests, len(answer.requests)) == (COUNTED_MAX, RECENT_MAX)
+    data = encode_answer(answer)
+    assert len(data) <= ANSWER_BYTES_MAX and decode_answer(data).left_out == 0
+
+
 def test_candidates_are_listed_when_somebody_asks():
     ring, made = kept(), decided()
     ring.add(HELD._replace(decided=made, steps=[Step(1.0, made)]))
@@ -167,7 +219,7 @@ def test_an_answer_is_never_larger_than_a_message_may_be():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"request": ""}, {"request": "x" * 129}, {"slowest": 51}, {"v": 2}, 7]
+    "wrong", [{"request": ""}, {"request": "x" * 129}, {"slowest": 51}, {"recent": 51}, {"v": 2}, 7]
 )
 def test_a_question_is_checked(wrong):
     with pytest.raises(WireError):

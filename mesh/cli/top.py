@@ -1,0 +1,147 @@
+"""The command `mesh top`: regions, replicas and requests of a running mesh, live."""
+
+import asyncio
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from infra import topology
+from infra.process import end_all
+from infra.topology import Topology
+from mesh.cli.unusable import Unusable
+from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
+from mesh.doctor.connectivity import NoCredentials, read_logins
+from mesh.top.rows import STALE_S, Frame
+from mesh.top.text import as_json, frame_lines
+from mesh.top.watch import FleetWatch
+from schemas.ids import RegionId
+
+EVERY_S = 1.0
+LISTEN_S = STALE_S + 0.5  # then who is silent is known
+AWAY_S = 3.0  # more, for a bus that is not connected yet
+LOOK_S = 0.05
+PIPED_COLUMNS = 120
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    show_default="that of the `mesh up` with these credentials, or the demo's",
+    help="The mesh.toml of the mesh.",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_STATE / "config",
+    show_default=True,
+    help="The directory that `mesh infra nats --out` wrote, or some regions' part of it.",
+)
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    help="Connect to this region's bus only. Once for each region.",
+)
+@click.option(
+    "--every-s",
+    type=click.FloatRange(0.1, 60),
+    default=EVERY_S,
+    show_default=True,
+    help="Time between two frames, in seconds.",
+)
+@click.option("--once", is_flag=True, help="Print one frame as text, and end.")
+@click.option("--json", "for_programs", is_flag=True, help="Print one frame as JSON, and end.")
+def command(
+    config: Path | None,
+    credentials: Path,
+    regions: tuple[str, ...],
+    every_s: float,
+    once: bool,
+    for_programs: bool,
+) -> None:
+    """Show regions, replicas, traffic and requests of a running mesh, live.
+
+    Connects to the bus of each region of which there are credentials, as its observer (or
+    operator); of the others it shows what they tell their peers. Press ? for the keys. Where the
+    output is no terminal it prints one frame, as with --once. Exit code 2: no bus could be reached.
+    """
+    logging.basicConfig(level=logging.CRITICAL)  # of the connections; the screen shows what fails
+    watch = _watch(config, credentials, regions)
+    if once or for_programs or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        frame = asyncio.run(_with(watch, _one_frame(watch)))
+        width = shutil.get_terminal_size((PIPED_COLUMNS, 0)).columns
+        lines = [as_json(frame)] if for_programs else frame_lines(frame, width, time.time())
+        for line in lines:
+            click.echo(line)
+        return
+    from mesh.top.screen import TopScreen  # loads a library that other uses do not need
+
+    asyncio.run(_with(watch, TopScreen(watch, every_s).run_async()))
+
+
+def _watch(config: Path | None, credentials: Path, regions: tuple[str, ...]) -> FleetWatch:
+    running = read_running_mesh(credentials)
+    file = config or (topology.DEFAULT_FILE if running is None else running.config)
+    try:
+        mesh = topology.load(file)
+        if running is not None:
+            mesh = running.fitted(mesh)
+        logins = read_logins(mesh, credentials)
+    except (topology.TopologyError, NoCredentials) as error:
+        raise Unusable(str(error)) from error
+    chosen = _known(mesh, regions)
+    usable = {
+        name: login
+        for name, login in logins.items()
+        if name in chosen and (login.observer or login.operator)
+    }
+    if not usable:
+        raise Unusable(
+            f"no <region>/credentials/observer.env of {', '.join(chosen)} below {credentials}"
+        )
+    return FleetWatch(mesh, usable)
+
+
+def _known(mesh: Topology, regions: tuple[str, ...]) -> list[RegionId]:
+    for name in regions:
+        if name not in mesh.regions:
+            raise Unusable(f"no region {name!r}; there are {', '.join(mesh.regions)}")
+    return [RegionId(name) for name in regions or mesh.regions]
+
+
+async def _with(watch: FleetWatch, work: Coroutine[Any, Any, Any]) -> Any:
+    """Do the work while the buses are watched; an error of either ends both."""
+    watching, working = asyncio.create_task(watch.run()), asyncio.create_task(work)
+    try:
+        await asyncio.wait([watching, working], return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        return await working
+    finally:
+        await end_all([watching, working])
+        with suppress(asyncio.CancelledError, Exception):
+            await watching
+
+
+async def _one_frame(watch: FleetWatch) -> Frame:
+    """When every bus has been listened to, or did not answer in time."""
+    started_at = watch.clock()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        connected = watch.connected_s()
+        if all(each_s is not None and each_s >= LISTEN_S for each_s in connected):
+            return watch.frame()
+        if watch.clock() - started_at >= LISTEN_S + AWAY_S:
+            break
+    frame = watch.frame()
+    if all(each_s is None for each_s in connected):
+        raise Unusable(f"no bus could be reached: {'; '.join(frame.notes)}")
+    return frame
