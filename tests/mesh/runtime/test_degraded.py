@@ -263,6 +263,7 @@ TIMES_OF_DAY = {
     "mesh/cli/batch.py",
     "mesh/cli/batch_files.py",
     "mesh/cli/drain.py",
+    "mesh/cli/top.py",
     "mesh/demo/engine_profile.py",
     "mesh/runtime/batch_runner.py",
 }
