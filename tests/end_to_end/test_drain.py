@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 
 END_S = 90.0
 CLIENTS = 6
+PAUSE_S = 0.05  # between two requests of a client: the commands have the machine too
 DRAINING = ReplicaState.DRAINING
 REPLICAS = {"us": 2, "eu": 1}
 
@@ -76,6 +77,7 @@ class Load:
                 else:
                     replica = orjson.loads(raw.headers[H_DECISION])["replica"]
                     self.served[replica] = self.served.get(replica, 0) + 1
+                    await asyncio.sleep(PAUSE_S)
 
     async def serves_again(self, replica: str) -> None:
         before = self.served.get(replica, 0)
@@ -132,6 +134,7 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         code, said = await mesh_command(tmp_path, "undrain", "us-0")
         assert (code, said) == (0, "replica us-0 takes work again\n")
         await is_open(mesh, "us-0")
+        await clients.serves_again("us-0")
 
         code, said = await mesh_command(tmp_path, "drain", "us")
         assert code == 0, said

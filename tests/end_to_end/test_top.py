@@ -109,39 +109,46 @@ async def kill_for_ever(mesh: MeshUp, program: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_one_frame_shows_regions_replicas_traffic_and_who_is_drained_or_dead(tmp_path):
+async def test_of_a_busy_mesh(tmp_path):
+    """One mesh for all, as it takes long to start; the part that kills a replica comes last."""
     async with busy_mesh(tmp_path) as mesh:
-        frame = await seen(
-            tmp_path,
-            lambda frame: (
-                all(row["state"] == "serving" and row["ttft_p99_s"] for row in frame["regions"])
-                and all(row["state"] == "ready" for row in frame["replicas"])
-                and all(len(row["rtt_s"]) == 2 for row in frame["regions"])
-                and any(row["served"] for row in frame["requests"])
-            ),
-        )
-        regions = {row["region"]: row for row in frame["regions"]}
-        assert regions.keys() == REPLICAS.keys()
-        assert {row["bus"] for row in frame["regions"]} == {"connected"}
-        assert regions["us"]["rtt_s"]["eu"] > 0.01 and regions["us"]["requests_per_s"] > 0.0
-        assert {row["replica"] for row in frame["replicas"]} == {"us-0", "us-1", "eu-0", "ap-0"}
-        assert any(row["asked"] == row["served"] == "us" for row in frame["traffic"])
+        await keys_sort_filter_and_show_details(tmp_path)
+        await it_runs_in_a_terminal_until_ctrl_c(tmp_path)
+        await one_frame_shows_who_is_drained_or_dead(mesh, tmp_path)
 
-        drained = ("drain", "us-1", "--reason", "new fan")
-        await mesh_command(*drained, "--credentials", str(tmp_path / ".mesh" / "config"))
-        killer = asyncio.create_task(kill_for_ever(mesh, "agent-eu-0"))
-        try:
-            frame = await seen(tmp_path, lambda frame: replica(frame, "eu-0")["state"] == "silent")
-        finally:
-            killer.cancel()
-        assert replica(frame, "us-1")["state"] == "drained"
-        assert replica(frame, "us-0")["state"] == "ready"
 
-        text = await mesh_command("top", "--once", *arguments(tmp_path), columns=80)
-        lines = text.splitlines()
-        assert max(map(len, lines)) <= 80 and "\x1b" not in text
-        [line] = [line for line in lines if line.startswith("us-1 ")]
-        assert line.split()[:3] == ["us-1", "us", "drained"]
+async def one_frame_shows_who_is_drained_or_dead(mesh: MeshUp, tmp_path) -> None:
+    frame = await seen(
+        tmp_path,
+        lambda frame: (
+            all(row["state"] == "serving" and row["ttft_p99_s"] for row in frame["regions"])
+            and all(row["state"] == "ready" for row in frame["replicas"])
+            and all(len(row["rtt_s"]) == 2 for row in frame["regions"])
+            and any(row["served"] for row in frame["requests"])
+        ),
+    )
+    regions = {row["region"]: row for row in frame["regions"]}
+    assert regions.keys() == REPLICAS.keys()
+    assert {row["bus"] for row in frame["regions"]} == {"connected"}
+    assert regions["us"]["rtt_s"]["eu"] > 0.01 and regions["us"]["requests_per_s"] > 0.0
+    assert {row["replica"] for row in frame["replicas"]} == {"us-0", "us-1", "eu-0", "ap-0"}
+    assert any(row["asked"] == row["served"] == "us" for row in frame["traffic"])
+
+    drained = ("drain", "us-1", "--reason", "new fan")
+    await mesh_command(*drained, "--credentials", str(tmp_path / ".mesh" / "config"))
+    killer = asyncio.create_task(kill_for_ever(mesh, "agent-eu-0"))
+    try:
+        frame = await seen(tmp_path, lambda frame: replica(frame, "eu-0")["state"] == "silent")
+    finally:
+        killer.cancel()
+    assert replica(frame, "us-1")["state"] == "drained"
+    assert replica(frame, "us-0")["state"] == "ready"
+
+    text = await mesh_command("top", "--once", *arguments(tmp_path), columns=80)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 and "\x1b" not in text
+    [line] = [line for line in lines if line.startswith("us-1 ")]
+    assert line.split()[:3] == ["us-1", "us", "drained"]
 
 
 def table_of(app: TopScreen) -> list[list[str]]:
@@ -166,22 +173,21 @@ def page(app: TopScreen) -> str:
     return shown.plain if isinstance(shown, Text) else str(shown)
 
 
-async def test_keys_sort_filter_and_show_details(tmp_path):
-    async with busy_mesh(tmp_path):
-        mesh = topology.load(tmp_path / "mesh.toml")
-        running = read_running_mesh(tmp_path / ".mesh" / "config")
-        assert running is not None
-        logins = read_logins(mesh, tmp_path / "seen" / "config")
-        watch = FleetWatch(running.fitted(mesh), logins)
-        watching = asyncio.create_task(watch.run())
-        app = TopScreen(watch, 0.2)
-        try:
-            async with app.run_test(size=(100, 30)) as pilot:
-                await drive(app, pilot)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-        assert app.return_code == 0
+async def keys_sort_filter_and_show_details(tmp_path) -> None:
+    mesh = topology.load(tmp_path / "mesh.toml")
+    running = read_running_mesh(tmp_path / ".mesh" / "config")
+    assert running is not None
+    logins = read_logins(mesh, tmp_path / "seen" / "config")
+    watch = FleetWatch(running.fitted(mesh), logins)
+    watching = asyncio.create_task(watch.run())
+    app = TopScreen(watch, 0.2)
+    try:
+        async with app.run_test(size=(100, 30)) as pilot:
+            await drive(app, pilot)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert app.return_code == 0
 
 
 async def drive(app: TopScreen, pilot) -> None:
@@ -224,37 +230,36 @@ async def drive(app: TopScreen, pilot) -> None:
     await press("q")
 
 
-async def test_it_runs_in_a_terminal_until_ctrl_c(tmp_path):
-    async with busy_mesh(tmp_path):
-        main, terminal = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mesh.cli.main", "top", "--every-s", "0.2"),
-            *arguments(tmp_path),
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-        )
-        os.close(terminal)
-        written = bytearray()
-        loop = asyncio.get_running_loop()
+async def it_runs_in_a_terminal_until_ctrl_c(tmp_path) -> None:
+    main, terminal = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "top", "--every-s", "0.2"),
+        *arguments(tmp_path),
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    written = bytearray()
+    loop = asyncio.get_running_loop()
 
-        def read() -> None:
-            try:
-                written.extend(os.read(main, 65536))
-            except OSError:  # its other end is closed
-                loop.remove_reader(main)
-
-        loop.add_reader(main, read)
+    def read() -> None:
         try:
-            await until(lambda: b"us-1" in written and b"serving" in written, deadline_s=END_S)
-            os.write(main, b"\x03")
-            async with asyncio.timeout(END_S):
-                assert await process.wait() == 0
-            assert b"\x1b[?1049l" in written  # the screen as it was before
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            written.extend(os.read(main, 65536))
+        except OSError:  # its other end is closed
             loop.remove_reader(main)
-            os.close(main)
+
+    loop.add_reader(main, read)
+    try:
+        await until(lambda: b"us-1" in written and b"serving" in written, deadline_s=END_S)
+        os.write(main, b"\x03")
+        async with asyncio.timeout(END_S):
+            assert await process.wait() == 0
+        assert b"\x1b[?1049l" in written  # the screen as it was before
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        loop.remove_reader(main)
+        os.close(main)
