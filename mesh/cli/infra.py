@@ -20,7 +20,7 @@ from schemas.ids import RegionId
 
 @click.group()
 def command() -> None:
-    """Render configuration for the servers around the mesh."""
+    """Write nats-server configurations; make the streams."""
 
 
 @command.command()

@@ -11,7 +11,7 @@ main = click.version_option(package_name="inference-mesh")(
             "up": ("mesh.cli.up", "Run every region on this machine, until Ctrl-C."),
             "router": ("mesh.cli.router", "Run one region's router."),
             "batch-runner": ("mesh.cli.batch_runner", "Run one of a region's batch runners."),
-            "infra": ("mesh.cli.infra", "Render configuration for the servers around the mesh."),
+            "infra": ("mesh.cli.infra", "Write nats-server configurations; make the streams."),
             "config": ("mesh.cli.config", "Check mesh.toml: every mistake, with its line."),
             "doctor": (
                 "mesh.cli.doctor",

@@ -148,11 +148,12 @@ def _replicas(
             continue
         beat, received_at = observed.heartbeats[replica]
         reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
-        detail = f"{beat.state}{reason}, {beat.outstanding} requests in it"
+        requests = f", {beat.outstanding} requests in it"
+        detail = f"{beat.state}{reason}{requests}"
         verdict = result_if(beat.state is ReplicaState.READY, not_ready)
         if beat.state is ReplicaState.DRAINING and orders.drains(replica):
             who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
-            detail += f"; an operator drained it, `mesh undrain {replica}` ends that ({who})"
+            detail = f"drained{requests}; `mesh undrain {replica}` ends that ({who})"
             verdict = CheckResult.WARNING
         elif beat.state is not ReplicaState.READY:
             detail += "; its agent's log says why"

@@ -116,7 +116,7 @@ def _steps(said: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
         {
             "request": life.request,
             "region": life.region,
-            "policy": "?",
+            "policy": "",  # the line has none
             "placement": placement,
             "replica": life.served_by_replica if placement == "local" else None,
             "peer": life.served_by_region if placement == "peer" else None,

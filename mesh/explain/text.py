@@ -120,7 +120,8 @@ def _decision_lines(made: Decision) -> Iterator[str]:
     }
     held = f" after {made.held_s:.3f} s in the hold queue" if made.held_s else ""
     attempt = f", attempt {made.attempt}" if made.attempt > 1 else ""
-    yield f"{verbs[made.placement]}{held}{attempt} (policy {made.policy}): {made.reason}"
+    policy = f" (policy {made.policy})" if made.policy else ""
+    yield f"{verbs[made.placement]}{held}{attempt}{policy}: {made.reason}"
     chosen = made.replica or made.peer
     best = next((one for one in made.candidates if one.name == chosen and one.available), None)
     for one in made.candidates:
