@@ -125,14 +125,14 @@ async def test_embeddings_count_as_no_first_token_and_are_no_prefix(simulated):
     text = "the same document again and again " * 100
     for _ in range(3):
         assert (await asked(simulated, input=text))[0] == 200
+    heartbeat = simulated.routers["us"].core.replicas.get("us-0").heartbeat
+    assert heartbeat.decode_tokens_per_s is None
     assert (await post(simulated, chat("y" * 2000, stream=True)))[0] == 200
     name = "mesh_request_ttft_seconds_count"
     assert simulated.sample("us", name, served="local") == 1, "of the chat alone"
     index = simulated.routers["us"].core._placer.index
     assert index is not None
     assert 0 < index.blocks("us-0") < 12, "of the chat alone"
-    heartbeat = simulated.routers["us"].core.replicas.get("us-0").heartbeat
-    assert heartbeat.decode_tokens_per_s is None
 
 
 async def test_an_answer_comes_back_byte_for_byte_and_its_usage_is_read(nats_server):
