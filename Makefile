@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-tools test-systemd test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons test-engines test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
@@ -38,12 +38,19 @@ test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (m
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines
 
-test-tools: $(STAMP) ## the `nats` command on a running mesh, as documents tell (a minute; builds it once with Go)
-	$(BIN)/python -m tests.tools.natscli
+test-tools: $(STAMP) ## other people's tools on a running mesh: `nats`, Jaeger, Chromium, pip with the wheel (minutes; needs Go)
+	$(BIN)/python -m tests.tools.go_tools
 	$(BIN)/pytest -rP -m tools tests/tools
 
+test-upgrade: $(STAMP) ## a fleet of the last release becomes one of this version, under load (minutes)
+	$(BIN)/pytest -rP -m upgrade tests/upgrade
+
 test-systemd: $(STAMP) ## the units on a systemd booted in a container of Debian 12 (minutes; root)
+	$(BIN)/python -m tests.tools.go_tools nats
 	$(BIN)/pytest -rP -m booted tests/booted
+
+test-compose: $(STAMP) ## the image and the stack of infra/compose.yaml, built and run (minutes; root)
+	$(BIN)/pytest -rP -m composed tests/containers
 
 test-benchmarks: $(STAMP) ## the programs of the other targets, each played whole in a short form (minutes)
 	$(BIN)/pytest tests/programs
@@ -75,7 +82,7 @@ bench-replicas: $(STAMP) ## a router with a thousand replicas: CPU, memory, time
 bench-agent: $(STAMP) ## how many requests one agent process carries
 	$(LIVE).agent_limit
 
-bench-tracing: $(STAMP) ## what tracing costs, off and with 1, 10 and 100 % sampled (minutes)
+bench-tracing: $(STAMP) ## what tracing (off, 1, 10, 100 % sampled), access log and kept requests cost (8 minutes)
 	$(LIVE).tracing_cost
 
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
@@ -152,5 +159,13 @@ schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files and docs/
 	$(BIN)/python -m infra.topology_schema
 	$(BIN)/python -m docs.options
 
+wheel: ## the wheel and the source archive that it is made from, into dist
+	infra/virtual-environment $(PYTHON) build/release
+	build/release/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	build/release/bin/python -m pip install --quiet --group release
+	rm -rf dist
+	build/release/bin/python -m build --outdir dist
+	build/release/bin/python -m twine check --strict dist/*
+
 clean: ## remove what the other commands made
-	rm -rf .venv .venv-* .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .mesh build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -242,7 +242,13 @@ class BusClient(Client):
 
     async def close(self) -> None:
         self._transport = _LeavingTransport(self._transport, is_connected=self.is_connected)
-        await super().close()
+        reconnecting = self._reconnection_task
+        try:
+            await super().close()
+        finally:
+            # nats-py cancels it once, and it may lose that: it would go on trying for ever.
+            if reconnecting is not None and reconnecting is not asyncio.current_task():
+                await end_all([reconnecting])
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
 
@@ -23,6 +24,10 @@ class StatusReporter(ABC):
     @abstractmethod
     def report_ready(self) -> None:
         """Report that this process serves."""
+
+    @abstractmethod
+    def report_reloading(self) -> None:
+        """Report that this process reads its configuration again; it is ready after that."""
 
     @abstractmethod
     def report(self, status: str) -> None:
@@ -52,14 +57,21 @@ class ServiceManager(StatusReporter):
         self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdigit() and is_ours else None
         if self.watchdog_s is not None:
             self.every_s = min(STATUS_EVERY_S, self.watchdog_s / 2)
+        self._is_stopping = False
 
     def report_ready(self) -> None:
-        self._send("READY=1")
+        if not self._is_stopping:  # a reload that ends meanwhile
+            self._send("READY=1")
+
+    def report_reloading(self) -> None:
+        if not self._is_stopping:
+            self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def report(self, status: str) -> None:
         self._send("WATCHDOG=1", f"STATUS={' '.join(status.split())[:STATUS_CHARS_MAX]}")
 
     def report_stopping(self) -> None:
+        self._is_stopping = True
         self._send("STOPPING=1")
 
     def _send(self, *lines: str) -> None:

@@ -24,11 +24,11 @@ from nats.micro.service import (
 )
 
 from infra.process import LimitedLog
+from infra.tracing import package_version
 from schemas.replies import is_service_reply
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.1.0"  # of this software; semver, as nats requires
 NANOSECONDS = 1_000_000_000
 
 
@@ -67,7 +67,7 @@ class ProcessService(Service):
     ) -> None:
         """`metadata`: may change later. `instance`: alone of its kind in its region."""
         config = ServiceConfig(
-            name=kind, version=VERSION, description=description, metadata=metadata
+            name=kind, version=package_version(), description=description, metadata=metadata
         )
         super().__init__(_answering_services(client), config)
         self._id = instance

@@ -18,6 +18,7 @@ METHOD, ROUTE, STATUS = "http.request.method", "http.route", "http.response.stat
 URL_PATH, URL_SCHEME = "url.path", "url.scheme"
 ADDRESS, PORT = "server.address", "server.port"
 ERROR_TYPE = "error.type"
+PORT_DIGITS_MAX = 5
 
 MESH = "mesh"  # the provider, where the engine is not known
 WORK_TEMPLATE = subjects.work("{region}", "{replica}")
@@ -65,8 +66,11 @@ def message(action: str, subject: str, template: str) -> Attributes:
 
 
 def server(host: str) -> Attributes:
-    """Of an HTTP request with this Host header; empty where it has none."""
+    """Of an HTTP request with this Host header; empty where it has none, or none that is ASCII."""
+    if not host.isascii():
+        return {}
     name, colon, port = host.rpartition(":")
-    if colon and port.isdecimal() and not name.endswith(":"):
+    is_port = port.isdecimal() and len(port) <= PORT_DIGITS_MAX
+    if colon and is_port and not name.endswith(":"):
         return {ADDRESS: name, PORT: int(port)}
     return {ADDRESS: host} if host else {}

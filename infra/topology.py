@@ -199,6 +199,10 @@ class RegionTable(Table):
         HostPort | None,
         Option("host:port of the metrics of a router's first worker; the others' ports follow."),
     ] = None
+    console: Annotated[
+        HostPort | None,
+        Option("host:port of its operators' console, for the operators' network.", default="none"),
+    ] = None
     cors_origins: Annotated[
         Origins, Option('Pages that may call from a browser; `"*"` for all.')
     ] = ()
@@ -219,7 +223,7 @@ class RegionTable(Table):
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
-        for key in ("http", "nats", "leaf", "monitor"):
+        for key in ("http", "nats", "leaf", "monitor", "console"):
             address = getattr(self, key)
             if address is not None:
                 yield key, address

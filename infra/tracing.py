@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib import metadata
 from random import getrandbits
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from infra.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 
+CONTEXTS_KEPT = 16
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SAMPLER, SHARE = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
@@ -104,6 +106,7 @@ def child(context: TraceContext) -> TraceContext:
     return context._replace(span_id=getrandbits(_SPAN_BITS))
 
 
+@lru_cache(CONTEXTS_KEPT)  # a parent's is that of each of its children
 def _sdk_context(context: TraceContext) -> SpanContext:
     state = TraceState.from_header([context.state]) if context.state else _NO_STATE
     return SpanContext(context.trace_id, context.span_id, context.is_remote, _SAMPLED, state)
@@ -131,6 +134,9 @@ def set_up(service: str, instance: str, **resource: str) -> None:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from infra import otlp
+
+    otlp.use()
     about = {
         "service.name": service,
         "service.version": package_version(),
@@ -141,11 +147,11 @@ def set_up(service: str, instance: str, **resource: str) -> None:
 
 
 def package_version() -> str:
-    """Of the installed package."""
+    """Of the installed package, as semver; 0.0.0 where none is."""
     try:
         return metadata.version("inference-mesh")
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return "0.0.0"
 
 
 def sampler(environ: Mapping[str, str]) -> Sampler:

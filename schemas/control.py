@@ -4,11 +4,11 @@ Each command writes the whole record anew, so the last one is what holds, and th
 the history: who changed what, when and why. Nothing but the stream decides which is the last.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from schemas.ids import RegionId, ReplicaId, ValidRegionId, ValidReplicaId
 from schemas.state import decode_json
@@ -18,6 +18,8 @@ TEXT_MAX = 500  # characters
 CONTROL_BYTES_MAX = 128 * 1024  # of a record
 HISTORY_MAX = 1000  # records that the stream keeps
 
+ROUTING_KEYS_MAX = 32
+RoutingKey = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
 
 
@@ -34,6 +36,11 @@ class RegionControl:
     """Replicas that finish what they have and take nothing new, in order."""
     all_drained: bool = False
     """Whether all of the region's replicas are, those included that are added later."""
+    routing: Annotated[dict[RoutingKey, JsonValue], Field(max_length=ROUTING_KEYS_MAX)] = field(
+        default_factory=dict
+    )
+    """Keys of mesh.toml's `[routing]` with values that hold instead of the file's. A router that
+    can't follow all of them follows none of these, and goes on as before."""
     command: Text = ""
     """What the operator asked for, in words."""
     by: Text = ""

@@ -169,7 +169,7 @@ def rounded_candidate(one: Candidate) -> Candidate:
 
 
 def _microseconds(value: float | None) -> float | None:
-    return None if value is None else round(value, SECONDS_DIGITS)
+    return round(value, SECONDS_DIGITS) if value else value  # most terms are 0 or unknown
 
 
 def encode_decision(decision: Decision) -> bytes:

@@ -6,11 +6,11 @@ Times are seconds since 1970 by that router's host's clock: between hosts they d
 the clocks do.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
@@ -25,6 +25,7 @@ RECENT_MAX = 50
 COUNTED_S = 60.0  # back to which the latest requests are counted
 COUNTED_MAX = 2000  # requests, of one router; that many TTFTs are some 12 KB
 FLOWS_MAX = 257  # places that serve: regions, and none
+REFUSED_CHARS_MAX = 500
 OPEN = "open"  # the outcome of a request that is under way
 
 Text = Annotated[str, Field(max_length=256)]
@@ -32,7 +33,7 @@ Text = Annotated[str, Field(max_length=256)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestQuestion:
-    """Which requests a person asks about: exactly one of these is given."""
+    """What a person asks about: exactly one of these is given."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
@@ -45,6 +46,8 @@ class RequestQuestion:
     recent: Annotated[int, Field(ge=1, le=RECENT_MAX)] | None = None
     """So many of the clients' requests that ended last, without their steps, and counts of all
     those of the last minute. Routers of the version before do not answer it."""
+    routing: Literal[True] | None = None
+    """No requests, but by which choices the router places them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,23 @@ class RequestFlow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingInForce:
+    """By which choices a router places requests now."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    orders: Annotated[int, Field(ge=-1)]
+    """Number of the operators' record that it has read last; 0: there is none, -1: none was read
+    yet."""
+    ordered: dict[str, JsonValue] = field(default_factory=dict)
+    """The keys of `[routing]` that it follows by an operator's order."""
+    in_force: dict[str, JsonValue] = field(default_factory=dict)
+    """All that can be ordered, as it holds now: by order, command line, mesh.toml or default."""
+    refused: Annotated[str, Field(max_length=REFUSED_CHARS_MAX)] | None = None
+    """Why it does not follow the routing of that record; null if it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequests:
     """What one router has of the requests that were asked for."""
 
@@ -150,6 +170,8 @@ class RouterRequests:
     """Found, and left out because the answer would be too large."""
     flows: Annotated[tuple[RequestFlow, ...], Field(max_length=FLOWS_MAX)] = ()
     """The requests of the last `counted_s` by where they were served; for the latest ones only."""
+    routing: RoutingInForce | None = None
+    """How it places requests; for that question only."""
     counted_s: Seconds | None = None
     """How far back `flows` count, in seconds; null where they were not asked for."""
 

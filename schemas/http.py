@@ -27,6 +27,7 @@ H_SLO_TTFT_MS = "x-mesh-slo-ttft-ms"
 H_SESSION = "x-mesh-session"
 H_RESIDENCY = "x-mesh-residency"
 H_AUTHORIZATION = "authorization"
+H_API_KEY = "x-api-key"  # Anthropic's clients send their key so
 H_REGION = "x-mesh-region"
 H_CLIENT_LOCATION = "x-mesh-client-location"
 NEAR = "near"  # a query with the same content
@@ -52,6 +53,7 @@ IDEMPOTENCY_KEY_CHARS_MAX = 255
 ONCE_ONLY = (
     H_RESIDENCY,
     H_AUTHORIZATION,
+    H_API_KEY,
     H_PRIORITY,
     H_SLO_TTFT_MS,
     H_TIMEOUT_S,
@@ -64,6 +66,15 @@ DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # the last event of a stream, wi
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+MESSAGES = "/v1/messages"  # Anthropic's
+COUNT_TOKENS = "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
+RERANK = "/v1/rerank"
+SCORE = "/v1/score"
+CLASSIFY = "/classify"
+POOLING = "/pooling"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{model}"
 FILES = "/v1/files"
@@ -79,11 +90,6 @@ METRICS = "/metrics"
 
 JSON_LINES = "application/jsonl"
 OWNER = "mesh"  # of models whose engines name none
-
-# Paths that some engines answer and others don't: an agent finds out, and its heartbeats name them.
-OPTIONAL_PATHS = frozenset({EMBEDDINGS})
-# The paths that an agent may call at its engine for a client.
-ENGINE_PATHS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +188,18 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How the asked router places requests."""
+
+    policy: str
+    """In force, with its options."""
+    ordered: tuple[str, ...]
+    """Keys of `[routing]` that hold by an operator's order, not by mesh.toml."""
+    refused: str | None
+    """Why it does not follow the last order; null if it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A region as the asked router sees it. Null is what it does not know."""
 
@@ -212,6 +230,8 @@ class Region:
     """Base URL for clients, as mesh.toml names it."""
     location: Location | None
     """Where it is, by mesh.toml."""
+    routing: Routing | None
+    """Of the own region: how this router places requests; null of peers."""
     distance_km: Annotated[float, Field(ge=0)] | None
     """Great circle to the location asked about; null if none was, or the region has none."""
     rtt_estimate_s: Seconds | None
@@ -289,6 +309,13 @@ class Fault(Enum):
     )
     PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", "No such path.")
     METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", "Wrong method for the path.")
+    STATE_GONE = FaultKind(
+        400,
+        BAD,
+        "previous_response_not_found",
+        "The request builds on a response or conversation that an engine would have to keep; the "
+        "mesh keeps none. Send the whole input.",
+    )
     REQUEST_TIMEOUT = FaultKind(
         408, BAD, "request_timeout", "The request's headers or body arrive too slowly."
     )
@@ -374,16 +401,47 @@ class Fault(Enum):
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", "The request's time is up.")
 
 
-def error_body(fault: Fault, message: str, param: str | None = None) -> bytes:
+class ErrorForm(Enum):
+    """Whose shape an error has."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(
+    fault: Fault, message: str, param: str | None = None, form: ErrorForm = ErrorForm.OPENAI
+) -> bytes:
     """The JSON of an error. `message` says what to do; `param` names the field at fault."""
     kind = fault.value
+    if form is ErrorForm.ANTHROPIC:
+        return orjson.dumps(anthropic_error(kind.status, message))
     detail = ErrorDetail(message=message, type=kind.type, param=param, code=kind.code)
     return orjson.dumps(ErrorBody(error=detail))
 
 
-def error_event(fault: Fault, message: str) -> bytes:
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    """An error in Anthropic's shape, so that Anthropic's clients raise the right exception."""
+    other = "invalid_request_error" if status < 500 else "api_error"
+    detail = {"type": ANTHROPIC_TYPES.get(status, other), "message": message}
+    return {"type": "error", "error": detail}
+
+
+def error_event(fault: Fault, message: str, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
     """The event that ends a stream which broke after its first token; no `[DONE]` follows it."""
-    return b"data: " + error_body(fault, message) + b"\n\n"
+    name = b"event: error\n" if form is ErrorForm.ANTHROPIC else b""
+    return name + b"data: " + error_body(fault, message, form=form) + b"\n\n"
 
 
 def error_headers(fault: Fault, retry_after_s: int = 1) -> Mapping[str, str]:

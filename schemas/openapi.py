@@ -7,9 +7,11 @@ from schemas import http
 from schemas.batch import Purpose
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, FILES_MAX, FileUpload
 from schemas.describe import COMPONENT, components
+from schemas.engine_routes import ENGINE_ROUTES, error_form
+from schemas.engine_shapes import AnthropicError, EngineAnswer
 from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
 from schemas.headers import LABELS_PATTERN
-from schemas.http import Answer, Fault
+from schemas.http import Answer, ErrorForm, Fault
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
 from schemas.routes import ROUTES, Route
 
@@ -169,7 +171,7 @@ def document() -> dict[str, Any]:
 def _shapes() -> list[type[Any]]:
     shapes = (shape for route in ROUTES for shape in (route.request, route.answer))
     named = (shape for shape in shapes if isinstance(shape, type))
-    return list(dict.fromkeys((http.ErrorBody, *named)))
+    return list(dict.fromkeys((http.ErrorBody, AnthropicError, *named)))
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "description": FORM_ABOUT if is_form else about,
             "content": {FORM if is_form else JSON: {"schema": _shape(route.request)}},
         }
-    operation["responses"] = {"200": _answer(route)} | _errors(route.faults)
+    operation["responses"] = {"200": _answer(route)} | _errors(route)
     if route.path == http.FILE_CONTENT:
         part = _answer(route)
         part["headers"] |= {http.H_CONTENT_RANGE: CONTENT_RANGE}
@@ -224,27 +226,33 @@ def _answer(route: Route) -> dict[str, Any]:
         }
     content: dict[str, Any] = {JSON: {"schema": _shape(route.answer)}}
     headers = list(ALWAYS)
-    if route.answer is Answer:
+    if route.answer is Answer or (route.answer is EngineAnswer and _generates(route.path)):
         content[EVENTS] = {"schema": {"type": "string", "description": ABOUT_STREAM}}
         headers.append(http.H_DECISION)
     return {"description": route.about, "headers": _headers(headers), "content": content}
 
 
-def _errors(faults: Sequence[Fault]) -> dict[str, Any]:
-    statuses = sorted({fault.value.status for fault in faults})
-    return {str(status): _error([f for f in faults if f.value.status == status])
+def _errors(route: Route) -> dict[str, Any]:
+    form = error_form(route.path)
+    shape: type[Any] = AnthropicError if form is ErrorForm.ANTHROPIC else http.ErrorBody
+    statuses = sorted({fault.value.status for fault in route.faults})
+    return {str(status): _error([f for f in route.faults if f.value.status == status], shape)
             for status in statuses}  # fmt: skip
 
 
-def _error(faults: list[Fault]) -> dict[str, Any]:
+def _error(faults: list[Fault], shape: type[Any]) -> dict[str, Any]:
     headers = list(ALWAYS)
     if any(fault.value.retry_after for fault in faults):
         headers.append(http.H_RETRY_AFTER)
     return {
         "description": " ".join(f"`{fault.value.code}`: {fault.value.about}" for fault in faults),
         "headers": _headers(headers),
-        "content": {JSON: {"schema": _shape(http.ErrorBody)}},
+        "content": {JSON: {"schema": _shape(shape)}},
     }
+
+
+def _generates(path: str) -> bool:
+    return ENGINE_ROUTES[path].generates
 
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:

@@ -12,23 +12,33 @@ from schemas.batch_http import (
     FileObject,
     FileUpload,
 )
+from schemas.engine_shapes import EngineAnswer, MessagesRequest, PromptWork, ResponsesRequest
 from schemas.http import (
     BATCH,
     BATCH_CANCEL,
     BATCHES,
     CHAT,
+    CLASSIFY,
     COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
     EMBEDDINGS,
     FILE,
     FILE_CONTENT,
     FILES,
     HEALTH,
     JSON_LINES,
+    MESSAGES,
     METRICS,
     MODEL,
     MODELS,
+    POOLING,
     READY,
     REGIONS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
     Answer,
     ChatRequest,
     CompletionRequest,
@@ -65,12 +75,21 @@ _ELSEWHERE = frozenset(
     (
         *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.KEY_MISSING, Fault.NO_BATCH),
         *(Fault.FILE_UNKNOWN, Fault.BATCH_UNKNOWN, Fault.BATCH_OVER, Fault.FILE_TOO_LARGE),
+        Fault.STATE_GONE,
         *(Fault.RANGE_WRONG, Fault.BATCHES_FULL, Fault.TRANSFERS_FULL),
         *(Fault.STORE_AWAY, Fault.STORE_FULL),
     )
 )
 _OPTIONAL_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
 _WORK_FAULTS = tuple(fault for fault in _OPTIONAL_FAULTS if fault is not Fault.PATH_UNSERVED)
+_PROMPT_WORK = (
+    (RERANK, "rerank", "Documents by how well they fit a query; `/rerank` is the same."),
+    (SCORE, "score", "How well texts fit each other; `/score` is the same."),
+    (CLASSIFY, "classify", "Classes of texts."),
+    (POOLING, "pool", "What a model's pooler makes of texts."),
+    (TOKENIZE, "tokenize", "The tokens of a text or a chat."),
+    (DETOKENIZE, "detokenize", "The text of tokens."),
+)
 _NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
 ROUTES = (
     Route(
@@ -93,6 +112,38 @@ ROUTES = (
         _OPTIONAL_FAULTS,
         EmbeddingRequest,
         Embeddings,
+    ),
+    Route(
+        "POST",
+        MESSAGES,
+        "createMessage",
+        "Anthropic's Messages, where an engine of the model answers them. Errors have Anthropic's "
+        "form.",
+        _OPTIONAL_FAULTS,
+        MessagesRequest,
+        EngineAnswer,
+    ),
+    Route(
+        "POST",
+        COUNT_TOKENS,
+        "countMessageTokens",
+        "Tokens of such a request, where an engine of the model counts them.",
+        _OPTIONAL_FAULTS,
+        MessagesRequest,
+        EngineAnswer,
+    ),
+    Route(
+        "POST",
+        RESPONSES,
+        "createResponse",
+        "OpenAI's Responses without state, where an engine of the model answers them.",
+        (*_OPTIONAL_FAULTS, Fault.STATE_GONE),
+        ResponsesRequest,
+        EngineAnswer,
+    ),
+    *(
+        Route("POST", path, name, about, _OPTIONAL_FAULTS, PromptWork, EngineAnswer)
+        for path, name, about in _PROMPT_WORK
     ),
     Route("GET", MODELS, "listModels", "The models served here.", _NO_MODEL, answer=ModelList),
     Route(

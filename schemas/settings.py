@@ -10,6 +10,7 @@ command line are read by `number_in` first.
 
 import logging
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +31,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from schemas.exchange import HOPS_MAX, SLO_MS_MAX, Priority
 from schemas.ids import RegionId, ValidRegionId
+from schemas.problems import problem_of
 
 log = logging.getLogger(__name__)
 
@@ -288,6 +290,37 @@ class RoutingTable(Table):
                 "warm_trend_s": None if minutes is None else 60.0 * minutes,
             }
         return {name: value for name, value in found.items() if value is not None}
+
+
+# Keys that an operator may order for running routers, with those of `[routing.proactive]`. Others
+# are built into what routers agree on with each other, or allocate at their start.
+ORDERED_KEYS = (
+    "policy",
+    "policy_by_priority",
+    "pushing",
+    "hold_order",
+    "hops_max",
+    "queue_delay_s_max",
+    "own_ttft_goal_ms",
+    "proactive",
+)
+ORDERED_PROACTIVE_KEYS = ("idle_share", "kv_used_max")
+
+
+def ordered_table(keys: Mapping[str, Any]) -> RoutingTable:
+    """An operator's choices for running routers. Raises ValueError that names key and remedy."""
+    proactive = keys.get("proactive")
+    inner = [f"proactive.{name}" for name in proactive] if isinstance(proactive, Mapping) else []
+    may = (*ORDERED_KEYS, *(f"proactive.{name}" for name in ORDERED_PROACTIVE_KEYS))
+    for name in (*keys, *inner):
+        if name not in may:
+            is_known = name in RoutingTable.model_fields or name.startswith("proactive.")
+            why = "can't change in a running router" if is_known else "is no key of [routing]"
+            raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {', '.join(may)}")
+    try:
+        return RoutingTable.model_validate(dict(keys))
+    except ValidationError as error:
+        raise ValueError(problem_of(error)) from error
 
 
 class LinkTable(Table):

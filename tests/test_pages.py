@@ -34,8 +34,8 @@ SYSTEM = "needs root and a booted systemd: tests/booted"
 NOT_RUN = {
     "make up ": "`mesh up` runs below; what `make` does: tests/test_makefile.py",
     "make bench-workers ": "minutes; `make test-benchmarks` runs the programs",
-    "docker compose ": "tests/containers/test_compose.py",
-    "docker run ": "needs an image of Jaeger",
+    "docker compose ": "tests/containers/test_composed.py runs the stack",
+    "docker run ": "needs an image of Jaeger; tests/tools asks one without",
     "for n in $(seq 8); do pkill ": "tests/mesh/demo/test_up.py runs it",
     ".venv/bin/mesh up --engine-kind vllm ": "needs engines: tests/engines",
     ".venv/bin/mesh-agent profile ": "minutes; tests/agents/profiler runs it",
@@ -48,6 +48,7 @@ NOT_RUN = {
     "python3 -m venv /opt/mesh": SYSTEM,
     "mesh router --credentials rendered/us/credentials/router.env": SYSTEM,
     "install -D -o mesh": SYSTEM,
+    "mesh infra nats --config infra/k8s/mesh.toml": "needs a cluster: tests/infra/k8s",
     "aws cloudformation ": "needs an account; tests/infra/entry/test_examples.py",
 }
 # Servers: started on free ports, and ended when they serve.

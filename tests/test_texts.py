@@ -33,7 +33,7 @@ TABLES = sorted((ROOT / "docs/benchmarks").glob("*.md"))
 PATH = re.compile(r"`((?:mesh|agents|schemas|infra|tests|docs|dashboards)/[\w./@-]*)`")
 GENERATED = {options.FILE}  # from the code: its words are there
 LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250, "BENCHMARKS.md": 150}
-WORDS_MAX = 27_000  # of all documents together, tables of measurements aside
+WORDS_MAX = 27_500  # of all documents together, tables of measurements aside
 
 
 def code_lines(text: str) -> Iterator[str]:
@@ -135,8 +135,9 @@ def test_the_changelog_opens_with_the_wire_policy_and_knows_this_version():
     assert headings[1].split(" ")[0] == PROJECT["project"]["version"]
 
 
-def test_the_page_for_clients_shows_every_path_of_the_http_face():
-    assert [route.path for route in ROUTES if f"`{route.method} {route.path}`" not in CLIENTS] == []
+def test_the_pages_for_clients_show_every_path_of_the_http_face():
+    pages = CLIENTS + (ROOT / "docs/api.md").read_text()
+    assert [route.path for route in ROUTES if f"`{route.method} {route.path}`" not in pages] == []
 
 
 def anchors(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ from agents.adapters.engine_kinds import EngineDialect, MetricsPage, read_object
 from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
-from schemas.http import CHAT, EMBEDDINGS, OPTIONAL_PATHS
+from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
 
@@ -31,8 +31,10 @@ HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
 SUCCESS = range(200, 300)
-PATH_UNKNOWN = (404, 405, 501)  # llama.cpp answers 501 without `--embeddings`
+STATUS_NOT_IMPLEMENTED = 501
+PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
 NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that makes no embeddings
+PATHS_S = 0.5  # of one scrape, for finding out about paths
 PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
 JSON_BODY = {"Content-Type": "application/json"}
 NO_CARDS: dict[ModelId, ModelCard] = {}
@@ -75,9 +77,11 @@ class EngineClient:
         self._clock = clock
         self._scrape_timeout_s = scrape_timeout_s
         self._has_refused_key = False
-        self._models_due_at = self._paths_due_at = float("-inf")
+        self._models_due_at = float("-inf")
+        self._paths_due_at: dict[str, float] = {}
         self._asked_for: tuple[ModelId, ...] = ()
         self._answers: dict[str, bool] = {}  # of optional paths, those that are known
+        self._probed: set[str] = set()  # of these, those known of the engine that answers now
         self.last_byte_at = float(
             "-inf"
         )  # when a good response last brought a byte; relays write it
@@ -117,9 +121,9 @@ class EngineClient:
         self._models_due_at = float("-inf")
 
     def lacks(self, path: str) -> None:
-        """It answered a request on that optional path as one that it doesn't know; it is not asked
-        again while it has the same models."""
-        self._answers[path] = False
+        """It answered a request on that optional path as one that it doesn't know: whether it does
+        is found out again. A single request's answer would let its client decide that for all."""
+        self._probed.discard(path)
 
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
@@ -139,7 +143,7 @@ class EngineClient:
             detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
-        self._answers.clear()
+        self._probed.clear()  # until then it is taken for the same: a busy one answers late
         return ScrapeFailed(
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
@@ -164,8 +168,13 @@ class EngineClient:
         if models != self._asked_for:
             self._asked_for = models
             self._answers.clear()
-        for path in OPTIONAL_PATHS:
-            if path not in self._answers and self._clock() >= self._paths_due_at:
+            self._probed.clear()
+        began_at = self._clock()
+        for path in sorted(OPTIONAL_PATHS - self._probed):
+            now = self._clock()
+            if now - began_at > PATHS_S:
+                break  # an engine at work is slow, and the scrape must end: the rest at the next
+            if now >= self._paths_due_at.get(path, now):
                 await self._find_out(path, models[0])
         return tuple(sorted(path for path, answers in self._answers.items() if answers))
 
@@ -177,8 +186,9 @@ class EngineClient:
             status = STATUS_SERVER_ERROR
         if status in SUCCESS or status in NOT_THIS_PATH:
             self._answers[path] = status in SUCCESS
+            self._probed.add(path)
         else:  # it has other troubles
-            self._paths_due_at = self._clock() + PATHS_RETRY_S
+            self._paths_due_at[path] = self._clock() + PATHS_RETRY_S
 
     async def _reading(self) -> EngineReading:
         if self._page is None or self._kind.read is None:
@@ -219,12 +229,7 @@ class EngineClient:
 
 def _smallest_body(path: str, model: ModelId) -> bytes:
     """A request for one token, or for the vector of one."""
-    if path == EMBEDDINGS:
-        return orjson.dumps({"model": model, "input": "1"})
-    text: dict[str, object] = {"prompt": "1"}
-    if path == CHAT:
-        text = {"messages": [{"role": "user", "content": "1"}]}
-    return orjson.dumps({"model": model, "max_tokens": 1, **text})
+    return orjson.dumps({"model": model, **ENGINE_ROUTES[path].smallest})
 
 
 async def _exchange(

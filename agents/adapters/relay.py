@@ -19,6 +19,7 @@ from typing import Any
 from agents.adapters.engine import (
     KEY_REQUIRED,
     PATH_UNKNOWN,
+    STATUS_NOT_IMPLEMENTED,
     STATUS_UNAUTHORIZED,
     SUCCESS,
     EngineClient,
@@ -33,16 +34,23 @@ from agents.core.answer_stream import (
     Tail,
     first_error,
     has_done_event,
+    has_only_opening,
     incomplete,
     is_undecided,
     last_error,
+    read_early_usage,
     read_usage,
     starts_events,
 )
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
+from schemas.engine_routes import (
+    EARLY_USAGE_PATHS,
+    OPENING_EVENTS,
+    OPTIONAL_PATHS,
+    PROMPT_ONLY_PATHS,
+)
 from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refusal, Refused
-from schemas.http import OPTIONAL_PATHS
 from schemas.ids import RegionId, ReplicaId
 from schemas.wire import encode
 
@@ -151,10 +159,11 @@ class Relay:
         )
 
     def _usage(self) -> TokenUsage:
-        """At the end of an answer; of vectors, which may be megabytes, at its beginning too."""
+        """At the end of an answer; what is not there, on some routes, at its beginning."""
         usage = read_usage(self._tail.read())
-        is_missing = usage == NO_USAGE and self._path in OPTIONAL_PATHS
-        return read_usage(self._head) if is_missing else usage
+        if self._path not in EARLY_USAGE_PATHS:
+            return usage
+        return usage.or_else(read_early_usage(self._head))
 
     def _send_spans(self, result: RelayResult, usage: TokenUsage) -> None:
         began_at = self._first_byte_at
@@ -220,7 +229,7 @@ class Relay:
         if self._streamed:
             if not starts_events(first):
                 return RelayResult(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
-            if isinstance(error := first_error(first, more=False), StreamError):
+            if (error := self._error_in(first)) is not None:
                 return await self._send_error(error)
         if self._is_good and not first:
             return RelayResult(Outcome.ENGINE_BROKEN, f"HTTP {head.status} with an empty body")
@@ -245,6 +254,8 @@ class Relay:
             return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
         if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN:
             return None
+        if status == STATUS_NOT_IMPLEMENTED and self._path not in PROMPT_ONLY_PATHS:
+            return None  # vLLM's answer to a field of the request that it does not support
         # It answered on this path before: another engine has its place. Another replica may serve.
         self._engine.lacks(self._path)
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
@@ -253,11 +264,23 @@ class Relay:
         )
 
     async def _first_bytes(self, response: Connection) -> bytes:
-        """The first chunk; of a stream as many as show what it begins with."""
+        """The first chunk; of a stream as many as show what it begins with, and its first content:
+        an engine may send opening events before it has computed anything."""
         first = await response.read()
-        while self._streamed and is_undecided(first) and (chunk := await response.read()):
+        opening = OPENING_EVENTS.get(self._path)
+        while (
+            self._streamed
+            and (is_undecided(first) or (opening and has_only_opening(first, opening)))
+            and (chunk := await response.read())
+        ):
             first += chunk
         return first
+
+    def _error_in(self, first: bytes) -> StreamError | None:
+        """The error that a stream begins with, opening events aside: none of it was sent yet."""
+        if isinstance(error := first_error(first, more=False), StreamError):
+            return error
+        return last_error(first) if self._path in OPENING_EVENTS else None
 
     async def _send_error(self, error: StreamError) -> RelayResult:
         """Answer with the HTTP error that the stream's first event amounts to."""

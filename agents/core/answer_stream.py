@@ -16,6 +16,7 @@ JSON before any text that a model wrote; so only likely errors are parsed.
 """
 
 import json
+import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ _TIMINGS_KEY = b'"timings"'  # llama.cpp's
 _USAGE_TRIES_MAX = 8
 TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
 _DECODER = json.JSONDecoder()
+OPENING_BYTES_MAX = 256 * 1024  # of events before content: they may repeat a request's tools
+_EVENT_NAME = re.compile(rb"^event:[ ]?(\S+)[ ]*\r?\n", re.MULTILINE)
 
 
 class FlowWindow:
@@ -256,13 +259,51 @@ def read_usage(tail: bytes) -> TokenUsage:
     if found is None:
         timings = _last_object(tail, _TIMINGS_KEY)
         return NO_USAGE if timings is None else _timed_usage(timings)
+    return _counted(found)
+
+
+def read_early_usage(head: bytes) -> TokenUsage:
+    """The same in the first bytes of a response: of the first key that holds an object."""
+    at = head.find(_USAGE_KEY)
+    found = None if at < 0 else _object_after(head[at + len(_USAGE_KEY) :])
+    return NO_USAGE if found is None else _counted(found)
+
+
+def _counted(found: dict[str, object]) -> TokenUsage:
+    if "input_tokens" in found or "output_tokens" in found:
+        return _other_usage(found)
     details = found.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return TokenUsage(
-        prompt_tokens=_count(found.get("prompt_tokens")),
+        # Answers to work on prompts alone may have a total and nothing else.
+        prompt_tokens=_count(found.get("prompt_tokens", _total(found))),
         cached_tokens=_count(cached),
         completion_tokens=_count(found.get("completion_tokens")),
     )
+
+
+def _total(found: dict[str, object]) -> object:
+    return None if "completion_tokens" in found else found.get("total_tokens")
+
+
+def _other_usage(found: dict[str, object]) -> TokenUsage:
+    """As Anthropic's API and OpenAI's Responses name them. Anthropic's `input_tokens` leave out
+    those that were read from the cache or written to it."""
+    prompt = _count(found.get("input_tokens"))
+    details = found.get("input_tokens_details")
+    if isinstance(details, dict):
+        cached = _count(details.get("cached_tokens"))
+    else:
+        cached = _count(found.get("cache_read_input_tokens"))
+        if prompt >= 0:
+            prompt += max(0, cached) + max(0, _count(found.get("cache_creation_input_tokens")))
+    return TokenUsage(prompt, cached, _count(found.get("output_tokens")))
+
+
+def has_only_opening(first: bytes, names: frozenset[bytes]) -> bool:
+    """Whether all events of a stream so far are of these names, which come before any content."""
+    seen = _EVENT_NAME.findall(first)
+    return bool(seen) and len(first) < OPENING_BYTES_MAX and names.issuperset(seen)
 
 
 def _timed_usage(timings: dict[str, object]) -> TokenUsage:

@@ -36,8 +36,8 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True)
 class HoldWork:
-    """Tell its router from time to time that this request waits here. Its body is held by the core;
-    a StartRelay or a SendEnd follows."""
+    """Report to its router from time to time that this request waits here. Its body is held by the
+    core; a StartRelay or a SendEnd follows."""
 
     inbox: str
 

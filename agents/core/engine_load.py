@@ -26,7 +26,7 @@ from statistics import median
 from typing import NamedTuple
 
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
-from schemas.http import OPTIONAL_PATHS
+from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.ids import ModelId
 from schemas.state import ModelCard
 

@@ -51,6 +51,18 @@ class TokenUsage:
     cached_tokens: int = -1
     completion_tokens: int = -1
 
+    def or_else(self, other: "TokenUsage") -> "TokenUsage":
+        """These counts, and where one is not known the other's."""
+        return TokenUsage(
+            _known(self.prompt_tokens, other.prompt_tokens),
+            _known(self.cached_tokens, other.cached_tokens),
+            _known(self.completion_tokens, other.completion_tokens),
+        )
+
+
+def _known(count: int, other: int) -> int:
+    return count if count >= 0 else other
+
 
 NO_USAGE = TokenUsage()
 

@@ -53,7 +53,7 @@ class _Queued:
 
 
 class OfflineAdmission:
-    """Tell it what happens, then call `decide` and do what it says."""
+    """Pass it every event, then call `decide` and carry out what it returns."""
 
     def __init__(self, profile: OfflineProfile, *, refreshes: bool = True) -> None:
         """`refreshes`: learn the engine's pace. Not in runs that look for the budget."""

@@ -28,6 +28,7 @@ from agents.core.engine_load import PrefillLine, ScrapeCounters
 from agents.core.events import RouterKey
 from agents.core.routers import HandoffNumber
 from schemas import subjects
+from schemas.engine_routes import ENGINE_PATHS, PROMPT_ONLY_PATHS
 from schemas.exchange import (
     BODY_BYTES_MAX,
     H_BODY_BYTES,
@@ -45,7 +46,6 @@ from schemas.exchange import (
     H_TERM,
     H_WARM,
 )
-from schemas.http import EMBEDDINGS, ENGINE_PATHS
 from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
 from schemas.residency import Labels, parse_labels
 
@@ -89,7 +89,7 @@ class WorkRequest:
     @property
     def generates(self) -> bool:
         """Whether its answer is tokens, and not only a computed prompt."""
-        return self.path != EMBEDDINGS
+        return self.path not in PROMPT_ONLY_PATHS
 
     @property
     def is_odd(self) -> bool:

@@ -18,7 +18,7 @@ refused. An adopter that has not repeated its claim for ADOPTED_S is gone: the r
 are accepted again, without a term, because their lease stream may have stopped.
 
 **Operators' orders** come with the keep-alives of the replica's own region, which read them from a
-stream: so an agent needs no access to it, and the heartbeat tells every router, peer and batch
+stream: so an agent needs no access to it, and the heartbeat informs every router, peer and batch
 runner at once. Of routers that differ, the one with the newest record counts.
 
 A claim counts while its region repeats it; the term that is remembered of it rises in steps

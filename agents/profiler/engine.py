@@ -19,7 +19,7 @@ from agents.adapters.engine_kinds import KINDS, read_object
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
-from agents.profiler.stream import EngineUnusable, Stream, said
+from agents.profiler.stream import EngineUnusable, Stream, error_text
 from infra.process import end_all
 from schemas.http import CHAT, COMPLETIONS
 from schemas.ids import ModelId
@@ -169,7 +169,7 @@ class ProfiledEngine:
         stream.status = head.status
         if head.status != OK or not head.content_type.startswith(EVENT_STREAM):
             no_stream = "" if head.status != OK else " and no event stream"
-            answer = said(await response.read())
+            answer = error_text(await response.read())
             stream.problem = f"HTTP {head.status}{no_stream} on {self._path}: {answer}"
             return
         await response.stream_to(stream.feed)

@@ -14,7 +14,7 @@ from agents.core.iteration_samples import StreamTimes
 
 SILENCE_S = 60.0  # an engine that shows nothing for so long hangs
 LINE_BYTES_MAX = 1024 * 1024
-SAID_CHARS_MAX = 300
+ERROR_CHARS_MAX = 300
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
@@ -92,7 +92,7 @@ class Stream:
         if isinstance(fields.get("usage"), dict):
             self.usage = read_usage(payload)
         if "error" in fields:
-            self.problem = said(payload)
+            self.problem = error_text(payload)
         choices = fields.get("choices")
         if not (isinstance(choices, list) and choices and _is_token(choices[0])):
             return
@@ -103,13 +103,13 @@ class Stream:
             self._on_token(self)
 
 
-def said(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """What an engine's error says, in one line."""
     fields = read_object(body)
     error = fields.get("error", fields)
     message = error.get("message") if isinstance(error, dict) else error
     text = message if isinstance(message, str) and message else body.decode("utf-8", "replace")
-    return " ".join(text.split())[:SAID_CHARS_MAX] or "nothing"
+    return " ".join(text.split())[:ERROR_CHARS_MAX] or "nothing"
 
 
 def _is_token(choice: Any) -> bool:

@@ -140,7 +140,7 @@ class Trial:
     # Offline.
 
     def _decide(self) -> None:
-        """Ask the admission, and do what it says, before anything else happens."""
+        """Ask the admission and carry out its decisions, before anything else happens."""
         admission = self._admission
         if admission is None or self._is_over:
             return

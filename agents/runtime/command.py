@@ -16,7 +16,7 @@ from agents.config import ENGINE_KEY, AgentConfig, offline_profile
 from agents.core.offline_profile import OfflineProfile, ProfileInvalid
 from agents.engine_options import checked, engine_options, read_engine_key
 from agents.runtime.process import Stop, run
-from infra import tracing
+from infra import reloads, tracing
 from infra.bus import BusUnreachable
 from infra.credentials_file import credentials_option, environment
 from infra.process import collect_seldom, raise_limit
@@ -153,6 +153,7 @@ async def _main(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.request)
+    reloads.ignore("an agent reads its options and credentials at its start only")
     await run(config, time.monotonic, time.time_ns() // 1_000_000, stop, ServiceManager())
 
 

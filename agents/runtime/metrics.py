@@ -6,6 +6,7 @@ series name its region and replica, so it does not matter which agent has which 
 
 import errno
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -136,12 +137,16 @@ async def serve_metrics(
 
 async def _first_free(runner: web.AppRunner, host: str) -> int | None:
     """The port that is served now; None if none of PORTS is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in PORTS:
         try:
-            await web.TCPSite(runner, host, port).start()
+            # Listening, not only bound: of two agents that bind a port in one moment, the second
+            # fails when it listens, which uvloop's `create_server` does not report.
+            listening = socket.create_server((host, port), family=family)
         except OSError as problem:
             if problem.errno != errno.EADDRINUSE:
                 raise
         else:
+            await web.SockSite(runner, listening).start()
             return port
     return None

@@ -85,7 +85,8 @@ class GenerationRequest:
         return self.prompt + self.answer.text.encode()
 
 
-def _message_text(content: object) -> str:
+def message_text(content: object) -> str:
+    """The text of a message's content. Raises ValueError for what is none."""
     if isinstance(content, list):
         return "".join(map(_part_text, content))
     if content is None or isinstance(content, str):
@@ -153,7 +154,7 @@ class _StreamOptions(Part):
 
 class _Message(Part):
     role: Role
-    content: Annotated[str, BeforeValidator(_message_text)] = ""
+    content: Annotated[str, BeforeValidator(message_text)] = ""
     tool_calls: Any = None
 
     @property

@@ -7,7 +7,7 @@ that reads slowly holds up only its own handler: tokens not yet written are a nu
 """
 
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -94,6 +94,22 @@ def whole(
     )
 
 
+class EventRenderer(Protocol):
+    """An answer in the shapes of some API."""
+
+    def whole(self, cached_tokens: int) -> bytes:
+        """The body of an answer that is not streamed."""
+
+    def opening(self) -> bytes:
+        """What precedes the first token."""
+
+    def tokens(self, start: int, end: int) -> bytes:
+        """The events of the tokens `start` to `end`."""
+
+    def closing(self, cached_tokens: int) -> bytes:
+        """What follows the last token."""
+
+
 class SseRenderer:
     def __init__(
         self, job: GenerationRequest, response_id: str, created: int, attempt: str = ""
@@ -101,7 +117,7 @@ class SseRenderer:
         """`attempt`: what names this one in stamps."""
         self._job = job
         self._answer: SimulatedAnswer = job.answer
-        self._words = AnswerText(job, attempt)
+        self._words, self._attempt = AnswerText(job, attempt), attempt
         self._frame = {
             "id": response_id,
             "object": "chat.completion.chunk" if job.chat else "text_completion",
@@ -110,6 +126,13 @@ class SseRenderer:
         }
         delta: dict[str, Any] = {"content": _SLOT}
         self._before, self._after = self._event(self._choice(delta, _SLOT)).rsplit(_SLOT_JSON, 1)
+
+    def whole(self, cached_tokens: int) -> bytes:
+        """The body of an answer that is not streamed."""
+        job, frame = self._job, self._frame
+        return whole(
+            job, str(frame["id"]), int(str(frame["created"])), cached_tokens, self._attempt
+        )
 
     def opening(self) -> bytes:
         """What precedes the first token: a chat's role."""
@@ -149,7 +172,7 @@ _HALF_EVENT = b'data: {"id":"chatcm'
 
 
 async def send_stream(
-    request: web.Request, stream: TokenStream, events: SseRenderer, faults: FaultSwitchboard
+    request: web.Request, stream: TokenStream, events: EventRenderer, faults: FaultSwitchboard
 ) -> web.StreamResponse:
     """Send the answer as it comes out; the returned response is complete."""
     response = web.StreamResponse(headers=_HEADERS)
@@ -178,7 +201,7 @@ async def _send_broken(
     request: web.Request,
     response: web.StreamResponse,
     stream: TokenStream,
-    events: SseRenderer,
+    events: EventRenderer,
     breaks: Break,
     after_tokens: int,
 ) -> None:

@@ -11,7 +11,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,20 @@ from agents.sim.text import TOKEN_BYTES, count
 from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
+from agents.simserver.messages import (
+    MessageRenderer,
+    count_tokens,
+    error_body,
+    read_messages,
+)
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
+from agents.simserver.openai_responses import ResponseRenderer, read_response
+from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, tokenize
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
-from agents.simserver.responses import SseRenderer, send_stream, whole
+from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
 from infra.process import write_ready_file
+from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -41,6 +50,12 @@ CRASH_EXIT_CODE = 70
 # Tokens that came out just before a crash get this long to leave the process.
 _CRASH_DELAY_S = 0.005
 
+PROMPT_WORK: Mapping[str, Callable[[RequestParser, bytes], PromptWork]] = {
+    RERANK: rerank,
+    SCORE: score,
+    TOKENIZE: tokenize,
+    DETOKENIZE: detokenize,
+}
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -93,6 +108,10 @@ class SimServer:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
                 web.post("/v1/embeddings", self._embeddings),
+                web.post(MESSAGES, self._messages),
+                web.post(COUNT_TOKENS, self._count_message_tokens),
+                web.post(RESPONSES, self._response),
+                *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -118,9 +137,9 @@ class SimServer:
             refusal = ApiError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
         except web.HTTPException as error:
             refusal = ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
-        return web.Response(
-            status=refusal.status, body=refusal.body(), content_type="application/json"
-        )
+        is_anthropic = request.path.startswith(MESSAGES)
+        body = error_body(refusal.status, refusal.message) if is_anthropic else refusal.body()
+        return web.Response(status=refusal.status, body=body, content_type="application/json")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
@@ -130,13 +149,37 @@ class SimServer:
         self._maybe_fail()
         return await self._generate(request, self._parser.completion(await request.read()))
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        return await self._generate(request, read_messages(self._parser, await request.read()))
+
+    async def _count_message_tokens(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        body = count_tokens(self._parser, await request.read())
+        return web.Response(body=body, content_type="application/json")
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        return await self._generate(request, read_response(self._parser, await request.read()))
+
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
         asked = read_embeddings(self._parser, await request.read())
+        await self._compute(asked.inputs)
+        return web.Response(body=embeddings(asked), content_type="application/json")
+
+    async def _prompt_work(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        asked = PROMPT_WORK[request.path](self._parser, await request.read())
+        await self._compute(asked.inputs)
+        return web.Response(body=asked.body, content_type="application/json")
+
+    async def _compute(self, inputs: Collection[bytes]) -> None:
+        """Return when all these prompts are computed."""
         streams: list[TokenStream] = []
         ended = "abort"
         try:
-            opens = (partial(self._driver.open_prompt, count(each)) for each in asked.inputs)
+            opens = (partial(self._driver.open_prompt, count(each)) for each in inputs)
             streams.extend(map(self._opened, opens))  # those before one that fails, too
             for stream in streams:
                 await stream.wait(0)
@@ -144,8 +187,7 @@ class SimServer:
         finally:
             for stream in streams:
                 self._driver.close(stream)
-            self._meters.ended[ended] += len(asked.inputs)
-        return web.Response(body=embeddings(asked), content_type="application/json")
+            self._meters.ended[ended] += len(inputs)
 
     def _maybe_fail(self) -> None:
         if self._faults.request_fails():
@@ -154,19 +196,15 @@ class SimServer:
     async def _generate(self, request: web.Request, job: GenerationRequest) -> web.StreamResponse:
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
-        response_id = _response_id(request, job, attempt)
-        created = int(time.time())
+        answer = _renderer(request, job, attempt)
         ended = "abort"
         try:
             if job.stream:
-                events = SseRenderer(job, response_id, created, attempt)
-                response = await send_stream(request, stream, events, self._faults)
+                response = await send_stream(request, stream, answer, self._faults)
             else:
                 await stream.wait(0)
-                response = web.Response(
-                    body=whole(job, response_id, created, stream.cached_tokens, attempt),
-                    content_type="application/json",
-                )
+                body = answer.whole(stream.cached_tokens)
+                response = web.Response(body=body, content_type="application/json")
             ended = job.answer.finish_reason
             return response
         finally:
@@ -257,10 +295,16 @@ def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
-def _response_id(request: web.Request, job: GenerationRequest, attempt: str) -> str:
+def _renderer(request: web.Request, job: GenerationRequest, attempt: str) -> EventRenderer:
+    """What writes the answer to a request, by its path."""
     given = request.headers.get("x-request-id", "")
     own = given if is_request_id(given) else attempt
-    return f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
+    if request.path == MESSAGES:
+        return MessageRenderer(job, f"msg_{own}", attempt)
+    if request.path == RESPONSES:
+        return ResponseRenderer(job, f"resp_{own}", int(time.time()), attempt)
+    response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
+    return SseRenderer(job, response_id, int(time.time()), attempt)
 
 
 # Streams still open at SIGTERM are cut after this long.

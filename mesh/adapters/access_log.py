@@ -15,11 +15,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _escaped
+from math import floor, inf
 from queue import Empty, SimpleQueue
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_BYTES_MAX = 8 * 1024 * 1024
-WRITE_BYTES = 4096  # PIPE_BUF: lines of several processes on one pipe stay whole
+# PIPE_BUF: lines of several processes on one pipe stay whole. Elsewhere all are written at once:
+# after each write the thread has to wait for the event loop's, which costs both a switch.
+WRITE_BYTES = 4096
 WRITE_S = 0.1
 CLOSE_S = 1.0  # for what waits at the end
 RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
@@ -58,14 +62,18 @@ def quoted_once(text: str) -> str:
 
 
 @lru_cache(VALUES_CACHED)  # the same for most requests
-def _about(method: str, route: str, model: str, tenant: str, origin: str) -> str:
+def _about(
+    method: str, route: str, model: str, tenant: str, origin: str, outcome: str, status: int
+) -> str:
     named = {"method": method, "route": route, "model": model, "tenant": tenant, "origin": origin}
-    return "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
+    about = "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
+    return f"{about} outcome={outcome}" + (f" status={status}" if status else "")
 
 
 @lru_cache(VALUES_CACHED)
-def _served_by(region: str, replica: str) -> str:
-    return f" region={quoted_once(region)} replica={quoted_once(replica)}"
+def _served_by(region: str, replica: str, placement: str, hops: int, attempts: int) -> str:
+    served = f" region={quoted_once(region)} replica={quoted_once(replica)}" if region else ""
+    return f"{served} placement={placement} hops={hops} attempts={attempts}"
 
 
 def _unusual(fault: str, detail: str, trace: str, peer_held_s: float) -> str:
@@ -80,7 +88,10 @@ def _tokens(*counts: int) -> str:
 
 
 class AccessLog:
-    """`write` puts a request into words; `open` it on the event loop first, `close` it at last."""
+    """`write` puts a request down; `open` it on the event loop first, `close` it at last.
+
+    Requests are put into words when their lines are written, all of them in one turn of a loop.
+    """
 
     def __init__(
         self,
@@ -88,12 +99,13 @@ class AccessLog:
         style: AccessLogFormat = AccessLogFormat.LOGFMT,
         descriptor: int = STDOUT,
         wall_clock: Callable[[], float] = time.time,
+        every_s: float = WRITE_S,
     ) -> None:
         """`where`: the router, as `us/r1`."""
+        self._every_s = every_s
         self._where, self._wall_clock = where, wall_clock
-        self._line = self._json if style is AccessLogFormat.JSON else self._logfmt
-        self._second, self._second_text = -1, ""
-        self._lines: list[str] = []
+        self._words = self._json if style is AccessLogFormat.JSON else self._logfmt
+        self._waiting: list[EndedRequest] = []
         self._writer = LineWriter(descriptor)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -101,64 +113,77 @@ class AccessLog:
         self._loop = asyncio.get_running_loop()
         self._writer.start()
 
-    def close(self) -> None:
-        """Write what waits, within CLOSE_S."""
+    async def close(self) -> None:
+        """Write what waits, within CLOSE_S; what comes later is not written."""
         if self._loop is not None:
-            self._pass_on()
-            self._writer.close()
+            self.pass_on()
             self._loop = None
+            await asyncio.to_thread(self._writer.close)
 
     def write(self, ended: "EndedRequest") -> None:
-        lines, loop = self._lines, self._loop
-        if loop is not None:
-            lines.append(self._line(ended))
-            if len(lines) == 1:
-                loop.call_later(WRITE_S, self._pass_on)
+        if not self._waiting:
+            if self._loop is None:
+                return
+            self._loop.call_later(self._every_s, self.pass_on)
+        self._waiting.append(ended)
 
-    def _pass_on(self) -> None:
-        lines, self._lines = self._lines, []
-        self._writer.put(lines)
+    def pass_on(self) -> None:
+        """Have what waits written now."""
+        if self._waiting and self._loop is not None:
+            waiting, self._waiting = self._waiting, []
+            self._writer.put(self._words(waiting, self._wall_clock() - self._loop.time()))
 
-    def _time(self) -> str:
-        now = self._wall_clock()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._second_text}.{int((now - second) * 1000):03d}Z"
-
-    def _logfmt(self, one: "EndedRequest") -> str:
-        (
+    def _logfmt(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
+        """`wall_s`: what the event loop's clock lacks to the time of day. The first to end is the
+        first of those that wait."""
+        lines, where, second, second_at = [], self._where, "", -inf
+        for (
             request, trace, method, route, outcome, status, model, tenant, origin, region, replica,
             peer_held_s, (prompt, cached, output, _), sent_bytes, is_stream, fault, detail,
             arrived_at, started_at, ended_at, decided, _,
-        ) = one  # fmt: skip
-        name = request if _is_bare(request) else quoted_once(request)
-        about = _about(method, route, model, tenant, origin)
-        line = f"ts={self._time()} router={self._where} id={name}{about} outcome={outcome}"
-        if status:
-            line += f" status={status}"
-        if region:
-            line += _served_by(region, replica)
-        if decided is not None:
-            made = decided.decision
-            held = f"{made.held_s:.3f}" if made.held_s else "0.000"
-            line += (
-                f" placement={made.placement} hops={made.hops} attempts={made.attempt} "
-                f"held_s={held} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+        ) in waiting:  # fmt: skip
+            if ended_at - second_at >= 1.0:
+                second_s = floor(ended_at + wall_s)
+                second, second_at = _second(second_s), second_s - wall_s
+            name = request if _is_bare(request) else quoted_once(request)
+            line = (
+                f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
+                f"{_about(method, route, model, tenant, origin, outcome, status)}"
             )
-        if fault or detail or trace or peer_held_s > 0.0:
-            line += _unusual(fault, detail, trace, peer_held_s)
-        if is_stream and started_at is not None:
-            line += f" ttft_s={started_at - arrived_at:.3f}"
-        if prompt >= 0 and cached >= 0 and output >= 0:
-            line += f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
-        elif prompt >= 0 or output >= 0:
-            line += _tokens(prompt, cached, output)
-        return f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n"
+            if decided is not None:
+                made = decided.decision
+                line += (
+                    f"{_served_by(region, replica, made.placement, made.hops, made.attempt)} "
+                    f"held_s={made.held_s:.3f} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+                )
+            elif region:
+                line += f" region={quoted_once(region)} replica={quoted_once(replica)}"
+            if fault or detail or peer_held_s:
+                line += _unusual(fault, detail, trace, peer_held_s)
+            elif trace:
+                line += f" trace={trace}"
+            if is_stream and started_at is not None:
+                line += f" ttft_s={started_at - arrived_at:.3f}"
+            if prompt >= 0 and cached >= 0 and output >= 0:
+                line += f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
+            elif prompt >= 0 or output >= 0:
+                line += _tokens(prompt, cached, output)
+            lines.append(f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n")
+        return lines
 
-    def _json(self, one: "EndedRequest") -> str:
-        return orjson.dumps(fields(one, self._time(), self._where)).decode() + "\n"
+    def _json(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
+        said = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
+        return [orjson.dumps(one).decode() + "\n" for one in said]
+
+
+@lru_cache(2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def _time(at: float) -> str:
+    second = floor(at)
+    return f"{_second(second)}.{int((at - second) * 1000.0):03d}Z"
 
 
 def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
@@ -251,8 +276,10 @@ class LineWriter:
 
     def _run(self) -> None:
         try:
+            # Not of a file: other processes may write there too, and large writes of theirs mix.
+            in_parts = not S_ISREG(os.fstat(self._descriptor).st_mode)
             while (data := self._queue.get()) is not None:
-                for part in parts(data):
+                for part in parts(data) if in_parts else (data,):
                     self._write(part)
                 self._written_bytes += len(data)
         except OSError as error:

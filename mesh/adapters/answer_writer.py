@@ -30,6 +30,7 @@ from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import AnswerReceiver
 from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
+from schemas.engine_routes import error_form
 from schemas.http import (
     H_DECISION,
     H_REGION,
@@ -153,22 +154,24 @@ class AnswerWriter:
 
     def refuse(self, refused: RequestRefused, route: str) -> None:
         self._door.ended.refused(self._headers[H_REQUEST_ID], route, refused)
-        self._write_error(refused.fault, refused.message, refused.param, refused.headers)
+        self._write_error(refused.fault, refused.message, route, refused.param, refused.headers)
 
-    def fail(self, error: Exception) -> None:
-        """The router itself failed: say so if nothing is written yet, else cut the answer."""
+    def fail(self, error: Exception, route: str = "") -> None:
+        """The router itself failed: say so if nothing is written yet, else cut the answer.
+
+        `route`: of a request that was not admitted."""
         log.error("request failed inside the router", exc_info=error)
         self.keep_alive = False
         request, self._request = self._request, None
         if request is not None:
-            request.direct_writer = None
+            request.direct_writer, route = None, request.path
             request.failure = request.failure or Failure(Fault.INTERNAL, ROUTER_FAILED)
             self._door.leave(request)
         elif self._state is AnswerState.WAITING:
             refused = RequestRefused(Fault.INTERNAL, ROUTER_FAILED)
-            self._door.ended.refused(self._headers[H_REQUEST_ID], "-", refused)
+            self._door.ended.refused(self._headers[H_REQUEST_ID], route or "-", refused)
         if self._state is AnswerState.WAITING or self._state is AnswerState.STARTING:
-            self._write_error(Fault.INTERNAL, ROUTER_FAILED)
+            self._write_error(Fault.INTERNAL, ROUTER_FAILED, route)
         elif self._state is not AnswerState.OVER:
             self._transport.close()
             self._end()
@@ -290,7 +293,8 @@ class AnswerWriter:
         elif answer.is_event_stream:
             # The client must not read the error as part of an unfinished event.
             gap = b"" if answer.is_between_events else b"\n\n"
-            event = error_event(request.failure.fault, request.failure.message)
+            failure, form = request.failure, error_form(request.path)
+            event = error_event(failure.fault, failure.message, form)
             self._transport.write(self._chunk(gap + event) + self._last_chunk)
         else:
             # A plain answer can't carry an error after its bytes: the connection is cut.
@@ -345,7 +349,8 @@ class AnswerWriter:
         failure = request.failure
         if failure is not None:
             retry_after_s = ceil(failure.retry_after_s or 1.0)
-            self._write_error(failure.fault, failure.message, retry_after_s=retry_after_s)
+            path = request.path
+            self._write_error(failure.fault, failure.message, path, retry_after_s=retry_after_s)
             return
         error = request.engine_error
         assert error is not None, "the engine's error answer is here"
@@ -356,6 +361,7 @@ class AnswerWriter:
         self,
         fault: Fault,
         message: str,
+        path: str,
         param: str | None = None,
         headers: Mapping[str, str] = {},
         *,
@@ -363,7 +369,8 @@ class AnswerWriter:
     ) -> None:
         of_fault = error_headers(fault, retry_after_s)
         headers = {**self._headers, **headers, **of_fault, "content-type": JSON}
-        self._write_whole(fault.value.status, headers, error_body(fault, message, param))
+        body = error_body(fault, message, param, error_form(path))
+        self._write_whole(fault.value.status, headers, body)
 
     def _write_whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
         headers["content-length"] = str(len(body))

@@ -302,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
         except RequestRefused as refused:
             writer.refuse(refused, path)
         except Exception as error:
-            writer.fail(error)
+            writer.fail(error, path)
 
     def _begin_answer(self, known_id: RequestId, headers: dict[str, str]) -> AnswerWriter:
         routes = self._routes

@@ -21,6 +21,7 @@ from mesh.core.model import events as ev
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
+from schemas.engine_routes import error_form
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
 from schemas.ids import RegionId, RouterId
@@ -29,7 +30,7 @@ from schemas.state import rounded as rounded_s
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
-ORDINARY = ("ok", "placed")  # outcomes
+SUCCESSES = ("ok", "placed")  # outcomes
 LEFT = "client_gone"
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
@@ -77,43 +78,40 @@ class EndedRequests:
     ) -> None:
         self._region, self._router, self._clock = region, router, clock
         self._wall_clock = wall_clock
-        self._log = log
         self._kept: deque[EndedRequest] = deque(maxlen=kept_max)
+        self._keep = self._kept.append
+        self._write = _unwritten if log is None else log.write
 
     def add(self, ended: EndedRequest) -> None:
-        self._kept.append(ended)
-        if self._log is not None:
-            self._log.write(ended)
+        self._keep(ended)
+        self._write(ended)
 
     def of_client(
         self, record: ClientRequest, outcome: str, status: int, detail: str | None = None
     ) -> None:
         """A client's request has ended."""
-        ended = self._of_client(record, outcome, status, detail)
-        self._kept.append(ended)
-        if self._log is not None:
-            self._log.write(ended)
+        self.add(self._of_client(record, outcome, status, detail))
 
     def _of_client(
         self, record: ClientRequest, outcome: str, status: int, detail: str | None
     ) -> EndedRequest:
         request, answer, failure = record.request, record.answer, record.failure
-        region = replica = fault = ""
-        numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
-        if answer is not None:
+        fault = ""
+        if answer is None:
+            region = replica = ""
+            numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
+        else:
             region, replica = answer.region or "", answer.replica or ""
-            sent_bytes = answer.taken_bytes
-            if answer.peer_held_s:
-                peer_held_s = record.bounded_peer_held_s(self._clock())
-            is_stream = answer.is_event_stream
-            if (end := answer.end) is not None:
-                numbers = (
-                    end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
-                )  # fmt: skip
+            sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
+            peer_held_s = record.bounded_peer_held_s(self._clock()) if answer.peer_held_s else 0.0
+            numbers = UNKNOWN if end is None else (
+                end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
+            )  # fmt: skip
         if failure is not None:
             fault = failure.fault.value.code
             if record.first_byte_at is None:
-                sent_bytes = len(error_body(failure.fault, failure.message))
+                form = error_form(record.path)
+                sent_bytes = len(error_body(failure.fault, failure.message, form=form))
         elif record.pass_engine_error and record.engine_error is not None:
             sent_bytes = len(record.engine_error.body)
         return EndedRequest(
@@ -171,7 +169,7 @@ class EndedRequests:
         self, request_id: str, route: str, refused: RequestRefused, method: str = "POST"
     ) -> None:
         """A request for work that was refused before it was placed."""
-        body = error_body(refused.fault, refused.message, refused.param)
+        body = error_body(refused.fault, refused.message, refused.param, error_form(route))
         self.of_http(
             request_id,
             route=route,
@@ -208,6 +206,10 @@ class EndedRequests:
             elif record.request.answer_inbox is not None:
                 found.append(self._of_peer(record, explain.OPEN, ""))
         return self._answer(found[-explain.LIVES_MAX :])
+
+    def nothing(self) -> RouterRequests:
+        """No request, but how many are kept."""
+        return self._answer([])
 
     def slowest(self, number: int) -> RouterRequests:
         """Clients' requests that failed or took longest to their first byte, the worst last: an
@@ -277,9 +279,13 @@ class EndedRequests:
         )
 
 
+def _unwritten(one: EndedRequest) -> None:
+    """Where there is no access log."""
+
+
 def _badness(one: EndedRequest) -> tuple[bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
-    return one.outcome not in ORDINARY, began_at - one.arrived_at
+    return one.outcome not in (*SUCCESSES, LEFT), began_at - one.arrived_at
 
 
 def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
@@ -291,7 +297,7 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
         RequestFlow(
             served_by_region=place or None,
             requests=len(served),
-            failed=sum(one.outcome not in (*ORDINARY, LEFT) for one in served),
+            failed=sum(one.outcome not in (*SUCCESSES, LEFT) for one in served),
             ttft_s=tuple(
                 rounded_s(one.started_at - one.arrived_at)
                 for one in served

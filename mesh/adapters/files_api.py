@@ -203,8 +203,8 @@ class FilesApi:
             answer = web.StreamResponse(status=206 if wanted else 200, headers=headers)
             answer.headers.update({http.H_ETAG: etag, http.H_ACCEPT_RANGES: "bytes"})
             if wanted:
-                said = f"bytes {part.start}-{part.end - 1}/{info.bytes}"
-                answer.headers[http.H_CONTENT_RANGE] = said
+                content_range = f"bytes {part.start}-{part.end - 1}/{info.bytes}"
+                answer.headers[http.H_CONTENT_RANGE] = content_range
             answer.content_type, answer.content_length = http.JSON_LINES, part.end - part.start
             await answer.prepare(request)
             if request.method != "HEAD":

@@ -41,6 +41,7 @@ from mesh.adapters.read_request import (
 from mesh.adapters.request_body import BodyReader
 from mesh.core.model.geo import GeoLocation, parse_location
 from schemas import http
+from schemas.engine_routes import ALIASES, ENGINE_PATHS, error_form
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.problems import did_you_mean
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 
 
+OTHER_WORK = (*("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),)
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
 PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
@@ -92,6 +94,9 @@ class HttpApi:
             "createChatCompletion": self._ask,
             "createCompletion": self._ask,
             "createEmbedding": self._ask,
+            "createMessage": self._ask,
+            "countMessageTokens": self._ask,
+            **dict.fromkeys(OTHER_WORK, self._ask),
             "listModels": self._models,
             "retrieveModel": self._model,
             "listRegions": self._regions,
@@ -105,17 +110,16 @@ class HttpApi:
             if route.path in paths:
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
+        completions = {
+            f"POST {path} HTTP/1.1".encode(): path for path in ENGINE_PATHS if path in self._by_path
+        }
+        # What connections need to serve requests for work themselves.
+        self.completions = CompletionRoutes(completions, self._reader, door, region, self._cors)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
 
-    @property
-    def completions(self) -> CompletionRoutes:
-        """What connections need to serve requests for work themselves."""
-        paths = {
-            f"POST {path} HTTP/1.1".encode(): path
-            for path in http.ENGINE_PATHS
-            if path in self._by_path
-        }
-        return CompletionRoutes(paths, self._reader, self._door, self._region, self._cors)
+    def allow_origins(self, origins: Collection[str]) -> None:
+        """Answer pages of these from now on, on open connections too."""
+        self._cors = self.completions.cors = Cors(origins) if origins else None
 
     async def close(self) -> None:
         await self._bodies.close()
@@ -172,19 +176,24 @@ class HttpApi:
             return await handler(request, known_id)
         except RequestRefused as problem:
             headers = self._headers(request, known_id) | problem.headers
-            answer = _error(problem.fault, problem.message, headers, param=problem.param)
+            path = _path(request)
+            answer = _error(problem.fault, problem.message, headers, path, problem.param)
             answer[MODEL] = problem.model
             return answer
         except Exception as error:
             if request.writer.output_size > 0:
                 raise  # the answer had begun: the connection is cut
             log.error("request failed inside the router", exc_info=error)
-            answer = _error(Fault.INTERNAL, ROUTER_FAILED, self._headers(request, known_id))
+            headers = self._headers(request, known_id)
+            answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(request))
             answer.force_close()
             return answer
 
     def _handler(self, request: web.BaseRequest) -> RouteHandler:
         path = _path(request)
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            message = 'websockets are not served here; use HTTP, with "stream": true for events'
+            raise RequestRefused(Fault.INVALID, message, "upgrade")
         methods = self._methods(path)
         if methods is None:
             message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"
@@ -367,16 +376,19 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _path(request: web.BaseRequest) -> str:
-    """The path that is requested, without a slash at its end."""
+    """The path that is requested, by its first name and without a slash at its end."""
     path = request.path
-    return path[:-1] if path[-1:] == "/" and len(path) > 1 else path
+    path = path[:-1] if path[-1:] == "/" and len(path) > 1 else path
+    return ALIASES.get(path, path)
 
 
 def _error(
-    fault: Fault, message: str, headers: dict[str, str], *, param: str | None = None
+    fault: Fault, message: str, headers: dict[str, str], path: str = "", param: str | None = None
 ) -> web.Response:
     headers = headers | dict(http.error_headers(fault))
-    answer = _json(fault.value.status, http.error_body(fault, message, param), headers)
+    answer = _json(
+        fault.value.status, http.error_body(fault, message, param, error_form(path)), headers
+    )
     answer[FAULT] = fault
     return answer
 

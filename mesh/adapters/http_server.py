@@ -57,7 +57,7 @@ class HttpTimes:
     idle_s: float = 75.0  # between requests; nginx and AWS' balancers let go after 60 themselves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionRoutes:
     """What connections need to serve requests for work without aiohttp."""
 

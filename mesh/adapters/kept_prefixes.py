@@ -18,7 +18,7 @@ from mesh.adapters.spans import RequestSpans
 from mesh.core.model.prompt import BLOCK_BYTES, PromptInvalid, prompt_text
 from mesh.core.model.request import Request
 from mesh.session.record import NO_TRACE, OpenRequest, Trace
-from schemas.http import CHAT
+from schemas.http import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class KeptPrefixes:
 def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
     """A request for one token after the first `text_bytes` of that prompt, as `prompt_text` counts.
 
-    None where a prompt can't be cut: token ids, several prompts, or what is no text at all; and
-    where the rest of the request is nested too deep to be written again.
+    None where a prompt can't be cut: of other routes, token ids, several prompts, or no text at
+    all; and where the rest of the request is nested too deep to be written again.
     """
     if not body:
         return None  # its client has a first byte already
@@ -98,7 +98,7 @@ def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
         text_bytes -= _tools_size(fields)  # they are kept whole, and come first
         messages = list(_cut_messages(fields["messages"], text_bytes))
         kept: dict[str, Any] = {"messages": messages}
-    elif isinstance(fields["prompt"], str):
+    elif path == COMPLETIONS and isinstance(fields["prompt"], str):
         kept = {"prompt": _cut_text(fields["prompt"], text_bytes)}
     else:
         return None

@@ -53,8 +53,8 @@ class RouterMetrics:
             "mesh_answer_buffer_bytes",
             "Bytes of answers that wait for slow clients; flow control bounds it.",
         )
-        self.guests = gauge(
-            "mesh_guests_waiting", "Peers' requests that wait in this router's hold queue."
+        self.peer_requests_held = gauge(
+            "mesh_peer_requests_held", "Peers' requests that wait in this router's hold queue."
         )
         self.bus_connected = gauge("mesh_bus_connected", "Whether the bus can be reached.")
         self.stream_altered = gauge(
@@ -322,12 +322,12 @@ class _CoreState(Collector):
             labels=["peer", "kind"],
         )
         for region, _ in self._core.peers:
-            sizes.add_metric([region, "told"], counts.sent_bytes)
+            sizes.add_metric([region, "sent"], counts.sent_bytes)
             sizes.add_metric([region, "repaired"], counts.repair_bytes[region])
-            sizes.add_metric([region, "heard"], counts.received_bytes[region])
+            sizes.add_metric([region, "received"], counts.received_bytes[region])
         siblings = gossip.siblings
-        sizes.add_metric(["siblings", "told"], siblings.sent_bytes)
-        sizes.add_metric(["siblings", "heard"], siblings.received_bytes)
+        sizes.add_metric(["siblings", "sent"], siblings.sent_bytes)
+        sizes.add_metric(["siblings", "received"], siblings.received_bytes)
         yield sizes
         yield CounterMetricFamily(
             "mesh_gossip_limited",
@@ -336,7 +336,7 @@ class _CoreState(Collector):
         )
         outgoing = gossip.outgoing
         yield CounterMetricFamily(
-            "mesh_gossip_untold_blocks",
+            "mesh_gossip_unsent_blocks",
             "Blocks that left the caches before the budget had room to send them.",
             value=0 if outgoing is None else outgoing.dropped,
         )

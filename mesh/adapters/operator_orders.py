@@ -7,7 +7,7 @@ its change: neither undoes the other's unseen.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nats.errors
 import nats.js.errors
@@ -15,8 +15,15 @@ from nats.aio.client import Client
 
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from schemas import subjects
-from schemas.control import RegionControl, decode_control, encode_control, nothing_ordered
-from schemas.ids import RegionId
+from schemas.control import (
+    DRAINED_MAX,
+    TEXT_MAX,
+    RegionControl,
+    decode_control,
+    encode_control,
+    nothing_ordered,
+)
+from schemas.ids import RegionId, ReplicaId
 from schemas.wire import WireError
 
 REQUEST_S = 5.0
@@ -25,6 +32,58 @@ TRIES = 10  # against operators who write at the same moment
 
 class OrdersUnavailable(Exception):
     """The stream could not be read or written; the message says what to do."""
+
+
+class OrderInvalid(ValueError):
+    """The orders that hold leave no place for this one; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainTarget:
+    """What is to be drained of one region: some replicas, or (None) all of it."""
+
+    region: RegionId
+    replicas: tuple[ReplicaId, ...] | None
+
+    def __str__(self) -> str:
+        if self.replicas is None:
+            return f"region {self.region}"
+        return f"replica{'s' * (len(self.replicas) > 1)} {', '.join(self.replicas)}"
+
+    def drained(self, orders: RegionControl) -> RegionControl:
+        """Raises OrderInvalid."""
+        if self.replicas is None:
+            return replace(orders, all_drained=True)
+        drained = tuple(sorted({*orders.drained, *self.replicas}))
+        if len(drained) > DRAINED_MAX:
+            problem = f"more than {DRAINED_MAX} replicas of {self.region}: drain the region"
+            raise OrderInvalid(problem)
+        return replace(orders, drained=drained)
+
+    def undrained(self, orders: RegionControl) -> RegionControl:
+        """Of a region: all of its replicas, also those that were drained one by one. Raises
+        OrderInvalid."""
+        if self.replicas is None:
+            return replace(orders, all_drained=False, drained=())
+        if orders.all_drained:
+            raise OrderInvalid(
+                f"all of region {self.region} is drained: `mesh undrain {self.region}` first"
+            )
+        left = tuple(name for name in orders.drained if name not in self.replicas)
+        return replace(orders, drained=left)
+
+
+def signed(
+    orders: RegionControl, command: str, *, by: str, reason: str, at_unix_s: float
+) -> RegionControl:
+    """The orders as given now by that command; texts that are too long are cut."""
+    return replace(
+        orders,
+        command=command[:TEXT_MAX],
+        by=by[:TEXT_MAX],
+        reason=reason[:TEXT_MAX],
+        at_unix_s=at_unix_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)

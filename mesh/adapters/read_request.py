@@ -28,7 +28,9 @@ import orjson
 import xxhash
 from multidict import MultiMapping
 
-from mesh.core.model.prompt import PromptInvalid, PromptText, text_at
+from mesh.core.model.prompt import PromptInvalid, PromptText, StateUnknown
+from mesh.core.model.prompt_shapes import text_at
+from schemas.engine_routes import STREAM_OPTIONS_PATHS
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
 from schemas.http import (
     H_DEBUG,
@@ -186,9 +188,10 @@ def read_fields(path: str, body: bytes) -> BodyFields:
     try:
         text = text_at(path, fields)
     except PromptInvalid as error:
-        raise RequestRefused(Fault.INVALID, str(error), error.param) from error
+        fault = Fault.STATE_GONE if isinstance(error, StateUnknown) else Fault.INVALID
+        raise RequestRefused(fault, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
-    adds_usage = stream is True and "stream_options" not in fields
+    adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
     return BodyFields(model, options, text, adds_usage)
 
 

@@ -17,10 +17,9 @@ The candidates are on a span twice: all of them as JSON, and the chosen one's te
 as plain numbers, because traces are searched and plotted by attributes, not by what is inside them.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import monotonic, time_ns
+from time import time_ns
 from typing import NamedTuple
 
 import orjson
@@ -28,28 +27,25 @@ from opentelemetry.trace import SpanKind
 
 from infra import span_conventions as names
 from infra import trace_context, tracing
-from infra.process import LimitedLog
 from infra.span_conventions import Attributes
 from infra.trace_context import TraceContext
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import model_of
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, Trace
 from schemas import exchange, subjects
 from schemas.decision import SECONDS_DIGITS, Candidate, Decision, Placement, rounded_candidate
 from schemas.exchange import Outcome, Refusal
 from schemas.ids import RegionId
 
-log = logging.getLogger(__name__)
-
 CANDIDATES_MAX = 16  # on a span; the rest is counted
-KEPT_PER_S_MAX = 10  # of each reason
 HOST_CHARS_MAX = 255
-ERROR, SLOW = "error", "slow"
-CLIENT_GONE = "client_gone"
 _REASONS = frozenset(Refusal)
 _OUTCOMES = frozenset(Outcome)
 NS = 1_000_000_000
+TURN_NS = NS // 10  # of the loop
 
 
 def attributes(decision: Decision) -> Attributes:
@@ -139,46 +135,6 @@ class PassedOn(Trace):
         headers.update(self._headers)
 
 
-class SlowLimits(NamedTuple):
-    """A request that takes as long is slow. `ttft_s`: of a stream, to its first byte; `whole_s`: of
-    any answer, to its end."""
-
-    ttft_s: float = 5.0
-    whole_s: float = 60.0
-
-
-class TailRule:
-    """Which requests are traced though they are not sampled: those that failed and those that were
-    slow, KEPT_PER_S_MAX a second of each, so that an outage does not flood who receives spans."""
-
-    def __init__(self, slow: SlowLimits, clock: Callable[[], float] = monotonic) -> None:
-        self._slow, self._clock = slow, clock
-        self._second = -1
-        self._kept: dict[str, int] = {}
-        self._log = LimitedLog(log)
-
-    def keeps(self, ending: Ending, ttft_s: float | None, duration_s: float) -> str | None:
-        """Why it is kept; None where it is not. A client that hung up is no error of ours."""
-        if ending.error_type and ending.error_type != CLIENT_GONE:
-            return self._within(ERROR)
-        slow = self._slow
-        if duration_s >= slow.whole_s or (ttft_s is not None and ttft_s >= slow.ttft_s):
-            return self._within(SLOW)
-        return None
-
-    def _within(self, reason: str) -> str | None:
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._kept = second, {}
-        kept = self._kept.get(reason, 0)
-        if kept >= KEPT_PER_S_MAX:
-            text = "no trace of a request (%s): more than %d a second"
-            self._log.warning("traces", reason, text, reason, KEPT_PER_S_MAX)
-            return None
-        self._kept[reason] = kept + 1
-        return reason
-
-
 class _Spans(Trace):
     """Makes spans of a request's steps, below a root."""
 
@@ -250,9 +206,11 @@ class RequestSpans(_Spans):
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         context = tracing.child(self._context) if self.is_recording else self._context
         context.write(headers)
-        self._sent[effect.attempt] = effect, context
+        self._sent[effect.attempt] = effect, context, time_ns() if self.is_recording else 0
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
+        if not self.is_recording and not ending.error_type and self._was_fast(record, now):
+            return
         ended_ns, ttft_s, is_stream = time_ns(), None, False
         if isinstance(record, ClientRequest) and record.first_byte_at is not None:
             assert record.answer is not None
@@ -266,22 +224,26 @@ class RequestSpans(_Spans):
             if reason is None:
                 return
         first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
-        times = _Times(now, ended_ns, min(first_ns, ended_ns))
+        times = _Times(now, self._began_ns, ended_ns, min(first_ns, ended_ns))
         self._send_steps(record, times, _STARTED if ttft_s is not None else ending)
         about = self._about(record, ending, is_stream=is_stream, has_begun=ttft_s is not None)
         if reason is not None:
             about["mesh.kept_because"] = reason
         request = record.request
-        name = f"{names.operation(record.path)} {request.model}"
+        name = f"{names.operation(record.path)} {model_of(request.model)}"
         kind = SpanKind.INTERNAL if request.warm else SpanKind.SERVER
         self._send_root("mesh.warm_up" if request.warm else name, kind, ended_ns, about, ending)
+
+    def _was_fast(self, record: OpenRequest, now: float) -> bool:
+        """As most are: no rule about slow ones needs to be asked."""
+        return self._tail is None or now - record.request.arrived_at < self._tail.soonest_s
 
     def _about(
         self, record: OpenRequest, ending: Ending, *, is_stream: bool, has_begun: bool
     ) -> Attributes:
         """The attributes of the root span."""
         request, answer = record.request, record.answer
-        about = names.asked_of_model(record.path, request.model, names.MESH)
+        about = names.asked_of_model(record.path, model_of(request.model), names.MESH)
         about |= {"mesh.request_id": request.request_id, "mesh.outcome": ending.outcome}
         about |= _receipt(record, is_stream=is_stream)
         if is_stream:
@@ -334,7 +296,7 @@ class RequestSpans(_Spans):
     def _send_attempt(
         self, record: OpenRequest, began_ns: int, sent: "_Sent", ended_ns: int, ending: Ending
     ) -> None:
-        effect, context = sent
+        effect, context, sent_ns = sent
         if isinstance(effect, fx.Dispatch):
             template, target = names.WORK_TEMPLATE, str(effect.replica)
             subject = subjects.work(effect.region or _home(record), effect.replica)
@@ -349,7 +311,7 @@ class RequestSpans(_Spans):
             about[names.ERROR_TYPE] = ending.error_type
         self._send_child(
             f"{names.PUBLISH} {template}",
-            began_ns,
+            sent_ns or began_ns,
             ended_ns,
             about,
             context=context,
@@ -358,18 +320,29 @@ class RequestSpans(_Spans):
         )
 
 
-_Sent = tuple[fx.Dispatch | fx.Forward, TraceContext]  # an attempt, and its context on the bus
+# An attempt, its context on the bus and when it was sent: exact where others have spans below it,
+# since the clock of steps stands still within a turn of the loop; 0 where it is that of its step.
+_Sent = tuple[fx.Dispatch | fx.Forward, TraceContext, int]
 
 
 class _Times(NamedTuple):
-    """When a request ended, by the clock of its steps and in nanoseconds since 1970."""
+    """When a request ended, by the clock of its steps and in nanoseconds since 1970.
+
+    That clock stands still within a turn of the loop, so by it a step may seem to be before the
+    request's span: it is not.
+    """
 
     ended_at: float
+    began_ns: int
     ended_ns: int
     first_byte_ns: int  # of its answer, or its end
 
     def of(self, step: Step) -> int:
-        return self.ended_ns - round((self.ended_at - step.at) * NS)
+        return self.at(step.at)
+
+    def at(self, at: float) -> int:
+        at_ns = self.ended_ns - round((self.ended_at - at) * NS)
+        return self.began_ns if 0 < self.began_ns - at_ns < TURN_NS else at_ns
 
 
 def _turns(record: OpenRequest) -> list[Step]:
@@ -417,19 +390,19 @@ class IngressSpan(_Spans):
         if not self.is_recording:
             return
         ended_ns = time_ns()
-        times = _Times(now, ended_ns, ended_ns)
+        times = _Times(now, self._began_ns, ended_ns, ended_ns)
         for step in record.steps:
             if not isinstance(step.what, fx.Decided):
                 continue
             at_ns, decision = times.of(step), step.what.decision
             if decision.held_s > 0.0:  # the core reports the wait when it is over
-                self._send_child("mesh.hold", at_ns - round(decision.held_s * NS), at_ns, {})
+                self._send_child("mesh.hold", times.at(step.at - decision.held_s), at_ns, {})
             self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
         is_within = subjects.ingress_label(self._subject) is not None
         template = names.INGRESS_WITHIN_TEMPLATE if is_within else names.INGRESS_TEMPLATE
         about = names.message(names.PROCESS, self._subject, template)
         request = record.request
-        about |= names.asked_of_model(record.path, request.model, names.MESH)
+        about |= names.asked_of_model(record.path, model_of(request.model), names.MESH)
         about |= {"mesh.request_id": request.request_id, "mesh.origin": self._origin}
         about |= {"mesh.outcome": ending.outcome}
         if ending.error_type:

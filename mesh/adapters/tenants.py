@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from infra.topology import KeyHolder, key_hash
 from mesh.adapters.read_request import RequestRefused
-from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
+from schemas.http import H_API_KEY, H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId
 from schemas.residency import Ground, Label, Labels, labels_text, narrowed
 
@@ -84,8 +84,8 @@ class Tenants:
 
 
 def _key(headers: Mapping[str, str]) -> str:
-    """The API key; empty for none."""
+    """The API key; empty for none. `authorization` counts before Anthropic's `x-api-key`."""
     authorization = headers.get(H_AUTHORIZATION, "")
     if authorization[: len(BEARER)].lower() != BEARER:
-        return ""
+        return "" if authorization else headers.get(H_API_KEY, "").strip()[:KEY_CHARS_MAX]
     return authorization[len(BEARER) :].strip()[:KEY_CHARS_MAX]

@@ -20,7 +20,8 @@ from mesh.batch.output_line import Result, answered, error_code, unanswered
 from mesh.batch.queues import ACK_WAIT_S, IN_PROGRESS_S, TakenLine
 from mesh.batch.records import LinesGone, StoreError, StoreFull, StoreUnavailable, TooLarge
 from mesh.batch.store import BatchStore
-from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize, text_at
+from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize
+from mesh.core.model.prompt_shapes import text_at
 from mesh.core.model.served_names import served_name
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
@@ -28,7 +29,7 @@ from mesh.core.offline.events import answer_tokens_max
 from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.batch import BatchJob
-from schemas.http import EMBEDDINGS
+from schemas.engine_routes import PROMPT_ONLY_PATHS
 from schemas.ids import RequestId
 
 log = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ class HeldLines:
             request_id=RequestId(f"{line.job}:{line.number}"),
             model=model,
             prompt=prompt,
-            answer_tokens=0 if line.url == EMBEDDINGS else answer_tokens_max(fields),
+            answer_tokens=0 if line.url in PROMPT_ONLY_PATHS else answer_tokens_max(fields),
             body_bytes=len(line.body),
         )
         return read, text.size

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mesh.core.model.prompt import PromptInvalid, PromptText, block_hashes, text_at
+from mesh.core.model.prompt import PromptInvalid, PromptText, block_hashes
+from mesh.core.model.prompt_shapes import text_at
 from schemas.batch import CUSTOM_ID_CHARS_MAX, ERRORS_MAX, LINE_BYTES_MAX, LineError
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 

@@ -1,8 +1,8 @@
 """When a job's last line will be answered: as the mesh estimates it, else by the pace seen.
 
 Pure: times are arguments. A pace needs two looks at the job and at least one line answered between
-them; without, nothing is said. While no line is answered the pace falls with every look, and after
-a minute no end is said by it: lines may wait for a replica, or for a runner that has died.
+them; without, there is no forecast. While no line is answered the pace falls with every look, and
+after a minute it gives no end: lines may wait for a replica, or for a runner that has died.
 """
 
 from collections import deque

@@ -47,5 +47,5 @@ def delete(file_ids: Sequence[str], endpoint: str, api_key: str | None, as_json:
     """
     for file_id in file_ids:
         run_at(endpoint, api_key, methodcaller("delete_file", file_id), file_id=file_id)
-        said = orjson.dumps({"id": file_id, "deleted": True}).decode()
-        click.echo(said if as_json else f"{file_id} is deleted")
+        deletion = orjson.dumps({"id": file_id, "deleted": True}).decode()
+        click.echo(deletion if as_json else f"{file_id} is deleted")

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import uvloop
 
+from infra import reloads
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.credentials_file import credentials_option
@@ -160,6 +161,7 @@ async def _serve_until_stopped(config: RunnerConfig, reporter: StatusReporter) -
 
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, on_stop)
+    reloads.ignore("a batch runner reads mesh.toml at its start only; restart it")
     try:
         await run(config, stop, on_ready)
     except asyncio.CancelledError:

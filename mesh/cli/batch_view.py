@@ -70,7 +70,7 @@ def pace_text(lines_per_s: float | None) -> str:
 
 
 def end_text(job: JobAnswer, expected: Estimate, now_at: float) -> str:
-    """When the job ends, or why that can't be said."""
+    """When the job ends, or why there is no forecast."""
     if job.is_over:
         return f"ended {time_text(job.ended_at, now_at)}"
     if job.status is JobStatus.VALIDATING:

@@ -16,13 +16,13 @@ from rich.table import Table
 
 from infra import topology
 from infra.nats import server
+from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.demo.state_directory import DEFAULT_STATE, RunningMesh, StateDirectory, read_running_mesh
-from mesh.doctor.connectivity import NoCredentials, NoServerRuns, read_logins
+from mesh.demo.state_directory import RunningMesh, StateDirectory
+from mesh.doctor.connectivity import NoServerRuns
 from mesh.doctor.examination import ExaminationSettings, examine
 from mesh.doctor.findings import CheckResult, Finding, is_healthy
 from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
-from mesh.runtime.mesh_file import load_mesh
 from schemas.ids import RegionId
 
 EXIT_UNHEALTHY = 1
@@ -33,19 +33,9 @@ COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.B
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    show_default="that of the `mesh up` with these credentials, or the demo's",
-    help="The mesh.toml of the mesh.",
-)
-@click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=DEFAULT_STATE / "config",
-    show_default=True,
-    help="The directory that `mesh infra nats --out` wrote, or one with some regions' part of it. "
-    "`mesh up` keeps them in its state directory.",
+@mesh_options(
+    "The directory that `mesh infra nats --out` wrote, or one with some regions' part of it. "
+    "`mesh up` keeps them in its state directory."
 )
 @click.option(
     "--listen-s",
@@ -66,34 +56,31 @@ def command(
     is bad; 1: something is; 2: the examination could not begin.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the servers' refusals are what we look for
-    running = read_running_mesh(credentials)
-    file = config or (topology.DEFAULT_FILE if running is None else running.config)
+    mesh = find_mesh(config, credentials)
+    logins = mesh.logins()
+    if not as_json:
+        click.echo(f"Examining {', '.join(logins)} of {_which(mesh)}.")
+    commands: ManualCommands = SystemdCommands(mesh.topology, mesh.file, credentials)
+    if mesh.running is not None:
+        commands = _demo_commands(credentials, mesh.running)
+    settings = ExaminationSettings(listen_s, time.monotonic)
     try:
-        mesh = load_mesh(file)
-        if running is not None:
-            mesh = running.fitted(mesh)
-        logins = read_logins(mesh, credentials)
-        if not as_json:
-            which = str(file) if running is None else f"{file} as `mesh up` runs it"
-            if file == topology.DEFAULT_FILE:
-                which = f"the demo's {file.name}; --config names another"
-            click.echo(f"Examining {', '.join(logins)} of {which}.")
-        commands: ManualCommands = SystemdCommands(mesh, file, credentials)
-        if running is not None:
-            commands = _demo_commands(credentials, running)
-        settings = ExaminationSettings(listen_s, time.monotonic)
-        findings = asyncio.run(examine(mesh, logins, settings, commands))
+        findings = asyncio.run(examine(mesh.topology, logins, settings, commands))
     except NoServerRuns as error:
         demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
         raise Unusable(f"{error}; {demo}give its file as --config, and start it first") from error
-    except (topology.TopologyError, NoCredentials) as error:
-        raise Unusable(str(error)) from error
     if as_json:
-        click.echo(_json(file, list(logins), findings))
+        click.echo(_json(mesh.file, list(logins), findings))
     else:
         _print(findings, verbose=verbose)
     if not is_healthy(findings):
         sys.exit(EXIT_UNHEALTHY)
+
+
+def _which(mesh: KnownMesh) -> str:
+    if mesh.file == topology.DEFAULT_FILE:
+        return f"the demo's {mesh.file.name}; --config names another"
+    return str(mesh.file) if mesh.running is None else f"{mesh.file} as `mesh up` runs it"
 
 
 def _demo_commands(credentials: Path, running: RunningMesh) -> DemoCommands:

@@ -5,10 +5,10 @@ import getpass
 import os
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +16,40 @@ import click
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from infra import bus, topology
+from infra import bus
 from infra.topology import Topology
+from mesh.adapters import operator_orders
 from mesh.adapters.operator_orders import (
+    DrainTarget,
     NumberedOrders,
+    OrderInvalid,
     OrdersUnavailable,
     change_orders,
     read_history,
 )
+from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
-from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.explain.text import clock, printable
 from schemas import subjects
-from schemas.control import DRAINED_MAX, HISTORY_MAX, TEXT_MAX, RegionControl
+from schemas.control import HISTORY_MAX, RegionControl
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.wire import WireError
 
 LOOK_S = 0.2
+KNOWN_CHARS_MAX = 300  # of the names in an error
 SHOWN_S = 2.0  # between two lines while requests finish
+HEADER = ("region", "number", "at", "by", "command", "then drained", "reason")
 SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
 TIMEOUT_S = 600.0  # as long as a request may last
 
-MESH_OPTIONS = (
-    click.option(
-        "--config",
-        type=click.Path(path_type=Path, dir_okay=False),
-        show_default="that of the `mesh up` with these credentials, or the demo's",
-        help="The mesh.toml of the mesh.",
-    ),
-    click.option(
-        "--credentials",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=DEFAULT_STATE / "config",
-        show_default=True,
-        help="The directory that `mesh infra nats --out` wrote, with the region's admin.env.",
-    ),
-)
+CREDENTIALS_HELP = "The directory that `mesh infra nats --out` wrote, with the region's admin.env."
 REASON = click.option("--reason", default="", help="Kept with the change; `mesh changes` shows it.")
-TARGET = click.argument("target", metavar="REPLICA|REGION")
+NAMES = click.argument("names", metavar="REPLICA|REGION...", nargs=-1, required=True)
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed((TARGET, *MESH_OPTIONS, REASON)):
-        command = option(command)
-    return command
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is to be drained: one replica, or all of a region."""
-
-    region: RegionId
-    replica: ReplicaId | None
-
-    def __str__(self) -> str:
-        return f"region {self.region}" if self.replica is None else f"replica {self.replica}"
-
-    def drained(self, orders: RegionControl) -> RegionControl:
-        if self.replica is None:
-            return replace(orders, all_drained=True)
-        drained = tuple(sorted({*orders.drained, self.replica}))
-        if len(drained) > DRAINED_MAX:
-            raise Unusable(f"more than {DRAINED_MAX} replicas of {self.region}: drain the region")
-        return replace(orders, drained=drained)
-
-    def undrained(self, orders: RegionControl) -> RegionControl:
-        """Of a region: all of its replicas, also those that were drained one by one."""
-        if self.replica is None:
-            return replace(orders, all_drained=False, drained=())
-        if orders.all_drained:
-            raise Unusable(
-                f"all of region {self.region} is drained: `mesh undrain {self.region}` first"
-            )
-        return replace(orders, drained=tuple(x for x in orders.drained if x != self.replica))
+    return NAMES(mesh_options(CREDENTIALS_HELP)(REASON(command)))
 
 
 @click.command()
@@ -103,65 +62,69 @@ class Target:
     help="How long to wait for the requests there to end, in seconds.",
 )
 def drain(
-    target: str, config: Path | None, credentials: Path, reason: str, timeout_s: float
+    names: tuple[str, ...], config: Path | None, credentials: Path, reason: str, timeout_s: float
 ) -> None:
-    """Let a replica, or a region's replicas, take nothing new, and wait until they are idle.
+    """Let replicas, or all of a region's, take nothing new, and wait until they are idle.
 
     What they have they finish; new requests go to other replicas and regions. The order holds,
     also for processes that start again, until `mesh undrain`. Exit code 1: requests still run after
     --timeout-s; the order holds all the same. Replicas that send no heartbeats are not waited for,
     and are named.
     """
-    mesh, where = _find(target, config, credentials)
-    names = mesh.region(where.region).replicas if where.replica is None else (where.replica,)
+    mesh = find_mesh(config, credentials)
+    targets = _find(mesh.topology, names)
+    _order_all(mesh, targets, "drain", reason)
+    until = time.monotonic() + timeout_s
+    is_idle = [_wait(mesh, target, until - time.monotonic()) for target in targets]
+    if not all(is_idle):
+        sys.exit(1)
+
+
+def _wait(mesh: KnownMesh, target: DrainTarget, timeout_s: float) -> bool:
+    """Wait until these replicas are idle, and print how that ended. Whether they are."""
+    replicas = target.replicas or mesh.topology.region(target.region).replicas
 
     async def work(client: Client) -> tuple[ReplicaId, ...] | None:
-        await _order(client, where, "drain", reason, where.drained)
-        return await _until_idle(client, where.region, names, timeout_s)
+        return await _until_idle(client, target.region, replicas, timeout_s)
 
-    silent = _run(mesh, where.region, credentials, work)
+    silent = _run(mesh, target.region, work)
     if silent is None:
-        click.echo(f"{where} is not idle; the order holds until `mesh undrain`")
-        sys.exit(1)
-    if silent:
-        click.echo(f"{where} is drained; no heartbeats of {', '.join(silent)}: they may run some")
+        click.echo(f"{target} is not idle; the order holds until `mesh undrain`")
+    elif silent:
+        click.echo(f"{target} is drained; no heartbeats of {', '.join(silent)}: they may run some")
     else:
-        click.echo(f"{where} is drained: nothing runs there")
+        click.echo(f"{target} is drained: nothing runs there")
+    return silent is not None
 
 
 @click.command()
 @_options
-def cordon(target: str, config: Path | None, credentials: Path, reason: str) -> None:
-    """Let a replica, or a region's replicas, take nothing new; do not wait.
+def cordon(names: tuple[str, ...], config: Path | None, credentials: Path, reason: str) -> None:
+    """Let replicas, or all of a region's, take nothing new; do not wait.
 
     As `mesh drain`, which also waits until the requests there have ended.
     """
-    mesh, where = _find(target, config, credentials)
-
-    async def work(client: Client) -> None:
-        await _order(client, where, "cordon", reason, where.drained)
-
-    _run(mesh, where.region, credentials, work)
-    click.echo(f"{where} takes nothing new, until `mesh undrain`")
+    mesh = find_mesh(config, credentials)
+    targets = _find(mesh.topology, names)
+    _order_all(mesh, targets, "cordon", reason)
+    for target in targets:
+        click.echo(f"{target}: nothing new is sent there, until `mesh undrain`")
 
 
 @click.command()
 @_options
-def undrain(target: str, config: Path | None, credentials: Path, reason: str) -> None:
-    """Let a replica, or all of a region's replicas, take work again."""
-    mesh, where = _find(target, config, credentials)
-
-    async def work(client: Client) -> None:
-        await _order(client, where, "undrain", reason, where.undrained)
-
-    _run(mesh, where.region, credentials, work)
-    click.echo(f"{where} takes work again")
+def undrain(names: tuple[str, ...], config: Path | None, credentials: Path, reason: str) -> None:
+    """Let replicas, or all of a region's, take work again."""
+    mesh = find_mesh(config, credentials)
+    targets = _find(mesh.topology, names)
+    _order_all(mesh, targets, "undrain", reason)
+    for target in targets:
+        click.echo(f"{target}: work is sent there again")
 
 
 @click.command()
 @click.argument("region", required=False)
-@MESH_OPTIONS[0]
-@MESH_OPTIONS[1]
+@mesh_options(CREDENTIALS_HELP)
 @click.option(
     "--last",
     type=click.IntRange(1, HISTORY_MAX),
@@ -171,72 +134,78 @@ def undrain(target: str, config: Path | None, credentials: Path, reason: str) ->
 )
 def changes(region: str | None, config: Path | None, credentials: Path, last: int) -> None:
     """List what operators changed in a region, or in all: when, who, what and why."""
-    mesh = _mesh(config, credentials)
-    if region is not None and region not in mesh.regions:
-        raise Unusable(f"no region {region!r}; there are {', '.join(mesh.regions)}")
-    for name in mesh.regions if region is None else (RegionId(region),):
+    mesh = find_mesh(config, credentials)
+    if region is not None and region not in mesh.topology.regions:
+        raise Unusable(f"no region {region!r}; there are {', '.join(mesh.topology.regions)}")
+    lines = []
+    for name in mesh.topology.regions if region is None else (RegionId(region),):
 
         async def work(client: Client, name: RegionId = name) -> list[NumberedOrders]:
             return await read_history(client, name, last)
 
-        for each in _run(mesh, name, credentials, work):
-            click.echo(_line(name, each))
+        lines += [_cells(name, each) for each in _run(mesh, name, work)]
+    if not lines:
+        click.echo("nothing was changed")
+        return
+    rows = [HEADER, *lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        click.echo("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
 
 
-def _line(region: RegionId, change: NumberedOrders) -> str:
+def _cells(region: RegionId, change: NumberedOrders) -> tuple[str, ...]:
+    """One change as a row of the table, with no character that a terminal obeys."""
     orders = change.orders
     drained = "all" if orders.all_drained else ", ".join(orders.drained) or "none"
-    why = f": {orders.reason}" if orders.reason else ""
-    said = f"{clock(orders.at_unix_s)}  {orders.by}  {orders.command}{why}  (drained: {drained})"
-    return printable(f"{region} {change.seq}  {said}")
+    cells = (
+        *(region, str(change.seq), clock(orders.at_unix_s), orders.by),
+        *(orders.command, drained, orders.reason),
+    )
+    return tuple(map(printable, cells))
 
 
-def _mesh(config: Path | None, credentials: Path) -> Topology:
-    running = read_running_mesh(credentials)
-    file = config or (topology.DEFAULT_FILE if running is None else running.config)
-    try:
-        mesh = topology.load(file)
-    except topology.TopologyError as error:
-        raise Unusable(str(error)) from error
-    return mesh if running is None else running.fitted(mesh)
+def _find(mesh: Topology, names: Iterable[str]) -> list[DrainTarget]:
+    """What is meant by REGION, REPLICA or REGION/REPLICA; one target for each region."""
+    found: dict[RegionId, tuple[ReplicaId, ...] | None] = {}
+    for name in names:
+        region, replica = _find_one(mesh, name)
+        known = found.get(region, ())
+        if replica is None or known is None:
+            found[region] = None
+        elif replica not in known:
+            found[region] = (*known, replica)
+    return [DrainTarget(region, replicas) for region, replicas in found.items()]
 
 
-def _find(target: str, config: Path | None, credentials: Path) -> tuple[Topology, Target]:
-    """The mesh, and what is meant in it: REGION, REPLICA or REGION/REPLICA."""
-    mesh = _mesh(config, credentials)
-    if target in mesh.regions:
-        return mesh, Target(RegionId(target), None)
-    region, _, replica = target.rpartition("/")
+def _find_one(mesh: Topology, name: str) -> tuple[RegionId, ReplicaId | None]:
+    if name in mesh.regions:
+        return RegionId(name), None
+    region, _, replica = name.rpartition("/")
     places = [
-        Target(name, ReplicaId(replica))
-        for name, each in mesh.regions.items()
-        if replica in each.replicas and region in ("", name)
+        place
+        for place, each in mesh.regions.items()
+        if replica in each.replicas and region in ("", place)
     ]
     if len(places) == 1:
-        return mesh, places[0]
+        return places[0], ReplicaId(replica)
     if places:
-        several = ", ".join(f"{one.region}/{replica}" for one in places)
-        raise Unusable(f"there are several {target}: say which of {several}")
-    raise Unusable(
-        f"no region and no replica {target!r}; the regions are {', '.join(mesh.regions)}"
-    )
+        several = ", ".join(f"{place}/{replica}" for place in places)
+        raise Unusable(f"there are several {name}: name one of {several}")
+    there = (f"{place} ({', '.join(each.replicas)})" for place, each in mesh.regions.items())
+    known = textwrap.shorten(", ".join(there), KNOWN_CHARS_MAX, placeholder=" …")
+    raise Unusable(f"no region and no replica {name!r}; there are {known}")
 
 
 def _run(
-    mesh: Topology,
-    region: RegionId,
-    credentials: Path,
-    work: Callable[[Client], Coroutine[Any, Any, Any]],
+    mesh: KnownMesh, region: RegionId, work: Callable[[Client], Coroutine[Any, Any, Any]]
 ) -> Any:
     """Do the work as the region's admin; failures end the command with one line."""
-    try:
-        login = read_logins(mesh, credentials).get(region)
-    except NoCredentials as error:
-        raise Unusable(str(error)) from error
+    login = mesh.logins().get(region)
     if login is None or login.admin is None:
         raise Unusable(
-            f"no {region}/credentials/admin.env below {credentials}: render again with "
-            "`mesh infra nats`, and restart or reload the nats-servers"
+            f"no {region}/credentials/admin.env below {mesh.credentials}: this needs the region's "
+            "admin, so copy that file here from where `mesh infra nats` rendered it"
         )
     address = login.admin
 
@@ -249,7 +218,7 @@ def _run(
 
     try:
         return asyncio.run(connected())
-    except (bus.BusUnreachable, OrdersUnavailable) as error:
+    except (bus.BusUnreachable, OrdersUnavailable, OrderInvalid) as error:
         raise Unusable(str(error)) from error
 
 
@@ -262,26 +231,28 @@ def _user() -> str:
 
 def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
     """The orders as this user gives them now."""
-    return replace(
-        orders,
-        command=command[:TEXT_MAX],
-        by=printable(f"{_user()}@{socket.gethostname()}")[:TEXT_MAX],
-        reason=printable(reason)[:TEXT_MAX],
-        at_unix_s=time.time(),
+    by = printable(f"{_user()}@{socket.gethostname()}")
+    return operator_orders.signed(
+        orders, command, by=by, reason=printable(reason), at_unix_s=time.time()
     )
 
 
-async def _order(
-    client: Client,
-    where: Target,
-    verb: str,
-    reason: str,
-    change: Callable[[RegionControl], RegionControl],
-) -> None:
-    def changed(orders: RegionControl) -> RegionControl:
-        return signed(change(orders), f"{verb} {where}", reason)
+def _order_all(mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str) -> None:
+    """Change the orders of each region."""
+    for target in targets:
+        change = target.undrained if verb == "undrain" else target.drained
 
-    await change_orders(client, where.region, changed)
+        async def work(
+            client: Client,
+            target: DrainTarget = target,
+            change: Callable[[RegionControl], RegionControl] = change,
+        ) -> None:
+            def changed(orders: RegionControl) -> RegionControl:
+                return signed(change(orders), f"{verb} {target}", reason)
+
+            await change_orders(client, target.region, changed)
+
+        _run(mesh, target.region, work)
 
 
 class Idleness:
@@ -323,11 +294,11 @@ def _busy_because(beat: Heartbeat | None) -> str:
 async def _until_idle(
     client: Client, region: RegionId, names: Iterable[ReplicaId], timeout_s: float
 ) -> tuple[ReplicaId, ...] | None:
-    """Wait until all of these are drained and idle, or silent, and say how it goes.
+    """Wait until all of these are drained and idle, or silent; print who still has what.
 
     Returns those that are silent; None where some still run requests after that time.
     """
-    started_at = said_at = time.monotonic()
+    started_at = shown_at = time.monotonic()
     watched = Idleness(names, started_at)
 
     async def receive(msg: Msg) -> None:
@@ -344,8 +315,8 @@ async def _until_idle(
         if not left:
             return watched.silent(now)
         is_over = now - started_at >= timeout_s
-        if is_over or now - said_at >= SHOWN_S:
-            said_at = now
+        if is_over or now - shown_at >= SHOWN_S:
+            shown_at = now
             click.echo("; ".join(f"{name}: {why}" for name, why in left.items()))
         if is_over:
             return None

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import click
 
-from infra import topology
+from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
-from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.explain.files import FileUnusable, in_log, in_recording
 from mesh.explain.question import WITHIN_S, RegionAnswers, ask_all
 from mesh.explain.story import stories
@@ -25,22 +23,23 @@ SLOWEST = 10
 
 @dataclass(slots=True)
 class Found:
-    """What was found, and where it was looked for."""
+    """What was found, where it was looked for, and what kept some of it from being found."""
 
     lives: list[RequestLife] = field(default_factory=list)
-    looked: list[str] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def add_answers(self, regions: Sequence[RegionAnswers]) -> None:
         for region in regions:
             for answer in region.answers:
                 self.lives += answer.requests
                 reach = "" if answer.since is None else f", back to {clock(answer.since)}"
-                cut = f"; {answer.left_out} more did not fit" if answer.left_out else ""
-                self.looked.append(
-                    f"{answer.region}/{answer.router}: {answer.kept} requests kept{reach}{cut}"
-                )
+                router = f"{answer.region}/{answer.router}"
+                self.searched.append(f"{router}: {answer.kept} requests kept{reach}")
+                if answer.left_out:
+                    self.problems.append(f"{router}: {answer.left_out} more did not fit")
             if region.problem is not None:
-                self.looked.append(f"{region.region} was not asked in full: {region.problem}")
+                self.problems.append(f"{region.region} was not asked in full: {region.problem}")
 
 
 @click.command()
@@ -70,19 +69,7 @@ class Found:
     metavar="FILE",
     help="Read what a router recorded (`mesh router --record`) instead of asking.",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    show_default="that of the `mesh up` with these credentials, or the demo's",
-    help="The mesh.toml of the mesh.",
-)
-@click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=DEFAULT_STATE / "config",
-    show_default=True,
-    help="The directory that `mesh infra nats --out` wrote, or some regions' part of it.",
-)
+@mesh_options("The directory that `mesh infra nats --out` wrote, or some regions' part of it.")
 @click.option(
     "--within-s",
     type=click.FloatRange(0.1, 60),
@@ -119,14 +106,14 @@ def command(
     else:
         question = RequestQuestion(request=request, slowest=slowest)
         found = _ask(question, config, credentials, within_s)
-    told = stories(found.lives)
+    requests = stories(found.lives)
     if for_programs:
-        click.echo(as_json(told, found.looked))
+        click.echo(as_json(requests, [*found.searched, *found.problems]))
     elif slowest is not None:
         _list(found, slowest)
     else:
         _print(found, request or "")
-    if not told and request is not None:
+    if not requests and request is not None:
         sys.exit(EXIT_NOT_FOUND)
 
 
@@ -139,7 +126,7 @@ def _read(name: str, logs: Sequence[Path], recordings: Sequence[Path]) -> Found:
             found.lives += in_recording(path, name)
     except FileUnusable as error:
         raise Unusable(str(error)) from error
-    found.looked = [str(path) for path in (*logs, *recordings)]
+    found.searched = [str(path) for path in (*logs, *recordings)]
     return found
 
 
@@ -147,19 +134,12 @@ def _ask(
     question: RequestQuestion, config: Path | None, credentials: Path, within_s: float
 ) -> Found:
     logging.basicConfig(level=logging.CRITICAL)  # of the connections; what fails is in the answer
-    running = read_running_mesh(credentials)
-    file = config or (topology.DEFAULT_FILE if running is None else running.config)
-    try:
-        mesh = topology.load(file)
-        if running is not None:
-            mesh = running.fitted(mesh)
-        answers = asyncio.run(ask_all(mesh, read_logins(mesh, credentials), question, within_s))
-    except (topology.TopologyError, NoCredentials) as error:
-        raise Unusable(str(error)) from error
+    mesh = find_mesh(config, credentials)
+    answers = asyncio.run(ask_all(mesh.topology, mesh.logins(), question, within_s))
     found = Found()
     found.add_answers(answers)
     if not any(one.answers for one in answers):
-        raise Unusable(f"no router answered: {printable('; '.join(found.looked))}")
+        raise Unusable(f"no router answered: {printable('; '.join(found.problems))}")
     return found
 
 
@@ -180,21 +160,20 @@ def _worst(lives: Sequence[RequestLife], number: int) -> list[RequestLife]:
 
 
 def _print(found: Found, name: str) -> None:
-    told = stories(found.lives)
-    if not told:
-        click.echo(f"no request {printable(name)} was found. Looked at:")
-        for line in found.looked:
+    requests = stories(found.lives)
+    if not requests:
+        click.echo(f"no request {printable(name)} was found. Searched:")
+        for line in (*found.searched, *found.problems):
             click.echo(f"  {printable(line)}")
         click.echo("Older requests are in the routers' access logs: --log FILE.")
         return
-    for line in story_lines(told[-1]):
+    for line in story_lines(requests[-1]):
         click.echo(line)
-    if len(told) > 1:
-        click.echo(f"\n{len(told) - 1} earlier requests had this id; --json has them all.")
+    if len(requests) > 1:
+        click.echo(f"\n{len(requests) - 1} earlier requests had this id; --json has them all.")
     _note_problems(found)
 
 
 def _note_problems(found: Found) -> None:
-    for line in found.looked:
-        if "not asked in full" in line or "did not fit" in line:
-            click.echo(printable(line), err=True)
+    for line in found.problems:
+        click.echo(printable(line), err=True)

@@ -6,54 +6,52 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import uvloop
-from pydantic import ValidationError
 
-from infra import tracing
-from infra.address import Address, parse_address
-from infra.bus import BusAddress, BusUnreachable
+from infra import reloads, tracing
+from infra.address import Address
+from infra.bus import BusUnreachable
 from infra.credentials_file import credentials_option
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
-from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError
-from infra.workers import crowd_problems, page_problems, worker_names, worker_page
+from infra.topology import DEFAULT_FILE
+from infra.workers import worker_names, worker_page
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.adapters.spans import SlowLimits
+from mesh.adapters.tail_rule import SlowLimits
 from mesh.cli.choices import (
     NATS_OPTIONS,
     ROUTING_OPTIONS,
-    batch_login,
     log_level_option,
     workers_option,
 )
+from mesh.cli.console import CONSOLE_OPTIONS, console_config, serving
+from mesh.cli.console import NAMES as CONSOLE_NAMES
 from mesh.cli.modelled import checked_option, with_options
+from mesh.cli.router_config import RouterOptions, read_config
+from mesh.console.config import ConsoleConfig
 from mesh.core.model.settings import RouterSettings
-from mesh.runtime.config import BatchAccess, RouterConfig, region_entries, router_settings
+from mesh.runtime.config import RouterConfig
 from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.name_claim import NameTaken
+from mesh.runtime.reload import ConfigRefused, LiveConfig
 from mesh.runtime.router import PortTaken, Router, run
 from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
-from schemas.ids import RegionId, RouterId
-from schemas.problems import problem_of
+from schemas.ids import RouterId
 from schemas.settings import HoldOrder, RoutingTable
 
 log = logging.getLogger(__name__)
 
 EXIT_BAD_USE = 2
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-NO_PREFIX_KEY = (
-    "without --prefix-key, hashes of prompts could be guessed, so no prefixes are sent to peers: "
-    "give all routers of the mesh the same secret, in env MESH_PREFIX_KEY"
-)
 
 
 @click.command()
@@ -83,6 +81,7 @@ NO_PREFIX_KEY = (
     help="HOST:PORT of one more endpoint for /metrics, /health, /ready and /v1/regions; worker n's "
     "is on port + n. Needed with several workers.",
 )
+@with_options(CONSOLE_OPTIONS)
 @with_options(NATS_OPTIONS)
 @click.option(
     "--prefix-key",
@@ -130,8 +129,8 @@ NO_PREFIX_KEY = (
 )
 @click.option(
     "--access-log",
-    type=click.Choice(list(AccessLogFormat)),
-    default=AccessLogFormat.LOGFMT,
+    type=click.Choice([style.value for style in AccessLogFormat]),
+    default=AccessLogFormat.LOGFMT.value,
     show_default=True,
     help="How to write one line on standard output for each request that has ended.",
 )
@@ -183,7 +182,7 @@ def command(
     log_level: str,
     trace_slow_ttft_s: float,
     trace_slow_s: float,
-    **limits: float | None,
+    **limits: Any,
 ) -> None:
     """Run one region's router.
 
@@ -191,72 +190,55 @@ def command(
     one it ends at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
     """
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
-    topology = _topology(config_file)
-    own = _own_table(topology, config_file, region, router)
-    address = (own.http if http is None else _address("--http", http)).listen
-    given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
-    config = RouterConfig(
-        region=RegionId(region),
-        router=RouterId(router),
-        peers=topology.asked_by(RegionId(region)),
-        http_host=address.host,
-        http_port=address.port,
-        metrics=_page(own, metrics),
-        connections_max=connections_max(raise_limit()),
-        cors_origins=own.cors_origins,
-        by_option=frozenset(name for name, text in (("http", http), ("metrics", metrics)) if text),
-        bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
-        settings=_settings(topology, RegionId(region), given, bool(prefix_key), limits),
-        hash_key=prefix_key or topology.mesh.name,
-        drain_s=drain_s,
-        entries=region_entries(topology),
-        record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
-        access_log=AccessLogFormat(access_log),
-        requests_kept=requests_kept,
-        slow=SlowLimits(trace_slow_ttft_s, trace_slow_s),
-        keys=topology.keys,
-        batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
-        epoch=0,
-        seed=0,
+    consoles = {name: limits.pop(name) for name in CONSOLE_NAMES}
+    options = RouterOptions(
+        file=config_file,
+        region=region,
+        router=router,
+        http=http,
+        workers=workers,
+        metrics=metrics,
+        console=consoles["console"],
+        nats_url=nats_url,
+        nats_user=nats_user,
+        nats_password=nats_password,
+        prefix_key=prefix_key,
+        batch_credentials=batch_credentials,
+        routing=RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order),
+        limits={name: limit for name, limit in limits.items() if limit is not None},
+        others={
+            "drain_s": drain_s,
+            "record": RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+            "access_log": AccessLogFormat(access_log),
+            "requests_kept": requests_kept,
+            "slow": SlowLimits(trace_slow_ttft_s, trace_slow_s),
+            "connections_max": connections_max(raise_limit()),
+        },
     )
-    sys.exit(_run(config, _checked_workers(own, config, workers)))
+    config = _first_read(options)
+    console = console_config(config, load_mesh(config_file), consoles)
+    sys.exit(_run(config, lambda: read_config(options), console))
 
 
-def _own_table(topology: Topology, file: Path, region: str, router: str) -> RegionTable:
-    """The region's table, which names that router."""
-    if region not in topology.regions:
-        _refuse(f"no region {region!r} in {file}; there are {', '.join(topology.regions)}")
-    own = topology.regions[RegionId(region)]
-    if router not in own.routers:
-        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
-    return own
+def _first_read(options: RouterOptions) -> RouterConfig:
+    try:
+        config = read_config(options)
+    except ConfigRefused as error:
+        _refuse(str(error))
+    for warning in options.warnings(config):
+        log.warning(warning)
+    return config
 
 
-def _page(own: RegionTable, given: str | None) -> Address | None:
-    """Where `/metrics` and its like are served too."""
-    page = own.metrics if given is None else _address("--metrics", given)
-    return page and page.listen
-
-
-def _checked_workers(own: RegionTable, config: RouterConfig, given: int | None) -> int:
-    """How many processes; no more than the region, its peers and the ports have room for."""
-    workers = own.workers if given is None else given
-    many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
-    problems = (
-        *crowd_problems(many, own.batch_runners),
-        *page_problems(workers, config.metrics),
-    )
-    for key, problem in problems:
-        _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
-    return workers
-
-
-def _run(config: RouterConfig, workers: int) -> int:
+def _run(
+    config: RouterConfig, read: Callable[[], RouterConfig], console: ConsoleConfig | None
+) -> int:
     """Serve in this process or in several; the status to exit with."""
-    manager = ServiceManager()
-    if workers == 1:
-        return _serve(config, manager)
-    names = worker_names(config.router, workers)
+    reloads.block()
+    manager, live = ServiceManager(), LiveConfig(config, read)
+    if config.workers == 1:
+        return _serve(live, console, manager)
+    names = worker_names(config.router, config.workers)
     endpoint = Address(config.http_host, config.http_port)
     try:
         reserved = reserve_port(endpoint)
@@ -264,11 +246,18 @@ def _run(config: RouterConfig, workers: int) -> int:
         _refuse(str(PortTaken.at(endpoint, "http", config, error)))
     with reserved:
         return run_workers(
-            names, lambda n, parent: _serve(_of_worker(config, names, n), parent), manager
+            names,
+            lambda number, parent: _serve(
+                _of_worker(live.config, read, names, number), None if number else console, parent
+            ),
+            manager,
+            lambda: live.read_again(in_thread=False),
         )
 
 
-def _of_worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> RouterConfig:
+def _of_worker(
+    config: RouterConfig, read: Callable[[], RouterConfig], names: Sequence[RouterId], number: int
+) -> LiveConfig:
     """The configuration of the worker of that number, which is about to start."""
     name, record = names[number], config.record
     logging.basicConfig(
@@ -280,13 +269,9 @@ def _of_worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> 
         path = record.path.with_name(f"{record.path.stem}.{name}{record.path.suffix}")
         record = replace(record, path=path)
     assert config.metrics is not None, "each worker has a page"
-    return replace(
-        config,
-        router=name,
-        shares_port=True,
-        metrics=worker_page(config.metrics, number),
-        record=record,
-    )
+    page = worker_page(config.metrics, number)
+    own = replace(config, router=name, shares_port=True, metrics=page, record=record)
+    return LiveConfig(own, read)
 
 
 def _started_now(config: RouterConfig) -> RouterConfig:
@@ -295,9 +280,9 @@ def _started_now(config: RouterConfig) -> RouterConfig:
     return replace(config, epoch=epoch, seed=random.SystemRandom().getrandbits(64))
 
 
-def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
+def _serve(live: LiveConfig, console: ConsoleConfig | None, reporter: StatusReporter) -> int:
     """Be one router until a request to stop. `reporter`: systemd, or the parent of a worker."""
-    config = _started_now(config)
+    live.config = config = _started_now(live.config)
     tracing.set_up(
         "mesh-router",
         f"{config.region}/{config.router}",
@@ -305,7 +290,7 @@ def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
     )
     collect_seldom()
     try:
-        uvloop.run(_serve_until_stopped(config, reporter))
+        uvloop.run(_serve_until_stopped(live, console, reporter))
     except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
         _refuse(str(error))
     finally:
@@ -313,8 +298,10 @@ def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
     return 0
 
 
-async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -> None:
-    stop = asyncio.Event()
+async def _serve_until_stopped(
+    live: LiveConfig, console: ConsoleConfig | None, reporter: StatusReporter
+) -> None:
+    config, stop = live.config, asyncio.Event()
     reporting: list[asyncio.Task[None]] = []
     task = asyncio.current_task()
     assert task is not None
@@ -332,6 +319,8 @@ async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -
         click.echo(f"router {config.region}/{config.router} serves http://{endpoint}/v1{page}")
         reporter.report_ready()
         reporting.append(asyncio.create_task(reporter.keep_reporting(router.status)))
+        again = reloads.Reloads(lambda: _reload(live, router), reporter)
+        reporting.append(asyncio.create_task(again.run()))
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
@@ -339,7 +328,8 @@ async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -
     if isinstance(reporter, WorkerControl):
         reporter.on_stop(on_stop)
     try:
-        await run(config, stop, on_ready)
+        async with serving(live, console):
+            await run(config, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -347,55 +337,9 @@ async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -
         await end_all(reporting)
 
 
-def _topology(config_file: Path) -> Topology:
-    try:
-        return load_mesh(config_file)
-    except TopologyError as error:
-        _refuse(str(error))
-
-
-def _settings(
-    topology: Topology,
-    region: RegionId,
-    given: RoutingTable,
-    has_key: bool,
-    limits: Mapping[str, float | None],
-) -> RouterSettings:
-    others = {name: limit for name, limit in limits.items() if limit is not None}
-    peers = topology.asked_by(region)
-    if peers and not has_key:
-        log.warning(NO_PREFIX_KEY)
-    if not peers or not has_key:
-        others["trie_bytes_per_s"] = 0  # no peer to send prefixes to, or no key for their hashes
-    if not has_key:
-        others["siblings_bytes_per_s"] = 0
-    try:
-        return router_settings(topology, region, given, **others)
-    except ValidationError as error:
-        _refuse(problem_of(error))
-    except TopologyError as error:
-        _refuse(str(error))
-
-
-def _batch_access(
-    topology: Topology, region: RegionId, credentials: Path | None, nats_url: str | None
-) -> BatchAccess | None:
-    """Where files and batches are kept; None in a region that keeps none."""
-    own = topology.regions[region]
-    if not own.batch_runners:
-        return None
-    if credentials is None:
-        log.warning("without --batch-credentials, /v1/files and /v1/batches are not served")
-        return None
-    address = batch_login(nats_url or f"nats://{own.nats}", credentials)
-    return BatchAccess(address, topology.batch)
-
-
-def _address(option: str, text: str) -> Address:
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        _refuse(f"{option}: {error}")
+async def _reload(live: LiveConfig, router: Router) -> None:
+    if await live.read_again(names_waiting=not live.config.shares_port):
+        router.reconfigure(live.config)
 
 
 def _refuse(message: str) -> NoReturn:

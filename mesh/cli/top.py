@@ -12,12 +12,10 @@ from typing import Any
 
 import click
 
-from infra import topology
 from infra.process import end_all
 from infra.topology import Topology
+from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.demo.state_directory import DEFAULT_STATE, read_running_mesh
-from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.top.rows import STALE_S, Frame
 from mesh.top.text import as_json, frame_lines
 from mesh.top.watch import FleetWatch
@@ -31,19 +29,7 @@ PIPED_COLUMNS = 120
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    show_default="that of the `mesh up` with these credentials, or the demo's",
-    help="The mesh.toml of the mesh.",
-)
-@click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=DEFAULT_STATE / "config",
-    show_default=True,
-    help="The directory that `mesh infra nats --out` wrote, or some regions' part of it.",
-)
+@mesh_options("The directory that `mesh infra nats --out` wrote, or some regions' part of it.")
 @click.option(
     "--region",
     "regions",
@@ -70,8 +56,9 @@ def command(
     """Show regions, replicas, traffic and requests of a running mesh, live.
 
     Connects to the bus of each region of which there are credentials, as its observer (or
-    operator); of the others it shows what they tell their peers. Press ? for the keys. Where the
-    output is no terminal it prints one frame, as with --once. Exit code 2: no bus could be reached.
+    operator); of the others it shows what they publish to their peers. Press ? for the keys. Where
+    the output is no terminal it prints one frame, as with --once. Exit code 2: no bus could be
+    reached.
     """
     logging.basicConfig(level=logging.CRITICAL)  # of the connections; the screen shows what fails
     watch = _watch(config, credentials, regions)
@@ -88,26 +75,18 @@ def command(
 
 
 def _watch(config: Path | None, credentials: Path, regions: tuple[str, ...]) -> FleetWatch:
-    running = read_running_mesh(credentials)
-    file = config or (topology.DEFAULT_FILE if running is None else running.config)
-    try:
-        mesh = topology.load(file)
-        if running is not None:
-            mesh = running.fitted(mesh)
-        logins = read_logins(mesh, credentials)
-    except (topology.TopologyError, NoCredentials) as error:
-        raise Unusable(str(error)) from error
-    chosen = _known(mesh, regions)
+    mesh = find_mesh(config, credentials)
+    chosen = _known(mesh.topology, regions)
     usable = {
         name: login
-        for name, login in logins.items()
+        for name, login in mesh.logins().items()
         if name in chosen and (login.observer or login.operator)
     }
     if not usable:
         raise Unusable(
             f"no <region>/credentials/observer.env of {', '.join(chosen)} below {credentials}"
         )
-    return FleetWatch(mesh, usable)
+    return FleetWatch(mesh.topology, usable)
 
 
 def _known(mesh: Topology, regions: tuple[str, ...]) -> list[RegionId]:

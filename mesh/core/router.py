@@ -28,7 +28,7 @@ from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
-from mesh.core.model.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings, with_changes
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies import PolicyMakers
 from mesh.core.view.peers import PeerTable
@@ -142,6 +142,7 @@ class RouterCore:
             ev.AnswerEnded: self._on_ended,
             ev.BusLost: lambda _, now: self.replicas.bus.lost(now),
             ev.BusReturned: self._on_bus_returned,
+            ev.SettingsChanged: self._on_settings,
             ev.Drain: self._on_drain,
             ev.DrainOver: lambda _, now: self._completion.drained(self.inflight.values(), now),
             ev.Tick: self._on_tick,
@@ -204,6 +205,7 @@ class RouterCore:
         else:
             self.inflight[request.key] = record = RequestRecord(request)
             record.decided(place)
+            self._attempts.decided(request, place)
             self._to_hold_queue(record, now)
             self._scheduler.joined(request, place)
             self._forwarded_queue.notify(request, now)
@@ -365,6 +367,21 @@ class RouterCore:
             if record.state is RequestState.TRIED:  # started answers show a loss by themselves
                 self._attempts.cancel(record)
                 self._to_hold_queue(record, now)
+        self._scheduler.place_waiting(now)
+
+    def _on_settings(self, event: ev.SettingsChanged, now: float) -> None:
+        """What is under way goes on as it began; held requests are priced again at once."""
+        before, self._settings = self._settings, with_changes(self._settings, event.settings)
+        settings = self._settings
+        self.replicas.follow(settings)
+        self._placer.follow(settings, self.gossip)
+        self._timeouts.follow(settings)
+        self._forwarded_requests.follow(settings)
+        self._admission.delay.limit_s = settings.queue_delay_s_max
+        if settings.hold_order is not before.hold_order:
+            self.held.reorder(make_order(settings.hold_order, self._placer.hit_ratio))
+        self.warming.follow(settings)
+        self._handlers = self.warming.among(self._event_handlers())
         self._scheduler.place_waiting(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:

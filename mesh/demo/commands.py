@@ -1,7 +1,7 @@
 """The command line and environment of every program of a demo."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from agents.config import ENGINE_KEY
 from infra.address import Address
 from infra.credentials_file import read_environment
 from infra.nats.bundle import RegionFiles
-from infra.nats.region_config import BATCH
+from infra.nats.region_config import ADMIN, BATCH, OBSERVER
 from infra.topology import Topology
 from infra.workers import worker_page
 from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
@@ -52,8 +52,16 @@ class Commands:
             ready=speaks_nats(self.topology.region(region).nats),
         )
 
-    def router(self, region: str, router: str, http: Address, metrics: Address | None) -> Program:
-        """One of a region's routers. `metrics`: the page of its first worker, if workers have any.
+    def router(
+        self,
+        region: str,
+        router: str,
+        http: Address,
+        metrics: Address | None,
+        console: Address | None = None,
+    ) -> Program:
+        """One of a region's routers. `metrics`: the page of its first worker, if workers have any;
+        `console`: where it serves one.
 
         It is ready when every worker is; one that does not listen yet is missed only at its page.
         """
@@ -76,6 +84,8 @@ class Commands:
             addresses += [worker_page(metrics, number) for number in range(workers)]
             arguments |= {"--workers": str(workers), "--metrics": str(metrics)}
         words = [word for name, value in arguments.items() if value for word in (name, value)]
+        if console is not None:
+            words += self._console(console)
         return Program(
             name=f"router-{region}-{router}",
             kind=ProgramKind.ROUTER,
@@ -84,6 +94,14 @@ class Commands:
             ready=AllReady(tuple(map(http_ready, addresses))),
             environment=self._as_user(region, "router"),
         )
+
+    def _console(self, address: Address) -> Iterator[str]:
+        """A console that sees every region and may change each."""
+        yield from ("--console", str(address))
+        yield from ("--console-admin-key-file", str(self.state.console_key))
+        for name, files in self.files.items():
+            yield from ("--console-credentials", f"{name}={files.credentials[OBSERVER]}")
+            yield from ("--console-admin-credentials", f"{name}={files.credentials[ADMIN]}")
 
     def batch_runner(self, region: str, name: str, metrics: Address) -> Program:
         """One of a region's batch runners; `metrics`: its page."""

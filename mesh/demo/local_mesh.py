@@ -8,6 +8,7 @@ inside this process, in front of the ports where nats-servers accept leaf connec
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from mesh.demo.commands import Commands, engine_url
 from mesh.demo.engine_profile import simulated_profile
 from mesh.demo.options import (
     DemoOptions,
+    FreeAddresses,
     GivenEngine,
     GivenEngineKind,
-    free_address,
     profile_files,
 )
 from mesh.demo.state_directory import StateDirectory, write_atomically
@@ -80,10 +81,18 @@ class LocalMesh:
     ) -> None:
         """Raises ServerUnusable if this machine has no usable nats-server, TopologyError for a
         profile that can't be used."""
-        self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
-        self.pages = {name: _pages(region) for name, region in topology.regions.items()}
+        free = FreeAddresses()
+        self.endpoints = {
+            name: _endpoints(region, free) for name, region in topology.regions.items()
+        }
+        self.pages = {name: _pages(region, free) for name, region in topology.regions.items()}
+        # Of each region's first router.
+        self.consoles = {
+            name: region.console or free.first(region.http.host)
+            for name, region in topology.regions.items()
+        }
         self.runner_pages = {
-            name: {runner: free_address(region.http.host) for runner in region.batch_runners}
+            name: {runner: free.first(region.http.host) for runner in region.batch_runners}
             for name, region in topology.regions.items()
         }
         self._profiles = profile_files(topology, options.config)
@@ -157,6 +166,7 @@ class LocalMesh:
 
     async def _configure(self) -> Mapping[RegionId, RegionFiles]:
         """Start the links, and configure the nats-servers to connect through them."""
+        write_atomically(self._state.console_key, secrets.token_hex(16).encode())
         leaf_addresses: dict[tuple[RegionId, RegionId], Address] = {}
         for link in self._topology.links:
             target = self._topology.regions[link.acceptor].leaf
@@ -185,7 +195,8 @@ class LocalMesh:
         self._stream_checks.append(asyncio.create_task(checks))
         for router in region.routers:
             page = self.pages[name].get(router)
-            program = commands.router(name, router, self.endpoints[name][router], page)
+            console = self.consoles[name] if router == region.routers[0] else None
+            program = commands.router(name, router, self.endpoints[name][router], page, console)
             group.create_task(self._start_router(program))
         for runner, page in self.runner_pages[name].items():
             program = commands.batch_runner(name, runner, page)
@@ -264,20 +275,20 @@ async def _ready_within(program: SupervisedProgram, wait_s: float) -> bool:
     return True
 
 
-def _endpoints(region: RegionTable) -> dict[RouterId, Address]:
+def _endpoints(region: RegionTable, free: FreeAddresses) -> dict[RouterId, Address]:
     """Where each router listens: the first as configured, the others on free ports."""
     first, *others = region.routers
-    return {first: region.http, **{router: free_address(region.http.host) for router in others}}
+    return {first: region.http, **{router: free.first(region.http.host) for router in others}}
 
 
-def _pages(region: RegionTable) -> dict[RouterId, Address]:
+def _pages(region: RegionTable, free: FreeAddresses) -> dict[RouterId, Address]:
     """The metrics page of each router's first worker; empty where the endpoint has /metrics."""
     first, *others = region.routers
     if region.metrics is None and region.workers == 1:
         return {}
     host, workers = region.http.host, region.workers
-    pages = {first: region.metrics or free_address(host, workers)}
-    return pages | {router: free_address(host, workers) for router in others}
+    pages = {first: region.metrics or free.first(host, workers)}
+    return pages | {router: free.first(host, workers) for router in others}
 
 
 async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:

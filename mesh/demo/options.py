@@ -139,14 +139,21 @@ def port_problems(topology: Topology) -> list[str]:
     ]
 
 
-def free_address(host: str, ports: int = 1) -> Address:
-    """The first of so many addresses in a row on which nobody listens now. Raises OSError."""
-    for _ in range(FREE_TRIES_MAX):
-        first = SystemRandom().randrange(FREE_PORTS.start, FREE_PORTS.stop - ports)
-        row = [Address(host, first + number) for number in range(ports)]
-        if not any(map(_port_problem, row)):
-            return row[0]
-    raise OSError(f"no {ports} free ports in a row on {host}")
+class FreeAddresses:
+    """Addresses on which nobody listens. Each is given once, as its user listens to it later."""
+
+    def __init__(self) -> None:
+        self._given: set[Address] = set()
+
+    def first(self, host: str, ports: int = 1) -> Address:
+        """The first of so many in a row. Raises OSError."""
+        for _ in range(FREE_TRIES_MAX):
+            first = SystemRandom().randrange(FREE_PORTS.start, FREE_PORTS.stop - ports)
+            row = [Address(host, first + number) for number in range(ports)]
+            if self._given.isdisjoint(row) and not any(map(_port_problem, row)):
+                self._given.update(row)
+                return row[0]
+        raise OSError(f"no {ports} free ports in a row on {host}")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from infra.address import Address
 from infra.topology import Topology
 from mesh.demo.local_mesh import DemoEvent, EngineMissing
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import ProgramDied
+from schemas.ids import RegionId
 
 PROGRESS_ORDER = (
     ProgramKind.NATS,
@@ -85,6 +87,11 @@ class Screen:
             self._plain(first_request(topology, models[0]))
         else:
             self._console.print("no engine serves a model yet: requests are held until one does")
+
+    def consoles(self, addresses: Mapping[RegionId, Address], key: Path) -> None:
+        """Show where the page is that shows the mesh, and with which key it changes something."""
+        self._plain(f"console: {', '.join(f'http://{each}/' for each in addresses.values())}")
+        self._plain(f"  to drain something there, its admin key: {key}")
 
     def ending(self) -> None:
         self._console.print("ending: routers finish open requests; Ctrl-C again ends at once")

@@ -98,6 +98,7 @@ class DemoSession:
         self._up = True
         took_s = loop.time() - started
         self._screen.up(self._topology, self._models, took_s, mesh.missing, mesh.routers_not_ready)
+        self._screen.consoles(mesh.consoles, self._state.console_key)
         self._write_records()
 
     def _on_event(self, event: DemoEvent) -> None:
@@ -118,6 +119,7 @@ class DemoSession:
                     for router, address in self._mesh.endpoints[name].items()
                 },
                 "metrics": self._mesh.metrics(name),
+                "console": f"http://{self._mesh.consoles[name]}/",
                 "batch_runners": {
                     runner: f"http://{page}/metrics"
                     for runner, page in self._mesh.runner_pages[name].items()
@@ -130,6 +132,7 @@ class DemoSession:
             "state": str(self._state.path),
             "config": str(self._config),
             "models": self._models,
+            "console_key": str(self._state.console_key),
             "regions": regions,
             "processes": self._mesh.pids,
         }

@@ -4,6 +4,7 @@
     config/<region>/        nats.conf and credentials
     logs/<program>.log      all that a process printed since the demo started
     run/<program>.json      ready files of processes
+    run/console.key         the admin key of the consoles, another one at each start
     jetstream/<region>/     what the nats-servers store
     mesh.json               the running demo: what it was asked for, endpoints, processes
 
@@ -43,6 +44,7 @@ class StateDirectory:
         self.run = self.path / "run"
         self.jetstream = self.path / "jetstream"
         self.running = self.path / "mesh.json"
+        self.console_key = self.run / "console.key"
 
     def require_free(self) -> None:
         """Raise StateInUse if another demo runs on it. Creates nothing."""

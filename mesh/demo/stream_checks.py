@@ -1,6 +1,6 @@
 """The streams of a region, checked again and again while its nats-server answers.
 
-A server that hangs keeps its port, and no process has ended: that is said once, and so is that it
+A server that hangs keeps its port, and no process has ended: that is logged once, and so is that it
 answers again. One that has ended is reported by its supervisor.
 """
 

@@ -186,7 +186,7 @@ async def logged_in(
     try:
         async with asyncio.timeout(within_s):
             connection.client = await bus.connect(
-                address, name="mesh doctor", inbox_prefix=inbox_prefix, on_error=connection.on_error
+                address, name="mesh", inbox_prefix=inbox_prefix, on_error=connection.on_error
             )
     except TimeoutError as error:
         raise bus.BusUnreachable(f"no login at {address.url} within {within_s:g} s") from error

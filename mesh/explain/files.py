@@ -38,11 +38,11 @@ def in_log(path: Path, name: str) -> list[RequestLife]:
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                said = read_line(line) if name in line else None
-                if said is not None and name in (said.get("id"), said.get("trace")):
-                    found.extend(_life(said))
+                fields = read_line(line) if name in line else None
+                if fields is not None and name in (fields.get("id"), fields.get("trace")):
+                    found.extend(_life(fields))
     except OSError as error:
-        raise FileUnusable(f"{path}: {error.strerror}") from error
+        raise FileUnusable(f"can't read the log {path}: {error.strerror}") from error
     return list(found)
 
 
@@ -53,10 +53,10 @@ def read_line(line: str) -> dict[str, Any] | None:
     """
     try:
         start = line.find('{"ts":')
-        said = orjson.loads(line[start:]) if start >= 0 else _logfmt(line)
+        fields = orjson.loads(line[start:]) if start >= 0 else _logfmt(line)
     except ValueError:
         return None
-    return said if isinstance(said, dict) and {"ts", "id", "router"} <= said.keys() else None
+    return fields if isinstance(fields, dict) and {"ts", "id", "router"} <= fields.keys() else None
 
 
 def _logfmt(line: str) -> dict[str, Any]:
@@ -65,53 +65,53 @@ def _logfmt(line: str) -> dict[str, Any]:
     return {name: json.loads(text) if text.startswith('"') else text for name, text in pairs}
 
 
-def _life(said: dict[str, Any]) -> Iterator[RequestLife]:
+def _life(fields: dict[str, Any]) -> Iterator[RequestLife]:
     """None where a value is not what a router writes."""
     try:
-        region, _, router = str(said["router"]).partition("/")
-        ended_at = datetime.fromisoformat(str(said["ts"])).timestamp()
-        arrived_at = ended_at - float(said.get("duration_s", 0.0))
-        ttft_s = said.get("ttft_s")
-        status = said.get("status")
-        if ttft_s is None and status is not None and int(status) < 400 and "placement" in said:
-            ttft_s = said["duration_s"]  # an answer that was not streamed
+        region, _, router = str(fields["router"]).partition("/")
+        ended_at = datetime.fromisoformat(str(fields["ts"])).timestamp()
+        arrived_at = ended_at - float(fields.get("duration_s", 0.0))
+        ttft_s = fields.get("ttft_s")
+        status = fields.get("status")
+        if ttft_s is None and status is not None and int(status) < 400 and "placement" in fields:
+            ttft_s = fields["duration_s"]  # an answer that was not streamed
         life = {
-            "request": said["id"],
-            "trace": said.get("trace"),
+            "request": fields["id"],
+            "trace": fields.get("trace"),
             "region": region,
             "router": router,
-            "origin": said.get("origin"),
-            "method": said.get("method"),
-            "route": said.get("route", ""),
+            "origin": fields.get("origin"),
+            "method": fields.get("method"),
+            "route": fields.get("route", ""),
             "status": status,
-            "outcome": said.get("outcome", ""),
-            "model": said.get("model"),
-            "tenant": said.get("tenant"),
-            "served_by_region": said.get("region"),
-            "served_by_replica": said.get("replica"),
-            "peer_held_s": said.get("peer_held_s", 0.0),
-            "prompt_tokens": said.get("tokens_in"),
-            "cached_tokens": said.get("tokens_cached"),
-            "output_tokens": said.get("tokens_out"),
-            "sent_bytes": said.get("bytes", 0),
-            "is_stream": "ttft_s" in said,
-            "fault": said.get("error"),
-            "detail": said.get("detail"),
+            "outcome": fields.get("outcome", ""),
+            "model": fields.get("model"),
+            "tenant": fields.get("tenant"),
+            "served_by_region": fields.get("region"),
+            "served_by_replica": fields.get("replica"),
+            "peer_held_s": fields.get("peer_held_s", 0.0),
+            "prompt_tokens": fields.get("tokens_in"),
+            "cached_tokens": fields.get("tokens_cached"),
+            "output_tokens": fields.get("tokens_out"),
+            "sent_bytes": fields.get("bytes", 0),
+            "is_stream": "ttft_s" in fields,
+            "fault": fields.get("error"),
+            "detail": fields.get("detail"),
             "arrived_at": arrived_at,
             "started_at": None if ttft_s is None else arrived_at + float(ttft_s),
             "ended_at": ended_at,
         }
         found = _LIFE.validate_python(life)
-        yield replace(found, steps=_steps(said, found))
+        yield replace(found, steps=_steps(fields, found))
     except (ValidationError, ValueError, TypeError, KeyError):
         return
 
 
-def _steps(said: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
+def _steps(fields: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
     """The last decision; when it was made is not in the line, only how long it was held before."""
-    if "placement" not in said:
+    if "placement" not in fields:
         return ()
-    placement = said["placement"]
+    placement = fields["placement"]
     decision = _DECISION.validate_python(
         {
             "request": life.request,
@@ -120,10 +120,10 @@ def _steps(said: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
             "placement": placement,
             "replica": life.served_by_replica if placement == "local" else None,
             "peer": life.served_by_region if placement == "peer" else None,
-            "hops": said.get("hops", 0),
-            "attempt": said.get("attempts", 1),
-            "held_s": said.get("held_s", 0.0),
-            "reason": said.get("reason", ""),
+            "hops": fields.get("hops", 0),
+            "attempt": fields.get("attempts", 1),
+            "held_s": fields.get("held_s", 0.0),
+            "reason": fields.get("reason", ""),
         }
     )
     return (LifeStep(at=life.arrived_at + decision.held_s, what="decided", decision=decision),)
@@ -223,15 +223,15 @@ def _read_step(line: bytes, name: str, found: dict[int, RecordedRequest]) -> Non
     if not is_named and not any(b'"key":%d' % key in line for key in found):
         return
     try:
-        said = orjson.loads(line)
-        now = float(said["now"])
-        [(kind, event)] = said["event"].items()
+        fields = orjson.loads(line)
+        now = float(fields["now"])
+        [(kind, event)] = fields["event"].items()
         request = event.get("request")
         if kind == "RequestArrived" and request["request_id"] == name:
             found[request["key"]] = RecordedRequest(request, now)
         elif (one := found.get(event.get("key"))) is not None:
             one.event(kind, event, now)
-        for tagged in said["effects"]:
+        for tagged in fields["effects"]:
             [(kind, effect)] = tagged.items()
             if (one := found.get(effect.get("key"))) is not None:
                 one.effect(kind, effect, now)

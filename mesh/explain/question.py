@@ -37,21 +37,32 @@ async def ask_all(
     within_s: float = WITHIN_S,
 ) -> list[RegionAnswers]:
     """The answers of every region of the topology; of one without a login, why there is none."""
-
-    async def ask(name: RegionId, region: RegionTable) -> RegionAnswers:
-        known = logins.get(name, Logins())
-        login = known.observer or known.operator
-        if login is None:
-            return RegionAnswers(name, problem=NO_LOGIN)
-        try:
-            return await _ask_region(name, _routers(region), login, question, within_s)
-        except (BusUnreachable, nats.errors.Error, OSError) as error:
-            return RegionAnswers(name, problem=str(error) or type(error).__name__)
-
-    return list(await asyncio.gather(*(ask(*each) for each in topology.regions.items())))
+    asked = (
+        ask_region(name, routers_of(region), logins.get(name, Logins()), question, within_s)
+        for name, region in topology.regions.items()
+    )
+    return list(await asyncio.gather(*asked))
 
 
-def _routers(region: RegionTable) -> set[str]:
+async def ask_region(
+    name: RegionId,
+    routers: set[str],
+    logins: Logins,
+    question: RequestQuestion,
+    within_s: float = WITHIN_S,
+) -> RegionAnswers:
+    """The answers of one region, at once when these routers have answered."""
+    login = logins.observer or logins.operator
+    if login is None:
+        return RegionAnswers(name, problem=NO_LOGIN)
+    try:
+        return await _ask_region(name, routers, login, question, within_s)
+    except (BusUnreachable, nats.errors.Error, OSError) as error:
+        return RegionAnswers(name, problem=str(error) or type(error).__name__)
+
+
+def routers_of(region: RegionTable) -> set[str]:
+    """The names of its routers, or of their workers, as mesh.toml has them."""
     return {str(one) for name in region.routers for one in worker_names(name, region.workers)}
 
 

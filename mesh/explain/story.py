@@ -4,9 +4,10 @@ for the first token consisted of."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.decision import Decision, Placement
+from schemas.decision import Candidate, Decision, Placement
 from schemas.explain import OPEN, LifeStep, RequestLife
 
+FAR_OFF_S = 0.1  # an error of a prediction below this is none
 CLOCKS_S = 5.0  # by which clocks of hosts may differ
 GONE_TO = (Placement.LOCAL, Placement.PEER)
 
@@ -112,6 +113,38 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
 
 def _server(life: RequestLife, last: Decision) -> str:
     return life.served_by_replica or last.replica or last.peer or "its place"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The last decision's estimate of the first token, and what it took; seconds from there on."""
+
+    predicted_s: float
+    took_s: float
+
+    @property
+    def is_far_off(self) -> bool:
+        error_s = abs(self.took_s - self.predicted_s)
+        return error_s > max(FAR_OFF_S, self.predicted_s)
+
+
+def prediction(life: RequestLife) -> Prediction | None:
+    """None where the policy predicts no time, no token came, or the answer was not streamed."""
+    sent = [(step, made) for step, made in decisions(life) if made.placement in GONE_TO]
+    if not sent or life.started_at is None or not life.is_stream:
+        return None
+    step, made = sent[-1]
+    chosen = chosen_candidate(made)
+    if chosen is None or chosen.seconds is None:
+        return None
+    others_s = chosen.terms.get("others_s") or 0.0  # a price, and no part of its wait
+    return Prediction(chosen.seconds - others_s, max(0.0, life.started_at - step.at))
+
+
+def chosen_candidate(made: Decision) -> Candidate | None:
+    """The place that it went to; None of a request that was held or shed."""
+    chosen = made.replica or made.peer
+    return next((one for one in made.candidates if one.name == chosen and one.available), None)
 
 
 def largest(of: Sequence[Part]) -> Part | None:

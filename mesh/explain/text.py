@@ -1,12 +1,22 @@
 """The life of a request as text for people, or as plain values for programs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from mesh.explain.story import Story, largest, parts, summary, waited_s
+from mesh.explain.story import (
+    Prediction,
+    Story,
+    chosen_candidate,
+    largest,
+    parts,
+    prediction,
+    summary,
+    waited_s,
+)
 from schemas.decision import Candidate, Decision, Placement
 from schemas.explain import OPEN, LifeStep, RequestLife
 
@@ -43,37 +53,58 @@ def _story_lines(story: Story) -> Iterator[str]:
     else:
         yield summary(story.asked)
     yield ""
-    for _, lines in sorted(_events(story), key=lambda event: event[0]):
-        yield from lines
+    for moment in moments(story):
+        yield f"  {moment.at_s:+9.3f} s  {moment.who:<10}  {moment.text}"
+        yield from (f"{'':25}{one}" for one in _candidate_lines(moment.decision))
     if story.asked is not None and (found := parts(story.asked)):
         total_s, worst = waited_s(story.asked), largest(found)
         yield ""
         yield f"  {total_s or 0.0:9.3f} s  {_until(story.asked)}, of which"
         for part in found:
             yield f"  {part.seconds:9.3f} s  {part.where}{'  <- most' if part is worst else ''}"
+        if (made := prediction(story.asked)) is not None:
+            yield f"  {_prediction_text(made)}"
+
+
+def _prediction_text(made: Prediction) -> str:
+    text = f"predicted {made.predicted_s:.3f} s from its dispatch, took {made.took_s:.3f} s"
+    if not made.is_far_off:
+        return text
+    slower = made.took_s > made.predicted_s
+    return f"{text}: {'slower' if slower else 'quicker'} than the router expected of that place"
 
 
 def _until(life: RequestLife) -> str:
     return "to its end, without a first byte" if life.started_at is None else "to the first byte"
 
 
-def _events(story: Story) -> Iterator[tuple[float, list[str]]]:
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a request. `at_s`: seconds after its arrival."""
+
+    at_s: float
+    who: str
+    text: str
+    decision: Decision | None = None
+
+
+def moments(story: Story) -> list[Moment]:
+    """All that is known to have happened, in the order of time."""
     start = (story.asked or story.at_peers[0]).arrived_at
+    return sorted(_moments(story, start), key=lambda moment: moment.at_s)
+
+
+def _moments(story: Story, start: float) -> Iterator[Moment]:
     for life in story.lives:
         who = f"{life.region}/{life.router}"
-
-        def line(at: float, text: str, who: str = who) -> str:
-            return f"  {at - start:+9.3f} s  {who:<10}  {text}"
-
         origin = f" from {life.origin}" if life.origin else ""
-        yield life.arrived_at, [line(life.arrived_at, f"arrived{origin}")]
+        yield Moment(life.arrived_at - start, who, f"arrived{origin}")
         for step in life.steps:
-            head, *rest = _step_lines(step, life)
-            yield step.at, [line(step.at, head), *(f"{'':25}{one}" for one in rest)]
+            yield Moment(step.at - start, who, _step_text(step), step.decision)
         if life.started_at is not None:
-            yield life.started_at, [line(life.started_at, "first byte to the client")]
+            yield Moment(life.started_at - start, who, "first byte to the client")
         if life.ended_at is not None:
-            yield life.ended_at, [line(life.ended_at, _end(life))]
+            yield Moment(life.ended_at - start, who, _end(life))
 
 
 def _end(life: RequestLife) -> str:
@@ -81,13 +112,13 @@ def _end(life: RequestLife) -> str:
         if life.outcome == "placed":
             return f"handed to {life.served_by_replica}, which answers {life.origin} directly"
         return f"refused: {life.detail or 'no reason given'}"
-    said = [life.outcome]
+    shown = [life.outcome]
     if life.status is not None:
-        said.insert(0, str(life.status))
+        shown.insert(0, str(life.status))
     if life.fault:
-        said.append(f"error {life.fault}")
+        shown.append(f"error {life.fault}")
     if life.detail:
-        said.append(life.detail)
+        shown.append(life.detail)
     tokens = (
         (life.prompt_tokens, "in"),
         (life.cached_tokens, "cached"),
@@ -95,23 +126,22 @@ def _end(life: RequestLife) -> str:
     )
     counted = [f"{count} {name}" for count, name in tokens if count is not None]
     if counted:
-        said.append(f"tokens {', '.join(counted)}")
-    return f"ended: {', '.join(said)}, {life.sent_bytes} bytes"
+        shown.append(f"tokens {', '.join(counted)}")
+    return f"ended: {', '.join(shown)}, {life.sent_bytes} bytes"
 
 
-def _step_lines(step: LifeStep, life: RequestLife) -> Iterator[str]:
+def _step_text(step: LifeStep) -> str:
     if step.decision is not None:
-        yield from _decision_lines(step.decision)
-    elif step.what == "placed":
+        return _decision_text(step.decision)
+    if step.what == "placed":
         held = f" after {step.held_s:.3f} s in its hold queue" if step.held_s else ""
-        yield f"{step.region} placed it on {step.replica}{held}"
-    elif step.what == "refused":
-        yield f"{step.replica or step.region} refused it: {step.detail}"
-    else:
-        yield f"the attempt failed: {step.detail}"
+        return f"{step.region} placed it on {step.replica}{held}"
+    if step.what == "refused":
+        return f"{step.replica or step.region} refused it: {step.detail}"
+    return f"the attempt failed: {step.detail}"
 
 
-def _decision_lines(made: Decision) -> Iterator[str]:
+def _decision_text(made: Decision) -> str:
     verbs = {
         Placement.LOCAL: f"placed on {made.replica}",
         Placement.PEER: f"forwarded to {made.peer}",
@@ -121,21 +151,30 @@ def _decision_lines(made: Decision) -> Iterator[str]:
     held = f" after {made.held_s:.3f} s in the hold queue" if made.held_s else ""
     attempt = f", attempt {made.attempt}" if made.attempt > 1 else ""
     policy = f" (policy {made.policy})" if made.policy else ""
-    yield f"{verbs[made.placement]}{held}{attempt}{policy}: {made.reason}"
-    chosen = made.replica or made.peer
-    best = next((one for one in made.candidates if one.name == chosen and one.available), None)
-    for one in made.candidates:
-        yield f"{one.name:<10} {_candidate(one, best)}"
+    return f"{verbs[made.placement]}{held}{attempt}{policy}: {made.reason}"
+
+
+def _candidate_lines(made: Decision | None) -> Iterator[str]:
+    if made is None:
+        return
+    yield from (f"{one.name:<10} {text}" for one, text in verdicts(made))
     if made.considered > len(made.candidates):
         yield f"and {made.considered - len(made.candidates)} more"
 
 
-def _candidate(one: Candidate, best: Candidate | None) -> str:
-    if not one.available:
-        return f"not available: {one.why}"
+def verdicts(made: Decision) -> Iterator[tuple[Candidate, str]]:
+    """Each candidate with its price, and why it was chosen or was not."""
+    best, verdict = chosen_candidate(made), "chosen"
+    if best is None and made.placement is Placement.HOLD and made.candidates:
+        best, verdict = made.candidates[0], "cheapest, and busy: waited for"
+    for one in made.candidates:
+        yield one, _verdict(one, best, verdict) if one.available else f"not available: {one.why}"
+
+
+def _verdict(one: Candidate, best: Candidate | None, of_best: str) -> str:
     matched = f", {one.matched_tokens} tokens cached there" if one.matched_tokens else ""
     pending = f", {one.pending} pending" if one.pending else ""
-    verdict = "chosen" if one is best else "not chosen"
+    verdict = of_best if one is best else "not chosen"
     if one.seconds is None:
         terms = ", ".join(f"{name} {value:g}" for name, value in _known(one))
         return f"{verdict}{f': {terms}' if terms else ''}{matched}{pending}"
@@ -173,7 +212,7 @@ def table_lines(lives: Sequence[RequestLife]) -> Iterator[str]:
         yield printable(line)
 
 
-def as_json(told: Sequence[Story], looked: Sequence[str]) -> str:
+def as_json(requests: Sequence[Story], searched: Sequence[str]) -> str:
     """The same for programs."""
 
     def plain(life: RequestLife) -> dict[str, Any]:
@@ -186,12 +225,12 @@ def as_json(told: Sequence[Story], looked: Sequence[str]) -> str:
             "largest": None if worst is None else worst.name,
         }
 
-    requests = [
+    found = [
         {
             "asked": None if one.asked is None else plain(one.asked),
             "at_peers": [plain(life) for life in one.at_peers],
         }
-        for one in told
+        for one in requests
     ]
-    value = {"requests": requests, "looked_at": list(looked)}
+    value = {"requests": found, "looked_at": list(searched)}
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()

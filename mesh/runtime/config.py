@@ -16,7 +16,7 @@ from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
-from mesh.adapters.spans import SlowLimits
+from mesh.adapters.tail_rule import SlowLimits
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
@@ -53,6 +53,7 @@ class RouterConfig:
     http_host: str
     http_port: int
     shares_port: bool = False  # with other workers of this router
+    workers: int = 1  # that this router has
     metrics: Address | None = None  # of a page of this process alone
     by_option: frozenset[str] = frozenset()  # of `http` and `metrics`, those given by options
     connections_max: int = CONNECTIONS_MAX  # of clients

@@ -38,7 +38,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.runtime.config import RouterConfig
 from schemas import exchange, state, subjects, wire
-from schemas.control import decode_control, nothing_ordered
+from schemas.control import RegionControl, decode_control, nothing_ordered
 from schemas.gossip import PEERS, SIBLINGS, TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, RouterId
 from schemas.replies import LEASE_PREFIX, PING_BYTES, PING_PREFIX, TRIE_PREFIX, reply_inbox
@@ -208,14 +208,17 @@ class PrefixGossip:
 
 
 NAMED_MAX = 16  # replicas, in a log line
+FollowOrders = Callable[[int, RegionControl], None]
 
 
 class OperatorOrders:
-    """The last orders that operators gave for this region. `changed` is called with new ones."""
+    """The last orders that operators gave for this region."""
 
-    def __init__(self, region: RegionId, changed: Callable[[], None]) -> None:
+    def __init__(self, region: RegionId, changed: Callable[[], None], follow: FollowOrders) -> None:
+        """`changed` is called after new ones, `follow` with each record and its number."""
         self._region = region
         self._changed = changed
+        self._follow = follow
         self._log = LimitedLog(log)
         self.seq = -1  # the number of the record; 0: there is none, -1: not read yet
         self.drained: tuple[str, ...] = ()
@@ -249,6 +252,7 @@ class OperatorOrders:
             more = f" and {len(drained) - NAMED_MAX} more" if len(drained) > NAMED_MAX else ""
             log.warning("drained by operators: %s%s (%s)", named, more, who)
         self.seq, self.drained = seq, drained
+        self._follow(seq, orders)
         self._changed()
 
 
@@ -269,13 +273,15 @@ class LeaseClaims:
         feed: Callable[[ev.Event], None],
         ownership: Ownership,
         beats: AdoptedHeartbeats,
+        follow: FollowOrders,
     ) -> None:
+        """`follow` takes operators' orders."""
         self._config = config
         self._bus = bus
         self._metrics = metrics
         self._feed = feed
         self._ownership = ownership
-        self.orders = OperatorOrders(config.region, self.publish_alive)
+        self.orders = OperatorOrders(config.region, self.publish_alive, follow)
         self._beats = beats
         self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim

@@ -31,19 +31,24 @@ def region_problems(
     topology: Topology, region: RegionId, chosen: RoutingTable
 ) -> Iterator[tuple[str, str]]:
     """The same of a region with these choices, key and problem apart."""
-    named = [("policy", chosen.policy or RouterSettings().policy)]
-    named += [("policy_by_priority", name) for name in chosen.policy_by_priority.values()]
+    for key, problem in policy_problems(RouterSettings(**chosen.as_settings())):
+        yield _key(topology, region, key), problem
+
+
+def policy_problems(settings: RouterSettings) -> Iterator[tuple[str, str]]:
+    """Policies that this version lacks, or that don't fit the other settings: key and problem."""
+    named = [("policy", settings.policy)]
+    named += [("policy_by_priority", name) for _, name in settings.policy_by_priority]
     for key, name in named:
         try:
             find_maker(name)
         except ValueError as error:
-            yield _key(topology, region, key), str(error)
+            yield key, str(error)
             return
-    settings = RouterSettings(**chosen.as_settings())
     policy = make_policy(settings.policy, settings, Random(0))
     if settings.warm_idle_share and not isinstance(policy, PrefixFollowing):
         yield (
-            _key(topology, region, "proactive"),
+            "proactive",
             f"policy {settings.policy!r} doesn't know what replicas hold; leave idle_share 0, or "
             "take a policy that follows prefixes",
         )

@@ -28,12 +28,18 @@ class Regions:
         peers: PeerTable,
         bus: RouterBus,
         clock: Callable[[], float],
+        routing: Callable[[], http.Routing],
     ) -> None:
         self._config = config
+        self._routing = routing
         self._peers = peers
         self._bus = bus
         self._clock = clock
         self._own: Digest | None = None
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Show endpoints and locations as this has them."""
+        self._config = config
 
     def published(self, digest: Digest) -> None:
         self._own = digest
@@ -94,6 +100,7 @@ class Regions:
             queue=sum(digest.queue for digest in digests),
             models=tuple(sorted(set(filter(is_model, served)))),
             endpoint=entry.endpoint,
+            routing=self._routing() if name == self._config.region else None,
             location=None if entry.location is None else http.Location(*entry.location),
             distance_km=km,
             rtt_estimate_s=None if km is None else rtt_estimate_s(km),

@@ -21,7 +21,8 @@ from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
-from mesh.adapters.spans import CLIENT_GONE, PassedOn, RequestSpans, TailRule
+from mesh.adapters.spans import PassedOn, RequestSpans
+from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -35,6 +36,7 @@ from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
+from mesh.runtime.routing_in_force import RouterRouting
 from mesh.session.record import (
     NO_TRACE,
     Decide,
@@ -43,8 +45,9 @@ from mesh.session.record import (
 )
 from mesh.session.session import Session
 from schemas import state, subjects
+from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
 from schemas.exchange import Outcome
-from schemas.http import OPTIONAL_PATHS, Fault, Readiness
+from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
@@ -81,9 +84,7 @@ class RequestManager:
         self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
         self._core, self._bus, self._metrics = core, bus, metrics
         self._clock, self._on_control = clock, on_control
-        ground = config.settings.ground
-        self._tenants = Tenants(config.region, ground, config.keys)
-        self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label
+        self._know_tenants()
         self._prompts = PromptReader(config.hash_key)
         self._tail = TailRule(config.slow)
         self.bodies = BodyBudget()
@@ -108,21 +109,35 @@ class RequestManager:
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
             observer=RequestObserver(config, metrics, self._prompts, clock, self.ended),
-            ground=ground,
+            ground=config.settings.ground,
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
         self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
-        regions = Regions(config, core.peers, bus, clock)
+        self.routing = RouterRouting(config.settings, self.feed)
+        self._regions = regions = Regions(config, core.peers, bus, clock, self.routing.shown)
         self.regions = regions.seen
         self.beats = AdoptedHeartbeats(lambda: bus.client, self.messages.receive_heartbeat)
-        self.trie = PrefixGossip(config, bus, metrics, self.feed, guard)
-        self.leases = LeaseClaims(config, bus, metrics, self.feed, core.ownership, self.beats)
+        common = config, bus, metrics, self.feed
+        self.trie = PrefixGossip(*common, guard)
+        self.leases = LeaseClaims(*common, core.ownership, self.beats, self.routing.order)
         self.session.performers.update(self._performers(regions))
-        metrics.guests.set_function(lambda: self.session.forwarded)
+        metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Admit new requests by this; those under way go on as they began."""
+        self._config = config
+        self._know_tenants()
+        self._regions.reconfigure(config)
+        self.routing.reconfigure(config.settings)
+
+    def _know_tenants(self) -> None:
+        keys, ground = self._config.keys, self._config.settings.ground
+        self._tenants = Tenants(self._config.region, ground, keys)
+        self._may_be_limited = bool(keys or ground.labels)  # by a key or a label
 
     def _performers(self, regions: Regions) -> dict[type, Callable[[Any], None]]:
         """Of the effects that concern no request."""
@@ -215,7 +230,8 @@ class RequestManager:
             spans = self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path in OPTIONAL_PATHS:
-                model, answer_tokens = self._on_path(model, parsed.path), 0
+                model = self._on_path(model, parsed.path)
+                answer_tokens = 0 if parsed.path in PROMPT_ONLY_PATHS else None
             text = parsed.text
             request = Request(
                 key=next(self.session.keys),

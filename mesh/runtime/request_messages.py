@@ -28,7 +28,8 @@ from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import ingress_trace
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, text_at
+from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText
+from mesh.core.model.prompt_shapes import text_at
 from mesh.core.offline.events import answer_tokens_max
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (

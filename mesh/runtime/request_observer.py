@@ -55,16 +55,15 @@ class RequestObserver(Observer):
             record.steps.append(Step(self._clock(), what, outcome))
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
-            record.steps.append(Step(self._clock(), effect))
         if logs_decisions():
             log.debug("%s", receipt_line(effect.decision))
-        request = record.request
+        request, placement = record.request, effect.decision.placement
+        if not request.warm and (placement is Placement.LOCAL or placement is Placement.PEER):
+            self._metrics.hold.observe(_held_since_last_s(record, effect.decision.held_s))
+        if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
+            record.steps.append(Step(self._clock(), effect))
         if request.warm:
             return
-        placement, held_s = effect.decision.placement, effect.decision.held_s
-        if placement is Placement.LOCAL or placement is Placement.PEER:
-            self._metrics.hold.observe(held_s)
         if request.answer_inbox is None:
             self._metrics.placements_by_kind(placement.value).inc()
 
@@ -124,6 +123,14 @@ class RequestObserver(Observer):
     def _known(self, region: RegionId) -> str:
         """That region as a label; a frame may name any."""
         return region if region in self._regions else OTHER
+
+
+def _held_since_last_s(record: OpenRequest, held_s: float) -> float:
+    """Seconds in the hold queue since the last placement; `held_s`: in all."""
+    if not held_s:
+        return 0.0
+    decisions = (step.what.decision for step in record.steps if isinstance(step.what, fx.Decided))
+    return held_s - max((one.held_s for one in decisions), default=0.0)
 
 
 def exemplar_of(record: OpenRequest) -> str | None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from nats.aio.msg import Msg
 
@@ -64,9 +65,11 @@ class RequestQuestions:
             if len(msg.data) > QUESTION_BYTES_MAX:
                 raise WireError(f"a question of {len(msg.data)} bytes")
             question = decode_question(msg.data)
-            asked = (question.request, question.slowest, question.recent)
+            asked = (question.request, question.slowest, question.recent, question.routing)
             if sum(one is not None for one in asked) != 1:
-                raise WireError("a question names a request, or a number of slowest or latest ones")
+                raise WireError(
+                    "a question names a request, a number of slowest or latest ones, or routing"
+                )
         except WireError as error:
             self._log.warning(CHANNEL, "unreadable", "question dropped: %.300s", error)
             return
@@ -75,8 +78,9 @@ class RequestQuestions:
             answer = ended.find(question.request, (*session, *session.from_peers))
         elif question.slowest is not None:
             answer = ended.slowest(question.slowest)
-        else:
-            assert question.recent is not None
+        elif question.recent is not None:
             answer = ended.recent(question.recent)
+        else:
+            answer = replace(ended.nothing(), routing=self._requests.routing.answer())
         self._bus.publish(msg.reply, encode_answer(answer))
         self._time.spend(self._clock() - began_at)

@@ -223,6 +223,13 @@ class Router:
         assert self._http is not None, "not open"
         return int(self._http.addresses[0][1])
 
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Go on with this; it differs in what `mesh.runtime.reload` takes over, if at all."""
+        self._config = config
+        self.requests.reconfigure(config)
+        for api in self._apis:
+            api.allow_origins(config.cors_origins)
+
     def status(self) -> str:
         """What it does, in one line for people."""
         states = [replica.heartbeat.state for replica in self.core.replicas]
@@ -276,7 +283,7 @@ class Router:
         if self._recorder is not None:
             await self._recorder.close()
         if self._access_log is not None:
-            await asyncio.to_thread(self._access_log.close)
+            await self._access_log.close()
 
     async def _open_http(self) -> None:
         config, metrics = self._config, self._metrics

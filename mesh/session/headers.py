@@ -13,9 +13,9 @@ from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, served_name
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects
+from schemas.engine_routes import ENGINE_PATHS, OPTIONAL_PATHS, PROMPT_ONLY_PATHS
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
-from schemas.http import EMBEDDINGS, ENGINE_PATHS, OPTIONAL_PATHS
 from schemas.ids import (
     ModelId,
     NameInvalid,
@@ -174,7 +174,7 @@ def read_forwarded(
             warm=exchange.H_WARM in headers,
             offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
-            answer_tokens=0 if path == EMBEDDINGS else None,
+            answer_tokens=0 if path in PROMPT_ONLY_PATHS else None,
         )
     except KeyError as error:
         raise IngressInvalid(f"no header {error}") from error

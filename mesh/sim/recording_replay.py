@@ -215,7 +215,7 @@ class _Replay:
 
     def __init__(self, file: RecordingFile, changed: Mapping[str, Any]) -> None:
         header = file.header
-        self._file = file
+        self._file, self._changed = file, changed
         self._found = ReplayComparison(header=header, settings=replace(header.settings, **changed))
         self._core = RouterCore(
             region=header.region,
@@ -239,9 +239,15 @@ class _Replay:
 
     def _effects(self, step: RecordedStep) -> list[Plain]:
         try:
-            return recording.plain_effects(self._core.handle(step.event, step.now))
+            return recording.plain_effects(self._core.handle(self._event(step), step.now))
         except Exception as error:  # the recorded core may have raised here, too
             return recording.plain_error(error)
+
+    def _event(self, step: RecordedStep) -> ev.Event:
+        """The event; what is to differ also differs in settings that the router took over later."""
+        if isinstance(step.event, ev.SettingsChanged) and self._changed:
+            return ev.SettingsChanged(replace(step.event.settings, **self._changed))
+        return step.event
 
     def _compare(self, step: RecordedStep, effects: list[Plain]) -> None:
         found = self._found

@@ -340,7 +340,7 @@ def report(world: World, workload: Workload) -> RunReport:
 def _warm_ups(world: World) -> dict[str, float]:
     """Sums over all routers that are up."""
     found = [router.core.warming for router in world.all_routers() if router.core]
-    counts = ("begun", "ended", "stopped", "failed", "guests")
+    counts = ("begun", "ended", "stopped", "failed", "peer_requests")
     return {
         **{name: sum(getattr(one.counts, name) for one in found) for name in counts},
         "tokens": sum(one.tokens for one in found),

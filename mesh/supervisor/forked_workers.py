@@ -24,10 +24,11 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from infra.address import Address
+from infra.reloads import Reloads
 from infra.service_manager import NO_SERVICE_MANAGER, ServiceManager, StatusReporter
 from mesh.supervisor.supervisor import SupervisedProcess, how_it_ended
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD)
+FORK_SIGNALS = (*HANDLED_SIGNALS, signal.SIGHUP)
 FAILED = 1
 STOP = b"s"  # once: drain; twice: leave at once
 READY, STOPPING = "serving", "draining"
@@ -52,6 +54,9 @@ class WorkerControl(StatusReporter):
 
     def report_ready(self) -> None:
         self.report(READY)
+
+    def report_reloading(self) -> None:
+        """The parent reports it for all of us."""
 
     def report_stopping(self) -> None:
         self.report(STOPPING)
@@ -80,27 +85,43 @@ class WorkerControl(StatusReporter):
 WorkerMain = Callable[[int, WorkerControl], int]
 
 
+async def _nothing_to_read() -> bool:
+    return False
+
+
 def run_workers(
-    names: Sequence[str], main: WorkerMain, manager: ServiceManager = NO_SERVICE_MANAGER
+    names: Sequence[str],
+    main: WorkerMain,
+    manager: ServiceManager = NO_SERVICE_MANAGER,
+    read_again: Callable[[], Awaitable[bool]] = _nothing_to_read,
 ) -> int:
     """Run a worker per name until SIGTERM or SIGINT; the status to exit with.
 
     `main` is called in each worker's process with its number and returns its exit status. Ours is 0
     if all drained and left, else that of the first worker that failed to start or to stop.
-    `manager` learns that we serve once the first worker does.
+    `manager` learns that we serve once the first worker does. `read_again` is awaited in the parent
+    after SIGHUP: if it is true, the workers get the signal too. Workers start with it blocked.
     """
-    return asyncio.run(_WorkerGroup(names, main, manager).run())
+    return asyncio.run(_WorkerGroup(names, main, manager, read_again).run())
 
 
 class _WorkerGroup:
     """The parent's side of all workers."""
 
-    def __init__(self, names: Sequence[str], main: WorkerMain, manager: ServiceManager) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        main: WorkerMain,
+        manager: ServiceManager,
+        read_again: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._read_again = read_again
         self.workers = [_ForkedWorker(number, name, self) for number, name in enumerate(names)]
         self.main = main
         self.manager = manager
         self.is_stopping = False
         self._tasks = asyncio.TaskGroup()
+        self._besides: list[asyncio.Task[None]] = []
         self._status = 0
 
     async def run(self) -> int:
@@ -108,13 +129,19 @@ class _WorkerGroup:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        reporting = asyncio.create_task(self.manager.keep_reporting(self._examine))
+        self._besides.append(asyncio.create_task(self.manager.keep_reporting(self._examine)))
         try:
             async with self._tasks:
                 self._tasks.create_task(self.workers[0].supervise())
         finally:
-            reporting.cancel()
+            for task in self._besides:
+                task.cancel()
         return self._status
+
+    async def _reload(self) -> None:
+        if await self._read_again():
+            for worker in self.workers:
+                worker.send(signal.SIGHUP)
 
     def _examine(self) -> str:
         """What the workers do, in one line; those that hang are killed."""
@@ -126,6 +153,8 @@ class _WorkerGroup:
     def first_serves(self) -> None:
         """The first worker is ready for the first time: all that workers need is right."""
         self.manager.report_ready()
+        reloads = Reloads(self._reload, self.manager)  # SIGHUP is blocked until now
+        self._besides.append(asyncio.create_task(reloads.run()))
         for worker in self.workers[1:]:
             self._tasks.create_task(worker.supervise())
 
@@ -174,6 +203,11 @@ class _ForkedWorker(SupervisedProcess):
             log.error("worker %s hangs: it reported nothing for %.0f s", self._name, silent_s)
             os.kill(self.pid, signal.SIGKILL)
 
+    def send(self, number: signal.Signals) -> None:
+        """If the process runs."""
+        if self.pid is not None and not self._exit_code.done():
+            os.kill(self.pid, number)
+
     async def _run_once(self) -> int:
         self._exit_code = asyncio.get_running_loop().create_future()
         try:
@@ -206,14 +240,14 @@ class _ForkedWorker(SupervisedProcess):
             self._reports, reports_write = os.pipe()
             _flush()
             # The parent's handlers must not run in the worker.
-            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, FORK_SIGNALS)
             try:
                 pid = os.fork()
                 if pid == 0:
                     every_s = self._group.manager.every_s
                     self._become_worker(WorkerControl(stops_read, reports_write, every_s))
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         finally:
             _close(stops_read, reports_write)
         asyncio.get_running_loop().add_reader(self._reports, self._read_report)
@@ -224,7 +258,7 @@ class _ForkedWorker(SupervisedProcess):
         status = FAILED
         try:
             signal.set_wakeup_fd(-1)
-            for number in HANDLED_SIGNALS:
+            for number in FORK_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             for worker in self._group.workers:
                 worker.close_pipes()

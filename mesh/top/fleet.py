@@ -26,6 +26,7 @@ from schemas.state import Digest, Heartbeat, Lease, OfflineState, ReplicaState
 REPLICAS_MAX = 4096  # of one region
 ROUTERS_MAX = REGION_ROUTERS_MAX  # the same for batch runners
 REQUESTS_MAX = 500  # the newest, of all regions together
+NOTE_CHARS_MAX = 200  # of what an order holds
 NO_LOGIN, CONNECTED, AWAY = "none", "connected", "away"
 SILENT, UNSEEN = "silent", "unknown"
 
@@ -134,6 +135,12 @@ class Fleet:
             for name, seen in self._regions.items()
             if seen.why_away
         ]
+        notes += [
+            f"{name}: routing by order: {_plain(seen.orders.routing):.{NOTE_CHARS_MAX}}; "
+            f"`mesh changes {name}` has whose"
+            for name, seen in self._regions.items()
+            if seen.orders is not None and seen.orders.routing
+        ]
         return Frame(
             regions=tuple(self._region(name, replicas[name], now) for name in self._regions),
             replicas=tuple(row for rows in replicas.values() for row in rows),
@@ -162,9 +169,9 @@ class Fleet:
         seen = self._regions[name]
         digests = self._current_digests(seen, now)
         values = [one.value for one in digests]
-        heard = [row for row in replicas if row.state not in (SILENT, UNSEEN)]
-        ready: int | None = sum(row.state == ReplicaState.READY for row in heard)
-        kv = _mean(row.kv_used_ratio for row in heard)
+        live = [row for row in replicas if row.state not in (SILENT, UNSEEN)]
+        ready: int | None = sum(row.state == ReplicaState.READY for row in live)
+        kv = _mean(row.kv_used_ratio for row in live)
         if not seen.heartbeats and seen.connected_at is None:
             ready = max((one.replicas_ready for one in values), default=None)
             kv = _mean(one.kv_used_ratio for one in values)
@@ -178,12 +185,12 @@ class Fleet:
             state=self._state(name, digests, now),
             replicas=len(replicas),
             ready=ready,
-            pending=_sum(row.pending for row in heard),
-            running=_sum(row.running for row in heard),
+            pending=_sum(row.pending for row in live),
+            running=_sum(row.running for row in live),
             held=_sum(one.queue for one in values),
             requests_per_s=sum(one.requests_per_s for one in values) if values else None,
             kv_used_ratio=kv,
-            prefix_hit_ratio=_mean(row.prefix_hit_ratio for row in heard),
+            prefix_hit_ratio=_mean(row.prefix_hit_ratio for row in live),
             ttft_p50_s=percentile(ttft_s, 0.50),
             ttft_p99_s=percentile(ttft_s, 0.99),
             rtt_s={str(peer): rtt_s for peer, rtt_s in seen.rtt_s.items()},
@@ -235,6 +242,10 @@ class Fleet:
                 age_s=None if at is None else now - at,
             )
 
+    def orders_of(self, region: RegionId) -> RegionControl | None:
+        """What operators ordered there; None while that is not known."""
+        return self._regions[region].orders
+
     def replica_lines(self, region: RegionId, name: ReplicaId, now: float) -> Iterator[str]:
         """All that is known of a replica, as text."""
         seen = self._regions[region]
@@ -250,10 +261,18 @@ class Fleet:
             return
         yield f"last heartbeat {now - beat.at:.1f} s ago"
         yield ""
+        for field_name, text in self.heartbeat_fields(region, name):
+            yield f"{field_name:<22} {text}"
+
+    def heartbeat_fields(self, region: RegionId, name: ReplicaId) -> Iterator[tuple[str, str]]:
+        """What a replica's last heartbeat says; nothing where none was received."""
+        beat = self._regions[region].heartbeats.get(name)
+        if beat is None:
+            return
         for each in fields(Heartbeat):
             value = getattr(beat.value, each.name)
             if value is not None and each.name not in ("v", "region", "replica", "cards"):
-                yield f"{each.name:<22} {_plain(value)}"
+                yield each.name, _plain(value)
 
 
 def percentile(values: Iterable[float], part: float) -> float | None:

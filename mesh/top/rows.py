@@ -6,12 +6,15 @@ last message that the row was made of.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from mesh.explain.text import printable
 
 STALE_S = 2.0  # as long as routers wait for a silent replica
 UNKNOWN = "–"
+GOOD = {"serving", "ready", "connected", "ok", "none"}
+WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,34 @@ def key(row: Row) -> str:
             return f"{row.asked}/{row.served or ''}"
         case RequestRow():
             return f"{row.region}/{row.request}"
+
+
+class Level(StrEnum):
+    """How a row is coloured."""
+
+    GOOD = "good"
+    WARNING = "warning"
+    BAD = "bad"
+    OLD = "old"  # its data is
+
+
+def level(row: Row) -> Level:
+    """By what the row says of its state, and by its age."""
+    match row:
+        case RegionRow():
+            words = [row.bus, row.state]
+        case ReplicaRow():
+            words = [row.state]
+        case RequestRow():
+            words = [row.outcome]
+        case _:
+            words = []
+    if any(word not in GOOD | WARNING for word in words):
+        return Level.BAD
+    age_s = getattr(row, "age_s", None)
+    if age_s is not None and age_s >= STALE_S:
+        return Level.OLD
+    return Level.WARNING if any(word in WARNING for word in words) else Level.GOOD
 
 
 def matches(columns: Iterable[Column], row: Row, wanted: str) -> bool:

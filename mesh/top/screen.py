@@ -14,10 +14,10 @@ from textual.widgets import DataTable, Footer, Input, Static
 from mesh.explain.text import printable
 from mesh.top.rows import (
     REGIONS,
-    STALE_S,
     TABLES,
     Column,
     Frame,
+    Level,
     RegionRow,
     ReplicaRow,
     RequestRow,
@@ -25,6 +25,7 @@ from mesh.top.rows import (
     Table,
     fitting,
     key,
+    level,
     matches,
     ordered,
     table_lines,
@@ -37,8 +38,7 @@ REGION_LINES_MAX = 9  # above the other tables
 FILTER_CHARS_MAX = 64
 BETWEEN_COLUMNS = 2
 MARGIN = 3  # beside a table, for its scroll bar
-GOOD = {"serving", "ready", "connected", "ok", "none"}
-WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed"}
+STYLES = {Level.GOOD: "", Level.WARNING: "yellow", Level.BAD: "red", Level.OLD: "dim"}
 KEYS = """\
 1 2 3 4   regions, replicas, traffic, requests; Tab: the next one
 up down   or k j: move
@@ -78,7 +78,8 @@ class TextPage(ModalScreen[None]):
 
     def draw(self) -> None:
         text = "\n".join(printable(line) for line in self._lines())
-        self.query_one("#lines", Static).update(Text(text))
+        for shown in self.query("#lines").results(Static):  # none while the page opens or closes
+            shown.update(Text(text))
 
     def action_down(self) -> None:
         self.query_one("#page", VerticalScroll).scroll_down()
@@ -176,7 +177,7 @@ class TopScreen(App[None]):
         lines = [*table_lines(REGIONS, rows, max(1, self.size.width - 2))]
         text = Text()
         for line, row in zip(lines, (None, *rows), strict=True):
-            text.append(line + "\n", "bold" if row is None else _style(row))
+            text.append(line + "\n", "bold" if row is None else STYLES[level(row)])
         return text
 
     def _heading(self, count: int) -> Text:
@@ -219,7 +220,7 @@ class TopScreen(App[None]):
                     mark = " ▼" if self._order[self._table.name][1] else " ▲"
                 grid.add_column(Text(column.title + mark, justify=_side(column)))
             for row in self._shown:
-                style = _style(row)
+                style = STYLES[level(row)]
                 cells = (Text(one.text(row), style, justify=_side(one)) for one in columns)
                 grid.add_row(*cells, key=key(row))
             keys = [key(row) for row in self._shown]
@@ -323,22 +324,3 @@ class TopScreen(App[None]):
 
 def _side(column: Column) -> Any:
     return "right" if column.is_number else "left"
-
-
-def _style(row: Row) -> str:
-    """By what the row says of its state; old data is dim."""
-    match row:
-        case RegionRow():
-            words = [row.bus, row.state]
-        case ReplicaRow():
-            words = [row.state]
-        case RequestRow():
-            words = [row.outcome]
-        case _:
-            words = []
-    if any(word not in GOOD | WARNING for word in words):
-        return "red"
-    age_s = getattr(row, "age_s", None)
-    if age_s is not None and age_s >= STALE_S:
-        return "dim"
-    return "yellow" if any(word in WARNING for word in words) else ""

@@ -1,4 +1,4 @@
-"""Watches the buses of regions for `mesh top`, as their observer or operator."""
+"""Watches the buses of regions for `mesh top` and the console, as their observer or operator."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from infra.topology import Topology
 from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.connectivity import Logins
 from mesh.explain.question import ask_all
-from mesh.explain.story import stories
+from mesh.explain.story import Story, stories
 from mesh.explain.text import story_lines
 from mesh.top.fleet import REPLICAS_MAX, Fleet
 from mesh.top.rows import Frame
@@ -41,7 +41,9 @@ class FleetWatch:
         topology: Topology,
         logins: Mapping[RegionId, Logins],
         clock: Callable[[], float] = time.monotonic,
+        name: str = "mesh top",
     ) -> None:
+        """`name`: of the connections, in `nats server report connections`."""
         self.clock = clock
         self._topology, self._logins = topology, logins
         addresses = {name: one.observer or one.operator for name, one in logins.items()}
@@ -49,7 +51,8 @@ class FleetWatch:
         regions = {name: table.replicas for name, table in topology.regions.items()}
         self.fleet = Fleet(regions, known)
         self._buses = [
-            _RegionBus(name, address, self.fleet, clock) for name, address in known.items()
+            _RegionBus(region, address, self.fleet, clock, name)
+            for region, address in known.items()
         ]
 
     async def run(self) -> None:
@@ -70,21 +73,32 @@ class FleetWatch:
 
     async def explain(self, request: str) -> list[str]:
         """What `mesh explain` prints of a request."""
+        found, problems = await self.stories(request)
+        if found:
+            return [*story_lines(found[-1]), *problems]
+        return [f"no router keeps {request} any more", *problems]
+
+    async def stories(self, request: str) -> tuple[list[Story], list[str]]:
+        """What the routers keep of a request, the newest last, and who did not answer and why."""
         question = RequestQuestion(request=request)
         answers = await ask_all(self._topology, self._logins, question, EXPLAIN_S)
         lives = [life for region in answers for one in region.answers for life in one.requests]
         problems = [f"{one.region}: {one.problem}" for one in answers if one.problem is not None]
-        if told := stories(lives):
-            return [*story_lines(told[-1]), *problems]
-        return [f"no router keeps {request} any more", *problems]
+        return stories(lives), problems
 
 
 class _RegionBus:
     """One region's bus."""
 
     def __init__(
-        self, region: RegionId, address: BusAddress, fleet: Fleet, clock: Callable[[], float]
+        self,
+        region: RegionId,
+        address: BusAddress,
+        fleet: Fleet,
+        clock: Callable[[], float],
+        name: str,
     ) -> None:
+        self._name = name
         self._region, self._address, self._fleet, self._clock = region, address, fleet, clock
         # Ten come a second, and one is shown: decoded when it is.
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
@@ -98,7 +112,7 @@ class _RegionBus:
             try:
                 client = await bus.connect(
                     self._address,
-                    name="mesh top",
+                    name=self._name,
                     inbox_prefix=subjects.INBOX_ROOT,
                     on_lost=self._lost,
                     on_back=self._connected,

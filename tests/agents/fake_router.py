@@ -9,6 +9,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from infra.process import end_all
 from schemas import exchange, subjects
 from schemas.exchange import End, Frame, FrameView, Refused
 from schemas.state import Heartbeat, decode_heartbeat
@@ -150,6 +151,5 @@ async def fake_router(url: str) -> AsyncIterator[FakeRouter]:
     try:
         yield router
     finally:
-        living.cancel()
-        await asyncio.gather(living, return_exceptions=True)
+        await end_all([living])
         await client.close()

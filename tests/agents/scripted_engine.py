@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from schemas.engine_routes import OPTIONAL_PATHS
+
 MODEL = "org/llama"
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -76,6 +78,7 @@ class ScriptedEngine:
     pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
+    also_serves: tuple[str, ...] = ()  # optional paths that the script sees
     embeds: bool = False  # else a POST there is a 404 that the script does not see
     hangs: bool = False  # takes scrapes and never answers them
     silent: frozenset[str] = frozenset()  # paths of scrapes that it never answers
@@ -112,7 +115,9 @@ class ScriptedEngine:
 
     async def _answer(self, request: Request, reader, writer) -> None:
         is_post = request.method == "POST"
-        if request.path == "/v1/embeddings" and not self.embeds:
+        is_embedding = request.path == "/v1/embeddings" and self.embeds
+        is_served = is_embedding or request.path in self.also_serves
+        if request.path in OPTIONAL_PATHS and not is_served:
             writer.write(plain(404, b"{}"))
             return
         (self.requests if is_post else self.scrapes).append(request)

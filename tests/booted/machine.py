@@ -1,7 +1,7 @@
 """A stock Debian 12 with a booted systemd, in a container of systemd-nspawn.
 
-Its packages come from Debian by mmdebstrap, once: build/debian-12.tar is kept. Its network is its
-own loopback, so Python packages are fetched by this machine first. Rejected: Docker, whose systemd
+Its packages come from Debian's archive (tests/support/debian.py). Its network is its own loopback,
+so Python packages are fetched by this machine first. Rejected: Docker, whose systemd
 would run in this machine's own control groups where these are of version 1.
 """
 
@@ -10,37 +10,45 @@ import shutil
 import signal
 import subprocess
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-BASE = ROOT / "build" / "debian-12.tar"
-WHEELS = ROOT / "build" / "debian-12-wheels"
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "curl", "procps")
-PYTHON = "3.11"  # Debian 12's
+from tests.support.debian import (
+    BASE,
+    INSTALLS_FROM_WHEELS,
+    ROOT,
+    WHEELS,
+    command,
+    make_all,
+    make_base,
+    make_wheels,
+    need,
+)
+from tests.tools.go_tools import NATS
+
 CHECKOUT = "/srv/mesh"
 ENVIRONMENT = {
     "PATH": "/opt/mesh/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PIP_NO_INDEX": "1",
     "PIP_FIND_LINKS": "/srv/wheels",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    **INSTALLS_FROM_WHEELS,
 }
-TOOLS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container"}
+TOOLS = {"systemd-nspawn": "systemd-container"}
 BOOT_S = 60.0
 END_S = 30.0
 
 
 class Machine:
-    """A booted container; `run` runs shell text in it."""
+    """A booted container; `run` runs shell text in it. `commands` is what ran in it."""
 
     def __init__(self, leader: int) -> None:
         self._leader = leader  # its process 1
+        self.commands: set[str] = set()
 
     def _words(self, text: str) -> list[str]:
         entered = ["nsenter", f"--target={self._leader}", "--all", f"--wdns={CHECKOUT}"]
+        self.commands |= {line for line in text.splitlines() if line and not line.startswith("#")}
         given = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         return [*entered, "env", "-i", *given, "bash", "-euc", text]
 
@@ -74,32 +82,12 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = 60.
     return time.monotonic() - began
 
 
-def _command(*words: str | Path, **more: object) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **more)  # type: ignore[call-overload]
-    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-
-
-def _fetch() -> None:
-    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
-    assert not missing, f"apt-get install {' '.join(missing)}"
-    BASE.parent.mkdir(exist_ok=True)
-    if not BASE.exists():
-        part = BASE.with_suffix(".part.tar")
-        included = f"--include={','.join(PACKAGES)}"
-        _command("mmdebstrap", "--quiet", "--variant=minbase", included, "bookworm", part)
-        part.rename(BASE)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    pip = (ROOT / ".venv" / "bin" / "python", "-m", "pip", "download", "--quiet")
-    only = ("--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp")
-    _command(*pip, *only, "--dest", WHEELS, *needed)
-
-
 def _fill(root: Path) -> None:
-    """Unpack the base, and put the wheels and this checkout, changes included, into it."""
+    """Unpack the base; put the wheels, this checkout, changes included, and `nats` into it."""
     root.mkdir()
-    _command("tar", "--extract", f"--file={BASE}", f"--directory={root}")
+    command("tar", "--extract", f"--file={BASE}", f"--directory={root}")
     shutil.copytree(WHEELS, root / "srv" / "wheels")
+    shutil.copy(NATS.binary, root / "usr" / "local" / "bin" / "nats")
     checkout = root / CHECKOUT[1:]
     checkout.mkdir()
     listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
@@ -113,7 +101,8 @@ def _fill(root: Path) -> None:
 @contextlib.contextmanager
 def booted_machine(directory: Path) -> Iterator[Machine]:
     """Boot it, and leave nothing of it."""
-    _fetch()
+    need(TOOLS)
+    make_all(make_base, make_wheels)
     root = directory / "debian"
     _fill(root)
     log = directory / "console"

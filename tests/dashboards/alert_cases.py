@@ -141,6 +141,12 @@ CASES = (
         {_router("process_resident_memory_bytes"): "6e9x20"},
     ),
     Case(
+        "MeshLimitNear", "warning", 10, {"instance": "a:1", "job": "mesh-agent"},
+        "a:1 uses 90% of what it may",
+        {'process_resident_memory_bytes{instance="a:1",job="mesh-agent"}': "3.6e9x20"},
+        {'process_resident_memory_bytes{instance="a:1",job="mesh-agent"}': "3e9x20"},
+    ),
+    Case(
         "MeshProcessRestarts", "warning", 20, R1, "r:1 was started 3 times in half an hour",
         {_router("process_start_time_seconds"): "1x4 300x4 600x4 900x10"},
         {_router("process_start_time_seconds"): "1x4 300x20"},

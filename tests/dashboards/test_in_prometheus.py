@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from infra.process import end_all
 from tests.dashboards.test_mesh_dashboard import graphs
 from tests.dashboards.test_rules import RULES, alerts, recorded, rules
 from tests.support.exported_metrics import EXPORTED, selectors
@@ -120,9 +121,7 @@ async def load(mesh: MeshUp) -> AsyncIterator[Callable[[], None]]:
         try:
             yield check
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
 
 
 async def answered(

@@ -144,3 +144,19 @@ def test_readme_speaks_of_panels_that_are_there():
     titles = [panel["title"] for panel in graphs]
     missing = [name for name in named if not any(title.startswith(name) for title in titles)]
     assert named and not missing
+
+
+def test_exemplars_lead_to_traces():
+    """Points of the TTFT panel carry the label that the data source links to a Jaeger."""
+    [ttft] = [panel for panel in graphs if panel["title"] == "Time to first token"]
+    assert all(target["exemplar"] for target in ttft["targets"])
+    folder = ROOT / "infra" / "compose" / "grafana" / "datasources"
+    sources = yaml.safe_load((folder / "prometheus.yaml").read_text())["datasources"]
+    by_type = {source["type"]: source for source in sources}
+    [link] = by_type["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert link["name"] == "trace_id", "as mesh/adapters/metrics.py names it"
+    assert link["datasourceUid"] == by_type["jaeger"]["uid"]
+    services = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())["services"]
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
+    jaeger_host = by_type["jaeger"]["url"].split("/")[2].split(":")[0]
+    assert services[jaeger_host]["image"].startswith("jaegertracing/jaeger")

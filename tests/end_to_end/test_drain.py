@@ -14,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from mesh.adapters.operator_orders import read_history, read_orders
 from schemas import subjects
 from schemas.http import H_DECISION
@@ -95,15 +96,13 @@ class Load:
 
 
 @asynccontextmanager
-async def load(mesh: MeshUp):
+async def load(mesh: MeshUp, clients: int = CLIENTS):
     found = Load(mesh)
-    clients = [asyncio.create_task(found.client()) for _ in range(CLIENTS)]
+    tasks = [asyncio.create_task(found.client()) for _ in range(clients)]
     try:
         yield found
     finally:
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+        await end_all(tasks)
 
 
 async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp_path):
@@ -132,12 +131,13 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         await clients.others_serve("us-0", 50)
 
         code, said = await mesh_command(tmp_path, "undrain", "us-0")
-        assert (code, said) == (0, "replica us-0 takes work again\n")
+        assert (code, said) == (0, "replica us-0: work is sent there again\n")
         await is_open(mesh, "us-0")
         await clients.serves_again("us-0")
 
-        code, said = await mesh_command(tmp_path, "drain", "us")
-        assert code == 0, said
+        # Everything that is named, once for each region.
+        code, said = await mesh_command(tmp_path, "drain", "us-1", "us/us-0", "us", "us-1")
+        assert (code, said.splitlines()[-1]) == (0, "region us is drained: nothing runs there")
         served = dict(clients.served)
         await clients.serves_again("eu-0")
         assert {name: clients.served[name] for name in ("us-0", "us-1")} == {
@@ -151,13 +151,14 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         assert clients.failed == []
 
         code, said = await mesh_command(tmp_path, "changes", "us")
-        found = [re.sub(r"^us (\d)  .* (\w*drain)", r"\1 \2", line) for line in said.splitlines()]
         assert code == 0
-        assert found == [
-            "4 undrain region us  (drained: none)",
-            "3 drain region us  (drained: all)",
-            "2 undrain replica us-0  (drained: none)",
-            "1 drain replica us-0: new fan  (drained: us-0)",
+        header, *rows = [re.split(r"  +", line) for line in said.splitlines()]
+        assert header == ["region", "number", "at", "by", "command", "then drained", "reason"]
+        assert [[row[1], *row[4:]] for row in rows] == [
+            ["4", "undrain region us", "none"],
+            ["3", "drain region us", "all"],
+            ["2", "undrain replica us-0", "none"],
+            ["1", "drain replica us-0", "us-0", "new fan"],
         ]
         await _only_admins_write(mesh)
 
@@ -189,7 +190,7 @@ async def _only_admins_write(mesh: MeshUp) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("drain", "mars"), "no region and no replica 'mars'; the regions are us, eu, ap"),
+        (("drain", "mars"), "no region and no replica 'mars'; there are us (us-0"),
         (("cordon", "us/us-99"), "no region and no replica 'us/us-99'"),
         (("changes", "mars"), "no region 'mars'"),
         (("drain", "us"), "no credentials of us, eu, ap below"),

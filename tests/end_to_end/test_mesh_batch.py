@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +22,13 @@ LINES = 60
 END_S = 90.0
 
 
+@contextlib.asynccontextmanager
 async def started(
     mesh: MeshUp, folder: Path, *arguments: str
-) -> tuple[asyncio.subprocess.Process, Path]:
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
     """`mesh batch` at the region's endpoint, and the file that it writes its stderr to."""
-    said = folder / f"{arguments[0]}.err"
-    with said.open("wb") as err:
+    errors = folder / f"{arguments[0]}.err"
+    with errors.open("wb") as err:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "mesh.cli.main", "batch", *arguments),
             *("--endpoint", mesh.endpoint("us") + "/v1"),
@@ -36,14 +37,19 @@ async def started(
             stdout=subprocess.PIPE,
             stderr=err,
         )
-    return process, said
+    try:
+        yield process, errors
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
 
 
 async def output_of(mesh: MeshUp, folder: Path, *arguments: str) -> str:
-    process, said = await started(mesh, folder, *arguments)
-    async with asyncio.timeout(END_S):
-        out, _ = await process.communicate()
-    assert process.returncode == 0, said.read_text()
+    async with started(mesh, folder, *arguments) as (process, errors):
+        async with asyncio.timeout(END_S):
+            out, _ = await process.communicate()
+        assert process.returncode == 0, errors.read_text()
     return out.decode()
 
 
@@ -81,13 +87,17 @@ async def test_a_job_ends_well_though_the_router_dies_that_its_client_waits_at(t
     config = write_config(tmp_path, regions=("us",), batch_runners=("batch-0",))
     async with mesh_up(tmp_path, config=config) as mesh:
         file = input_file(tmp_path, mesh.model)
-        with paused_runner(mesh):
-            job = (await output_of(mesh, tmp_path, "submit", file)).strip()
-            waiting, said = await started(mesh, tmp_path, "wait", job)
-            await until(lambda: "validating" in said.read_text(), deadline_s=END_S)
-            await killed_until(mesh, "router-us-r1", lambda: "no answer from" in said.read_text())
-        async with asyncio.timeout(END_S):
-            assert await waiting.wait() == 0, said.read_text()
+        async with contextlib.AsyncExitStack() as stack:
+            with paused_runner(mesh):
+                job = (await output_of(mesh, tmp_path, "submit", file)).strip()
+                wait = started(mesh, tmp_path, "wait", job)
+                waiting, errors = await stack.enter_async_context(wait)
+                await until(lambda: "validating" in errors.read_text(), deadline_s=END_S)
+                await killed_until(
+                    mesh, "router-us-r1", lambda: "no answer from" in errors.read_text()
+                )
+            async with asyncio.timeout(END_S):
+                assert await waiting.wait() == 0, errors.read_text()
 
         out = tmp_path / "answers.jsonl"
         await output_of(mesh, tmp_path, "output", job, "-o", str(out))
@@ -99,9 +109,9 @@ async def test_a_job_ends_well_though_the_router_dies_that_its_client_waits_at(t
         with paused_runner(mesh):
             second = (await output_of(mesh, tmp_path, "submit", file)).strip()
             assert "cancelling" in await output_of(mesh, tmp_path, "cancel", second)
-        cancelled, _ = await started(mesh, tmp_path, "wait", second)
-        async with asyncio.timeout(END_S):
-            assert await cancelled.wait() == 1
+        async with started(mesh, tmp_path, "wait", second) as (cancelled, _):
+            async with asyncio.timeout(END_S):
+                assert await cancelled.wait() == 1
         listed = json.loads(await output_of(mesh, tmp_path, "list", "--json"))
         status = {each["id"]: each["status"] for each in listed}
         assert status == {second: "cancelled", job: "completed"}

@@ -16,6 +16,7 @@ from rich.text import Text
 from textual.widgets import DataTable, Input, Static
 
 from infra import topology
+from infra.process import end_all
 from mesh.demo.state_directory import read_running_mesh
 from mesh.doctor.connectivity import read_logins
 from mesh.top.screen import TextPage, TopScreen
@@ -47,9 +48,7 @@ async def busy_mesh(folder):
         try:
             yield mesh
         finally:
-            for each in clients:
-                each.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
+            await end_all(clients)
 
 
 async def client(mesh: MeshUp, region: str) -> None:
@@ -169,8 +168,9 @@ def page(app: TopScreen) -> str:
     """What lies over the tables; nothing if nothing does."""
     if not isinstance(app.screen, TextPage):
         return ""
-    shown = app.screen.query_one("#lines", Static).content
-    return shown.plain if isinstance(shown, Text) else str(shown)
+    for shown in app.screen.query("#lines").results(Static):
+        return shown.content.plain if isinstance(shown.content, Text) else str(shown.content)
+    return ""
 
 
 async def keys_sort_filter_and_show_details(tmp_path) -> None:
@@ -185,8 +185,7 @@ async def keys_sort_filter_and_show_details(tmp_path) -> None:
         async with app.run_test(size=(100, 30)) as pilot:
             await drive(app, pilot)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await end_all([watching])
     assert app.return_code == 0
 
 
@@ -203,12 +202,14 @@ async def drive(app: TopScreen, pilot) -> None:
     await press("slash", *"us-1")
     assert column(app, "replica") == ["us-1"]
     await press("enter", "enter")
-    assert page(app).startswith("replica us-1 of us: ")
+    await until(lambda: page(app).startswith("replica us-1 of us: "), deadline_s=60)
     assert "last heartbeat" in page(app) and "kv_capacity_tokens" in page(app)
     await press("escape")
-    assert page(app) == "" and column(app, "replica") == ["us-1"]
+    await until(lambda: page(app) == "", deadline_s=60)
+    assert column(app, "replica") == ["us-1"]
     await press("escape")
-    assert len(column(app, "replica")) == 4 and app.query_one("#filter", Input).value == ""
+    await until(lambda: len(column(app, "replica")) == 4, deadline_s=60)
+    assert app.query_one("#filter", Input).value == ""
 
     await press("1", "j", "enter")  # the second region's replicas
     assert set(column(app, "replica")) == {"eu-0"}
@@ -222,11 +223,13 @@ async def drive(app: TopScreen, pilot) -> None:
     await until(lambda: "of which" in page(app), deadline_s=60)
     assert page(app).startswith(f"request {chosen}")
     assert "first byte to the client" in page(app)
-    await press("escape", "question_mark")
-    assert "reverse the order" in page(app)
+    await press("escape")
+    await until(lambda: page(app) == "", deadline_s=60)
+    await press("question_mark")
+    await until(lambda: "reverse the order" in page(app), deadline_s=60)
     await pilot.resize_terminal(60, 20)
     await press("q")
-    assert page(app) == ""
+    await until(lambda: page(app) == "", deadline_s=60)
     await press("q")
 
 

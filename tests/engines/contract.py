@@ -15,6 +15,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from infra.process import end_all
 from mesh.replay.client import StreamFault
 from schemas.http import CHAT, COMPLETIONS
 from schemas.state import ReplicaState
@@ -64,9 +65,7 @@ async def asked_directly(engine: RealEngine, number: int, tokens: int) -> AsyncI
         try:
             yield
         finally:
-            for each in streams:
-                each.cancel()
-            await asyncio.gather(*streams, return_exceptions=True)
+            await end_all(streams)
 
 
 async def streamed(url: str, data: bytes, headers: dict[str, str]) -> bytes:

@@ -6,7 +6,7 @@ from infra import tracing
 from tests.gate import bytecodes
 from tests.programs.live.tracing_cost import TRACING, count_off
 
-UNSAMPLED_SHARE_MAX = 0.03
+UNSAMPLED_SHARE_MAX = 0.02
 
 
 async def test_tracing_that_is_off_costs_nothing():

@@ -322,6 +322,33 @@ def test_leaving_at_any_moment_of_a_loss_is_no_cancel(loop):
             runner.run(play(turns))
 
 
+async def test_leaving_ends_an_attempt_to_reconnect_that_loses_a_cancel(monkeypatch):
+    """As Python 3.11's `wait_for` does when a cancel comes together with a refused connection."""
+    monkeypatch.setattr(bus, "RECONNECT_WAIT_S", 0.001)
+    trying, lost_cancels = asyncio.Event(), 0
+    async with saying(until_published) as address:
+        client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
+
+        async def refused(*_) -> None:
+            nonlocal lost_cancels
+            trying.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                lost_cancels += 1
+                if lost_cancels > 1:
+                    raise
+                raise ConnectionRefusedError from None
+
+        monkeypatch.setattr(client, "_connect_to_server", refused)
+        await client.publish("a", b"")  # the server ends the connection at it
+        async with asyncio.timeout(20):
+            await trying.wait()
+            await bus.close(client)
+    assert lost_cancels == 2
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 @LOOPS
 def test_a_server_that_resets_at_any_moment_is_connected_again(monkeypatch, loop):
     """While INFO is read and answered: a write after the loss must not end the reconnecting."""

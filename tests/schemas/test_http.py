@@ -3,6 +3,8 @@ import json
 import pytest
 
 from schemas import http
+from schemas.engine_routes import ENGINE_PATHS
+from schemas.engine_shapes import EngineAnswer
 from schemas.http import Fault, error_body, error_event, error_headers
 from schemas.routes import ROUTES
 
@@ -38,6 +40,6 @@ def test_a_code_names_one_fault():
 def test_a_path_has_one_row():
     places = [(route.method, route.path) for route in ROUTES]
     assert len(set(places)) == len(places)
-    answers = http.Answer, http.Embeddings
+    answers = http.Answer, http.Embeddings, EngineAnswer
     asked = {route.path for route in ROUTES if route.answer in answers}
-    assert asked == http.ENGINE_PATHS
+    assert asked == ENGINE_PATHS

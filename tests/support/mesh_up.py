@@ -84,7 +84,7 @@ def write_config(
 
     `replicas`: of every region, or of each. `monitored`: with the nats-servers' own HTTP pages.
     """
-    listens = ("http", "nats", "leaf", "monitor") if monitored else ("http", "nats", "leaf")
+    listens = ("http", "nats", "leaf", "console", *(["monitor"] if monitored else []))
     ports = iter(free_ports(len(listens) * len(regions)))
     text = '[mesh]\nname = "test"\n'
     for region in regions:

@@ -56,6 +56,7 @@ class NatsRegions:
             _edit_configs(mesh, directory, self.files, edit)
         binary = server.find()
         self._logs = {name: directory / name / "nats.log" for name in self.files}
+        self._clients: list[tuple[asyncio.AbstractEventLoop, Client]] = []
         self._servers = {
             name: ServerProcess(binary, files.config, log=self._logs[name])
             for name, files in self.files.items()
@@ -85,6 +86,14 @@ class NatsRegions:
         return await streams.set_up_region(self.topology, region, setup, batch_setup)
 
     async def stop(self) -> None:
+        """Close the clients that `connect` opened in this event loop, then stop the servers.
+
+        Without its server a client reconnects for ever, and one cancel may not end that.
+        """
+        here = asyncio.get_running_loop()
+        for loop, client in self._clients:
+            if loop is here:
+                await bus.close(client)
         for process in self._servers.values():
             await process.stop()
 
@@ -126,13 +135,15 @@ class NatsRegions:
         on_lost: Callable[[], None] = lambda: None,
     ) -> Client:
         own = subjects.INBOX_BATCH_SETUP if user == "batch-setup" else subjects.INBOX_ROOT
-        return await bus.connect(
+        client = await bus.connect(
             self.address(region, user),
             name=user,
             inbox_prefix=inbox_prefix or own,
             on_error=on_error,
             on_lost=on_lost,
         )
+        self._clients.append((asyncio.get_running_loop(), client))
+        return client
 
     async def _until_linked(self, region: str) -> None:
         client = await self.connect(region, "system")

@@ -54,15 +54,16 @@ class RouterProcess:
         return sum(found) if found else None
 
     async def until_serves(self, worker: int) -> None:
-        """Wait until that worker would place requests."""
+        """Wait until that worker would place requests, and the endpoint listens, which is later."""
         async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
             while True:
                 assert self.process.returncode is None, await self.end()
                 with contextlib.suppress(aiohttp.ClientConnectionError):
                     async with session.get(self.page(worker) + "/ready") as answer:
                         if answer.status == 200:
-                            return
+                            break
                 await asyncio.sleep(0.02)
+        await self.until_answers("/health")
 
     async def until_answers(self, path: str) -> None:
         """Wait until the endpoint answers 200 there."""
@@ -91,12 +92,15 @@ async def router_process(
     workers: int,
     http: int | None = None,
     pages: int | None = None,
+    table: str = "",
     routing: str = "",
 ) -> AsyncIterator[RouterProcess]:
-    """Started, and ended at the end, its workers too. `routing`: lines of the table."""
+    """Started, and ended at the end, its workers too. `table`, `routing`: lines of
+    the region's table, and of its routing."""
     pages = pages or free_row(workers)[0]
     http = http or free_ports(1)[0]
-    more = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"\n[regions.us.routing]\n{routing}'
+    lines = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"\n{table}'
+    more = f"{lines}\n[regions.us.routing]\n{routing}"
     config = directory / "mesh.toml"
     config.write_text(mesh_toml(("us",), more={"us": more}))
     process = await asyncio.create_subprocess_exec(

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
+from schemas.engine_routes import OPTIONAL_PATHS
+
 Behaviour = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -27,6 +29,7 @@ class ScriptedEngine:
         self.waiting, self.running, self.kv = 0, 0, 0.0
         self.behaviour: Behaviour = say("hello")
         self.embeddings: Behaviour | None = None  # of that path; without it there is none
+        self.on_path: dict[str, Behaviour] = {}  # of other optional paths
         self.seen: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up = asyncio.Event()
@@ -43,7 +46,7 @@ class ScriptedEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/embeddings", self._embed)
-        app.router.add_post("/v1/{kind:.+}", self._answer)
+        app.router.add_post("/{path:.+}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -75,12 +78,14 @@ class ScriptedEngine:
         return await self.embeddings(request, orjson.loads(await request.read()))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in OPTIONAL_PATHS and request.path not in self.on_path:
+            return web.json_response({"detail": "Not Found"}, status=404)
         body = orjson.loads(await request.read())
         self.seen.append(body)
         self.headers.append(dict(request.headers))
         self.arrived.set()
         try:
-            return await self.behaviour(request, body)
+            return await self.on_path.get(request.path, self.behaviour)(request, body)
         except (asyncio.CancelledError, ConnectionError):
             self.hung_up.set()
             raise

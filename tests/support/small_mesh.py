@@ -16,6 +16,7 @@ from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from infra.nats.region_config import BATCH
+from infra.process import end_all
 from mesh.adapters import streams
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
@@ -152,8 +153,7 @@ class SmallMesh:
     async def kill_agent(self, replica: str) -> None:
         """End an agent without a word, as a power cut does."""
         task, _ = self.agents[replica]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
 
     def sample(self, region: str, name: str, **labels: str) -> float:
         """The sum of the samples with these labels, and any others, on the page of the region's

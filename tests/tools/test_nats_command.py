@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.pages import Block, blocks
-from tests.tools.natscli import BINARY
+from tests.tools.go_tools import NATS
 
 pytestmark = [
     pytest.mark.tools,
@@ -73,7 +73,7 @@ class Running(NamedTuple):
     async def nats(self, user: str, *words: str) -> subprocess.CompletedProcess[str]:
         """What the command printed, as that user of us. Fails if it does not end in time."""
         process = await asyncio.create_subprocess_exec(
-            BINARY,
+            NATS.binary,
             *words,
             env=self.environment(user),
             stdin=subprocess.DEVNULL,
@@ -206,7 +206,7 @@ async def test_who_looks_on_sees_no_prompt_and_publishes_nothing(running: Runnin
             assert f'Permissions Violation for Publish to "{subject}"' in refused.stdout, subject
     state = ("mesh.us.heartbeat.*", "mesh.*.gossip.digest", "mesh.*.gossip.offline", "_INBOX.>")
     watching = await asyncio.create_subprocess_exec(
-        *(BINARY, "sub", *state, "--count=60"),
+        *(NATS.binary, "sub", *state, "--count=60"),
         env=running.environment("observer"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -138,6 +138,10 @@ class OutgoingPrefixes:
         for block in blocks:
             self._waiting.pop(block, None)
 
+    def keep_only(self, is_held: Callable[[int], bool]) -> None:
+        """Another policy's index feeds this from now on: what is not in it is published no more."""
+        self.lost([*filterfalse(is_held, [*self._published, *self._waiting])])
+
     def inherit(self, blocks: Sequence[int]) -> None:
         """Held here, and published by a router that is gone: to be published after all others."""
         waiting = self._waiting

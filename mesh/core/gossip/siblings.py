@@ -234,6 +234,12 @@ class Siblings:
             index.listener = self._placed
         self._common.indexes.append(index)
 
+    def leave_all(self) -> None:
+        """Keep no index in common: others will join."""
+        for index in self._common.indexes:
+            index.listener = None
+        self._common.indexes.clear()
+
     @property
     def indexes(self) -> Sequence[PrefixIndex[str]]:
         return self._common.indexes

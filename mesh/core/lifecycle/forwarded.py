@@ -78,12 +78,16 @@ class ForwardedRequests:
         queue: ForwardedQueue,
         admission: Admission,
     ) -> None:
-        self._goal_s = settings.own_ttft_goal_s
+        self.follow(settings)
         self._replicas = replicas
         self._placer = placer
         self._scheduler = scheduler
         self._queue = queue
         self._admission = admission
+
+    def follow(self, settings: RouterSettings) -> None:
+        """Decide by these from now on."""
+        self._goal_s = settings.own_ttft_goal_s
 
     def place(self, request: Request, now: float, *, draining: bool) -> PlacementResult | Refusal:
         """A placement on a local replica, a hold, or the reason for refusing it."""

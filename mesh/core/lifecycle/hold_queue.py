@@ -21,6 +21,7 @@ share; here it is in group 1.
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Container, Iterator, MutableMapping
 from heapq import merge
+from operator import itemgetter
 from typing import Protocol
 
 from mesh.core.model.request import Request
@@ -202,6 +203,18 @@ class HoldQueue:
         self.group_of[request.key] = group
         self._waiting[request.model] = self.waiting(request.model) + 1
         insort(self._alike.setdefault(kind_of(request), []), entry)
+
+    def reorder(self, turns: QueueOrder) -> None:
+        """Try all that are held, and those to come, in another order."""
+        self._turns = turns
+        held = [
+            entry for lines in self._lines.values() for line in lines.values() for entry in line
+        ]
+        self._lines.clear()
+        for entry in sorted(held, key=itemgetter(0, 1)):
+            request = entry[2]
+            group = self.group_of[request.key] = turns.group(request)
+            self._lines.setdefault(group, {}).setdefault(request.model, []).append(entry)
 
     def release(self, request: Request) -> None:
         """Take out a request that was placed in its group's turn."""

@@ -35,6 +35,10 @@ class Timeouts:
         # An attempt with a frame within this time can't be lost.
         self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
 
+    def follow(self, settings: RouterSettings) -> None:
+        """Decide by these from now on; how long is waited for what does not change."""
+        self._settings = settings
+
     def ready_models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves, full or not; by name."""
         ready = {

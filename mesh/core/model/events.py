@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mesh.core.model.request import NOTHING_REPORTED, Request, Served
+from mesh.core.model.settings import RouterSettings
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, Lease
@@ -178,6 +179,17 @@ class BusReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """Other settings hold from now on: by an operator's order, or a file that was read again.
+
+    Of them the core takes `mesh.core.model.settings.CHANGEABLE`; the host has checked that they
+    fit together.
+    """
+
+    settings: RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Take nothing new; finish what is there."""
 
@@ -214,6 +226,7 @@ Event = (
     | PrefixKept
     | BusLost
     | BusReturned
+    | SettingsChanged
     | Drain
     | DrainOver
     | Tick

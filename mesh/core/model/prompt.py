@@ -39,7 +39,7 @@ from mesh.core.model.prompt_parts import (
     part_kind,
     stand_in,
 )
-from schemas.http import CHAT, EMBEDDINGS
+from mesh.core.model.served_names import prompts_name
 from schemas.ids import ModelId
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
@@ -50,10 +50,6 @@ PIECES_MAX = 65_536  # messages, and parts of them: millions would delay all ans
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
 INFINITE = float("inf")
-INPUT_SHAPE = (
-    "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
-    "none of them may be empty"
-)
 MODELS_MAX = 256  # whose estimates are kept; a mesh serves far fewer models
 
 
@@ -63,6 +59,10 @@ class PromptInvalid(ValueError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class StateUnknown(PromptInvalid):
+    """The prompt continues one that only some engine would know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +191,14 @@ class PromptReader:
 
     def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
         """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        model = prompts_name(model)
         data = text.data if text.is_prefix else b""
         hashes = block_hashes(data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
         return self._estimate(model).prompt(text, hashes)
 
     def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
         """What an engine counted for a text of that size."""
-        self._estimate(model).observe(size, prompt_tokens)
+        self._estimate(prompts_name(model)).observe(size, prompt_tokens)
 
     def _estimate(self, model: ModelId) -> TokenEstimate:
         estimate = self._estimates.get(model)
@@ -208,55 +209,19 @@ class PromptReader:
         return estimate
 
 
-def text_at(path: str, body: Mapping[str, Any]) -> PromptText:
-    """The prompt of a request for that path. Raises PromptInvalid."""
-    return inputs_text(body) if path == EMBEDDINGS else prompt_text(body, chat=path == CHAT)
-
-
-def inputs_text(body: Mapping[str, Any]) -> PromptText:
-    """All inputs of an embeddings request together. Raises PromptInvalid for a misshapen `input`.
-
-    It is no prefix: documents that are embedded hardly begin alike, and each is embedded once, so
-    their blocks would only displace those of conversations from the index.
-    """
-    given = body.get("input")
-    if isinstance(given, str) and given:
-        return PromptText(_bytes_of(given, "input"), is_prefix=False)
-    if not isinstance(given, list) or not given:
-        raise PromptInvalid(INPUT_SHAPE, "input")
-    first = type(given[0])
-    if first is int:  # one prompt
-        return PromptText(b"", is_certain=False, token_ids=_ids(given), is_prefix=False)
-    if len(given) > PIECES_MAX:
-        raise PromptInvalid(f"input has more than {PIECES_MAX} items", "input")
-    if first is list:
-        ids = sum(map(_ids, given))
-        return PromptText(b"", is_certain=False, token_ids=ids, is_prefix=False)
-    if not all(isinstance(text, str) and text for text in given):
-        raise PromptInvalid(INPUT_SHAPE, "input")
-    return PromptText(b"".join(_bytes_of(text, "input") for text in given), is_prefix=False)
-
-
-def _ids(given: object) -> int:
-    """How many token ids that is. Raises PromptInvalid for anything else, and for none."""
-    if not isinstance(given, list) or not given or set(map(type, given)) != {int} or min(given) < 0:
-        raise PromptInvalid(INPUT_SHAPE, "input")
-    return len(given)
-
-
 def prompt_text(body: Mapping[str, Any], *, chat: bool) -> PromptText:
     """A request's prompt, in the order the engine will see it.
 
     Raises PromptInvalid when `messages` (chat) or `prompt` (completions) is missing or misshapen.
     """
-    written = _Written()
+    written = WrittenPrompt()
     if chat:
         _write_chat(body, written)
     else:
         _write_completion(body, written)
     response_format = body.get("response_format")
     if response_format is not None:
-        written.add(b"\x00response_format\x00" + _bytes_of(response_format, "response_format"))
+        written.add(b"\x00response_format\x00" + bytes_of(response_format, "response_format"))
     return PromptText(b"".join(written.pieces), tuple(written.parts), response_format is None)
 
 
@@ -291,7 +256,7 @@ def _chain(key: str, model: ModelId, salt: str, tenant: str) -> "hashlib.blake2b
     )
 
 
-class _Written:
+class WrittenPrompt:
     """A prompt's bytes, while they are put together."""
 
     __slots__ = ("length", "parts", "pieces")
@@ -316,12 +281,12 @@ class _Written:
         self.parts.append(Part(kind, self.length))
 
 
-def _write_chat(body: Mapping[str, Any], written: _Written) -> None:
+def _write_chat(body: Mapping[str, Any], written: WrittenPrompt) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise PromptInvalid("messages must be a non-empty array", "messages")
     if tools := body.get("tools"):
-        written.add(b"\x00tools\x00" + _bytes_of(tools, "tools"))
+        written.add(b"\x00tools\x00" + bytes_of(tools, "tools"))
     pieces = 0
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -330,38 +295,38 @@ def _write_chat(body: Mapping[str, Any], written: _Written) -> None:
         pieces += 1 + (len(content) if isinstance(content, list) else 0)
         if pieces > PIECES_MAX:
             raise PromptInvalid(f"messages have more than {PIECES_MAX} parts", "messages")
-        written.add(b"\x00" + _bytes_of(message.get("role"), "messages") + b"\x00")
+        written.add(b"\x00" + bytes_of(message.get("role"), "messages") + b"\x00")
         if calls := message.get("tool_calls"):  # before the content, which alone can be cut
-            written.add(_bytes_of(calls, "messages") + b"\x00")
+            written.add(bytes_of(calls, "messages") + b"\x00")
         if isinstance(content, str):
-            written.add(_bytes_of(content, "messages"))
+            written.add(bytes_of(content, "messages"))
         elif isinstance(content, list):
-            _write_parts(content, written)
+            write_parts(content, written)
         elif content is not None:  # as of an assistant's turn that only calls tools
             where = f"messages[{number}].content"
             raise PromptInvalid(f"{where} must be a string or an array of parts", "messages")
 
 
-def _write_parts(content: list[Any], written: _Written) -> None:
+def write_parts(content: list[Any], written: WrittenPrompt) -> None:
     for part in content:
         text = part.get("text") if isinstance(part, dict) else None
         if isinstance(text, str):
-            written.add(_bytes_of(text, "messages"))
+            written.add(bytes_of(text, "messages"))
         elif isinstance(part, dict) and (kind := part_kind(part)) is not None:
             written.add_part(kind, part)
         else:  # unknown, and counts by all of its text: equal parts, equal prefix
-            written.add(_bytes_of(part, "messages"))
+            written.add(bytes_of(part, "messages"))
 
 
-def _write_completion(body: Mapping[str, Any], written: _Written) -> None:
+def _write_completion(body: Mapping[str, Any], written: WrittenPrompt) -> None:
     prompt = body.get("prompt")
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt):
         raise PromptInvalid("prompt must be a string or a non-empty array", "prompt")
     # Several prompts, or one as token ids, are written in one go: there may be millions of ids.
-    written.add(_bytes_of(prompt, "prompt"))
+    written.add(bytes_of(prompt, "prompt"))
 
 
-def _bytes_of(value: Any, param: str) -> bytes:
+def bytes_of(value: Any, param: str) -> bytes:
     """A text as it is, anything else as JSON: equal values, equal bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")

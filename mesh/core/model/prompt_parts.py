@@ -66,6 +66,7 @@ _KINDS = {
     "video": PartKind.VIDEO,
     "file": PartKind.FILE,
     "input_file": PartKind.FILE,
+    "document": PartKind.FILE,
 }
 
 

@@ -12,11 +12,12 @@ model in every table and rule.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from schemas.http import OPTIONAL_PATHS
+from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
 _ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS))
+_GENERATING_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS - PROMPT_ONLY_PATHS))
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
@@ -28,6 +29,12 @@ def model_of(name: ModelId) -> ModelId:
     """The model, as its engine names it."""
     end = next(filter(name.endswith, _ENDS), "")
     return ModelId(name.removesuffix(end))
+
+
+def prompts_name(name: ModelId) -> ModelId:
+    """The name that its prompts are hashed under and their tokens learned by: the model's own where
+    tokens are generated, so that one conversation over two APIs is one prefix."""
+    return model_of(name) if name.endswith(_GENERATING_ENDS) else name
 
 
 def is_model(name: ModelId) -> bool:

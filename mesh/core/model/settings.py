@@ -5,6 +5,7 @@ What one policy alone uses is no setting but an option of that policy (`mesh.cor
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -116,6 +117,26 @@ class RouterSettings:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
         if self.digest_late_s > self.digest_lost_s:
             raise ValueError("digest_late_s must not exceed digest_lost_s")
+
+
+# What a running router takes over while requests are held and under way. All else is built into
+# what was learned, agreed with other routers, or allocated at the start.
+CHANGEABLE = (
+    "policy",
+    "policy_by_priority",
+    "pushing",
+    "hold_order",
+    "own_ttft_goal_s",
+    "hops_max",
+    "queue_delay_s_max",
+    "warm_idle_share",
+    "warm_kv_used_max",
+)
+
+
+def with_changes(settings: RouterSettings, wanted: RouterSettings) -> RouterSettings:
+    """These settings, with what can change in a running router as in `wanted`."""
+    return replace(settings, **{name: getattr(wanted, name) for name in CHANGEABLE})
 
 
 def with_moved_options(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from mesh.core.policies.base import (
     Policy,
     PrefixFollowing,
     Sampling,
+    Succeeding,
     Target,
 )
 from mesh.core.prefixes.prefix_index import PrefixIndex
@@ -69,6 +70,21 @@ class PolicyPair:
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
         self.sampling = self.local if isinstance(self.local, Sampling) else None
 
+    @property
+    def indexes(self) -> list[PrefixIndex[str]]:
+        """Of replicas and of peers, as far as it follows prefixes; each fed by its own layer."""
+        layers = (self.local, CandidateKind.REPLICA), (self.remote, CandidateKind.PEER)
+        return [
+            policy.indexes[kind] for policy, kind in layers if isinstance(policy, PrefixFollowing)
+        ]
+
+    def go_on_from(self, earlier: "PolicyPair", *, copied: bool) -> None:
+        """Know what another pair has learned, as far as both learn it; see `PrefixIndex`."""
+        for index, before in zip(self.indexes, earlier.indexes, strict=False):
+            index.go_on_from(before, copied=copied)
+        if isinstance(self.local, Succeeding):
+            self.local.go_on_from(earlier.local, copied=copied)
+
 
 class Placer:
     """Places requests by their class's policy, and feeds all policies with what comes of it."""
@@ -86,15 +102,49 @@ class Placer:
         self._outgoing: OutgoingPrefixes | None = None
         # The main policy's estimate of what replicas hold; None if it has no index.
         self.index: PrefixIndex[str] | None = None
-        self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
-        self._may_forward = settings.hops_max > 0
         self._replicas = replicas
         self._candidates = CandidateCache(
             replicas, peers, self.residency, dice, settings.heartbeat_late_s
         )
+        self._dice = dice
+        self._makers = POLICIES if makers is None else makers
+        self._pairs: dict[str, PolicyPair] = {}
+        self._use(settings)
+
+    def follow(self, settings: RouterSettings, gossip: Gossip) -> None:
+        """Place by these from now on. A policy that stays keeps what it has learned; a new one goes
+        on from one of its kind or, for prefixes, from the main one before it."""
+        before, main = self._pairs, self._main_pair
+        self._use(settings)
+        if [*before] == [*self._pairs] and main is self._main_pair:
+            return
+        self._leave_gossip(gossip, before.values())
+        in_use = set(self._pairs)  # those whose knowledge must be copied
+        for name, pair in self._pairs.items():
+            if name not in before:
+                same_kind = (one for one in before.values() if type(one.local) is type(pair.local))
+                earlier = next(same_kind, main)
+                pair.go_on_from(earlier, copied=earlier.name in in_use)
+                in_use.add(earlier.name)
+        self.join_gossip(gossip)
+        if self._outgoing is not None:
+            index = self.index
+            self._outgoing.keep_only(lambda block: index is not None and block in index)
+
+    def _leave_gossip(self, gossip: Gossip, pairs: Collection[PolicyPair]) -> None:
+        self.index = None
+        gossip.siblings.leave_all()
+        for pair in pairs:
+            for index in pair.indexes:
+                index.outgoing = index.announced = None
+
+    def _use(self, settings: RouterSettings) -> None:
+        self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
+        self._may_forward = settings.hops_max > 0
+        before = self._pairs
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
         self._pairs = {
-            name: PolicyPair(name, settings, dice, POLICIES if makers is None else makers)
+            name: before.get(name) or PolicyPair(name, settings, self._dice, self._makers)
             for name in names
         }
         self._pair_by_priority = {

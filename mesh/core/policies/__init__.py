@@ -20,7 +20,7 @@ from mesh.core.policies.consistent_hash import ConsistentHash, ConsistentHashOpt
 from mesh.core.policies.e2 import E2, E2Options
 from mesh.core.policies.gorgo import Gorgo, TunedWeights
 from mesh.core.policies.llm_d import LlmD, LlmDOptions
-from mesh.core.policies.mesh import MeshPolicy
+from mesh.core.policies.mesh import AS_MEASURED, MeshPolicy
 from mesh.core.policies.power_of_two import LeastLoad, PowerOfTwo, RoundRobin
 from mesh.core.policies.skywalker import (
     RegionLocal,
@@ -91,7 +91,7 @@ _SKYWALKER = Tunable(
 POLICIES: PolicyMakers = {
     "round-robin": lambda settings, dice: RoundRobin(),
     "least-load": lambda settings, dice: LeastLoad(dice),
-    "mesh": MeshPolicy,
+    "mesh": Tunable(AS_MEASURED, MeshPolicy),
     "power-of-two": lambda settings, dice: PowerOfTwo(dice),
     "consistent-hash": Tunable(
         ConsistentHashOptions(), lambda settings, dice, options: ConsistentHash(dice, options)

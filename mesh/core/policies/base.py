@@ -12,9 +12,9 @@ A policy learns from its own placements and from others': `placed`, `began` at t
 `served` at the end of the answer, and `left`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 from mesh.core.model.request import Request, Served
 from mesh.core.prefixes.prefix_index import PrefixIndex
@@ -62,6 +62,37 @@ class Score(NamedTuple):
     matched_blocks: int = 0
 
 
+Priced = TypeVar("Priced")
+
+
+class LazyScores(Sequence[Score]):
+    """Scores that are made when somebody reads them: most receipts are never read."""
+
+    __slots__ = ("_priced", "_score")
+
+    def __init__(self, priced: Sequence[Priced], score: Callable[[Priced], Score]) -> None:
+        """`priced`: what `score` makes each of them from; not changed afterwards."""
+        self._priced = priced
+        self._score = score
+
+    def __len__(self) -> int:
+        return len(self._priced)
+
+    def __iter__(self) -> Iterator[Score]:
+        return map(self._score, self._priced)
+
+    @overload
+    def __getitem__(self, place: int) -> Score: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "LazyScores": ...
+
+    def __getitem__(self, place: "int | slice") -> "Score | LazyScores":
+        if isinstance(place, slice):
+            return LazyScores(self._priced[place], self._score)
+        return self._score(self._priced[place])
+
+
 class FirstToken(NamedTuple):
     """When a first token is expected, in seconds from now; `queue_s` of them pass in queues."""
 
@@ -83,6 +114,7 @@ class Choice(NamedTuple):
     scores: Sequence[Score] = ()
     held_tokens: int | None = None
     is_guess: bool = False
+    expected: "FirstToken | None" = None  # `first_token`, where the policy has computed it
 
     @property
     def name(self) -> str | None:
@@ -94,6 +126,8 @@ class Choice(NamedTuple):
         """At the pick, or the soonest of those examined; None where no seconds are known."""
         if self.is_guess:
             return None
+        if self.expected is not None:
+            return self.expected
         known = [
             (score.seconds - (score.terms.get("others_s") or 0.0), score)
             for score in self.scores
@@ -170,6 +204,16 @@ class Sampling(Protocol):
         ...
 
 
+@runtime_checkable
+class Succeeding(Protocol):
+    """A policy that can go on from what another one has learned beside prefixes."""
+
+    def go_on_from(self, earlier: Policy, *, copied: bool) -> None:
+        """Know what it knows, if it is of the same kind. Unless `copied`, the other is not used
+        any more. The indexes of a `PrefixFollowing` one are taken over before."""
+        ...
+
+
 def least_loaded(targets: Sequence[Target], dice: Random) -> Target:
     """The target with the least load; ties at random, so that routers don't all pick the same."""
     least = min(target.load for target in targets)
@@ -233,6 +277,13 @@ def speed_of(target: Target) -> Speed:
     if target.peer is not None:
         return Speed(_of_peer(target.peer) or PREFILL_S_PER_TOKEN)
     return TYPICAL
+
+
+def prefill_s_per_token(target: Target) -> float:
+    """The same, of its prefill alone."""
+    if target.replica is not None:
+        return target.replica.heartbeat.prefill_s_per_token or PREFILL_S_PER_TOKEN
+    return (target.peer and _of_peer(target.peer)) or PREFILL_S_PER_TOKEN
 
 
 def _of_replica(beat: Heartbeat) -> Speed:

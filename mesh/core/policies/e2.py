@@ -20,9 +20,9 @@ prompt's included, and IMBALR is how often it may exceed the ratio of all target
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from operator import itemgetter
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
@@ -31,6 +31,8 @@ from mesh.core.policies.base import (
     Choice,
     Destination,
     Layered,
+    LazyScores,
+    Policy,
     Score,
     Target,
     speed_of,
@@ -123,11 +125,7 @@ class E2Cost(NamedTuple):
     load_s: float
     evict_s: float
     prefill_s: float
-
-    @property
-    def total_s(self) -> float:
-        """L + M + P."""
-        return self.load_s + self.evict_s + self.prefill_s
+    total_s: float  # L + M + P
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +215,13 @@ class E2(Layered):
         if account is not None:
             self._tree.forget(account)
 
+    def go_on_from(self, earlier: Policy, *, copied: bool) -> None:
+        """Go on with its tree and loads over another window. Beside one that stays, begin anew."""
+        if isinstance(earlier, E2) and not copied:
+            earlier._window.window_s = self._window.window_s
+            self._tree, self._window = earlier._tree, earlier._window
+            self._accounts, self._under_way = earlier._accounts, earlier._under_way
+
     # The two ways.
 
     def _exploit(
@@ -227,7 +232,7 @@ class E2(Layered):
         prefix: RadixNode[LoadAccount],
         now: float,
     ) -> Choice:
-        costs = [self._cost(account, request, match) for account in match.holders]
+        costs = self._costs(match.holders, request, match)
         best = self._least(costs)
         lightest = min(account.load_s for account in free)
         if self._is_overloaded(best.account, lightest, free):
@@ -250,7 +255,7 @@ class E2(Layered):
     def _explore(
         self, request: Request, free: Mapping[LoadAccount, Target], match: RadixMatch[LoadAccount]
     ) -> Choice:
-        costs = [self._cost(account, request, match) for account in free]
+        costs = self._costs(free, request, match)
         decoding = self._decoding(costs)
         if decoding is not None:
             reason = "explore: it decodes much more than the others, prefill fits in"
@@ -259,25 +264,29 @@ class E2(Layered):
         reason = f"explore: load cost {best.total_s:.2f} s is the least"
         return self._choice(request, best.account, free, match, costs, reason)
 
-    def _cost(
-        self, account: LoadAccount, request: Request, match: RadixMatch[LoadAccount]
-    ) -> E2Cost:
+    def _costs(
+        self, accounts: Iterable[LoadAccount], request: Request, match: RadixMatch[LoadAccount]
+    ) -> list[E2Cost]:
         """Algorithm 2. L is kept up to date by the window; victims cost their prefill slope."""
-        prompt, speed = request.prompt, account.speed
-        matched = match.blocks_of.get(account, 0)
-        evict_s = 0.0
-        new_blocks = len(prompt.hashes) - matched
-        if account.requests and account.blocks + new_blocks > account.capacity_blocks:
-            shared_blocks = self._tree.eviction_cost(account, new_blocks, match.path)
-            evict_tokens = shared_blocks * prompt.block_tokens / account.requests
-            evict_s = evict_tokens * speed.prefill_s_per_token
-        prefill_s = speed.prefill_s(prompt.uncached_tokens(matched))
-        return E2Cost(account, account.load_s, evict_s, prefill_s)
+        prompt, matched_of, costs = request.prompt, match.blocks_of, []
+        blocks, none_held = len(prompt.hashes), prompt.uncached_tokens(0)
+        for account in accounts:
+            matched, speed, load_s = matched_of.get(account, 0), account.speed, account.load_s
+            evict_s = 0.0
+            new_blocks = blocks - matched
+            if account.requests and account.blocks + new_blocks > account.capacity_blocks:
+                shared_blocks = self._tree.eviction_cost(account, new_blocks, match.path)
+                evict_tokens = shared_blocks * prompt.block_tokens / account.requests
+                evict_s = evict_tokens * speed.prefill_s_per_token
+            missed_tokens = prompt.uncached_tokens(matched) if matched else none_held
+            prefill_s = speed.prefill_s(missed_tokens)
+            total_s = load_s + evict_s + prefill_s
+            costs.append(E2Cost(account, load_s, evict_s, prefill_s, total_s))
+        return costs
 
     def _least(self, costs: Sequence[E2Cost]) -> E2Cost:
-        totals = [cost.total_s for cost in costs]
-        least = min(totals)
-        ties = [cost for cost, total in zip(costs, totals, strict=True) if total == least]
+        least = min(costs, key=itemgetter(4)).total_s
+        ties = [cost for cost in costs if cost[4] == least]
         return ties[0] if len(ties) == 1 else self._dice.choice(ties)
 
     def _lightest(self, accounts: Sequence[LoadAccount], load_s: float) -> LoadAccount:
@@ -301,7 +310,7 @@ class E2(Layered):
         decode_s, prefill_s = 0.0, 0.0
         heavy_s = self._th_bal * min(account.load_s for account in accounts)
         best, highest = None, 0.0
-        for account, load_s, _, own_s in costs:
+        for account, load_s, _, own_s, _ in costs:
             its_prefill_s = account.prefill_s
             decode_s += load_s - its_prefill_s
             prefill_s += its_prefill_s
@@ -322,8 +331,11 @@ class E2(Layered):
     ) -> Choice:
         shown = costs
         if len(costs) > SCORES_MAX:
-            shown = nsmallest(SCORES_MAX, costs, key=lambda cost: cost.total_s)
-        scores = [_score(free[cost.account], cost, match) for cost in shown]
+            shown = sorted(costs, key=itemgetter(4))[:SCORES_MAX]  # by `total_s`
+        scores = LazyScores(
+            [(free[cost.account], cost, match.blocks_of.get(cost.account, 0)) for cost in shown],
+            _score,
+        )
         return Choice(free[account], reason, match.blocks_of.get(account, 0), scores)
 
     # Accounts.
@@ -361,7 +373,8 @@ class E2(Layered):
             self._tree.count(assignment.account, assignment.leaf, -1)
 
 
-def _score(target: Target, cost: E2Cost, match: RadixMatch[LoadAccount]) -> Score:
+def _score(priced: tuple[Target, E2Cost, int]) -> Score:
     """Load is seconds of computing, not of waiting: no TTFT is claimed."""
+    target, cost, matched_blocks = priced
     terms = {"load_s": cost.load_s, "evict_s": cost.evict_s, "prefill_s": cost.prefill_s}
-    return Score(target, None, terms, match.blocks_of.get(cost.account, 0))
+    return Score(target, None, terms, matched_blocks)

@@ -294,7 +294,7 @@ class LoadWindow:
     """Assignments of the last `window_s` seconds, the oldest first."""
 
     def __init__(self, window_s: float, assignments_max: int = ASSIGNMENTS_MAX) -> None:
-        self._window_s = window_s
+        self.window_s = window_s
         self._assignments_max = assignments_max
         self._line: deque[Assignment] = deque()
 
@@ -345,7 +345,7 @@ class LoadWindow:
     def expire(self, now: float) -> list[Assignment]:
         """Take back what has left the window; returns those that counted until now."""
         line, left = self._line, []
-        while line and (line[0].at <= now - self._window_s or len(line) > self._assignments_max):
+        while line and (line[0].at <= now - self.window_s or len(line) > self._assignments_max):
             assignment = line.popleft()
             if self.take_back(assignment):
                 left.append(assignment)

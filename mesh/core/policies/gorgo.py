@@ -21,12 +21,23 @@ each weight stays in its range; and forgetting stops where the terms have not va
 Rejected: comparing the mean TTFT of two settings, which needs hours of steady load.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol
 
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Choice, Destination, Layered, Score, Target, speed_of
+from mesh.core.policies.base import (
+    Choice,
+    Destination,
+    Layered,
+    LazyScores,
+    Policy,
+    Score,
+    Target,
+    prefill_s_per_token,
+)
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
@@ -188,15 +199,13 @@ class Gorgo(Layered):
         known = [target for target in targets if target.rtt_s is not None] or targets
         spots = {Destination(target.kind, target.name): target for target in known}
         depths = self._index.depths(request.prompt.hashes, spots)
-        costs = [
-            self._cost(target, request, depths.get(spot, 0), now) for spot, target in spots.items()
-        ]
-        costs.sort(key=_by_seconds)
+        costs = self._costs(request, spots, depths, now)
+        costs.sort(key=itemgetter(0))  # by `seconds`
         ties = [cost for cost in costs if cost.seconds == costs[0].seconds]
         best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
         self._chosen = request.key, Destination(best.target.kind, best.target.name), best.terms
         weights = self._weights.present
-        scores = [_score(cost, weights) for cost in costs[:SCORES_MAX]]
+        scores = LazyScores(costs[:SCORES_MAX], partial(_score, weights))
         reason = _reason(best.target, best.terms.times(weights))
         return Choice(best.target, reason, best.matched_blocks, scores)
 
@@ -224,6 +233,13 @@ class Gorgo(Layered):
     def expire(self, now: float) -> None:
         self._index.expire(now)
 
+    def go_on_from(self, earlier: Policy, *, copied: bool) -> None:
+        """Hold the same prefixes. Weights are not taken over: the others' may be fixed."""
+        if isinstance(earlier, Gorgo):
+            self._index.go_on_from(earlier._index, copied=copied)
+            self._prompt_tokens = earlier._prompt_tokens
+            self._capacity_tokens = earlier._capacity_tokens
+
     def _look(self, request: Request, targets: Sequence[Target]) -> None:
         """Learn the usual length of prompts, and the size of caches."""
         tokens, usual = request.prompt.tokens, self._prompt_tokens
@@ -233,16 +249,26 @@ class Gorgo(Layered):
                 self._capacity_tokens = target.replica.heartbeat.kv_capacity_tokens
                 break
 
-    def _cost(self, target: Target, request: Request, matched_blocks: int, now: float) -> GorgoCost:
-        t_p = speed_of(target).prefill_s_per_token
-        queue_s = 0.0
-        if target.replica is not None:
-            queue_s = self._replica_queue_s(target.replica, t_p, now)
-        elif target.peer is not None:
-            queue_s = self._peer_queue_s(target.peer, request.model, t_p)
-        missing_tokens = request.prompt.uncached_tokens(matched_blocks)
-        terms = Terms(target.rtt_s or 0.0, missing_tokens * t_p, queue_s)
-        return GorgoCost(terms.sum(self._weights.present), target, terms, matched_blocks)
+    def _costs(
+        self,
+        request: Request,
+        spots: Mapping[Destination, Target],
+        depths: Mapping[Destination, int],
+        now: float,
+    ) -> list[GorgoCost]:
+        """Of each of the spots; `depths`: leading blocks that it holds, where it holds any."""
+        prompt, weights = request.prompt, self._weights.present
+        missing_tokens = {depth: prompt.uncached_tokens(depth) for depth in (0, *depths.values())}
+        costs = []
+        for spot, target in spots.items():
+            depth, t_p, queue_s = depths.get(spot, 0), prefill_s_per_token(target), 0.0
+            if target.replica is not None:
+                queue_s = self._replica_queue_s(target.replica, t_p, now)
+            elif target.peer is not None:
+                queue_s = self._peer_queue_s(target.peer, request.model, t_p)
+            terms = Terms(target.rtt_s or 0.0, missing_tokens[depth] * t_p, queue_s)
+            costs.append(GorgoCost(terms.sum(weights), target, terms, depth))
+        return costs
 
     def _replica_queue_s(self, replica: Replica, t_p: float, now: float) -> float:
         beat = replica.heartbeat
@@ -274,11 +300,7 @@ class Gorgo(Layered):
         return self._prompt_tokens or 0.0
 
 
-def _by_seconds(cost: GorgoCost) -> float:
-    return cost.seconds
-
-
-def _score(cost: GorgoCost, weights: Terms) -> Score:
+def _score(weights: Terms, cost: GorgoCost) -> Score:
     weighed = cost.terms.times(weights)._asdict()
     if cost.target.rtt_s is None:
         return Score(cost.target, None, weighed | {"rtt_s": None}, cost.matched_blocks)

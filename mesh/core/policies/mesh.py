@@ -43,21 +43,22 @@ removing the missed prompt alone (it was just computed anew; others of its age w
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
 from typing import ClassVar, NamedTuple, TypeVar
 
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies.base import Choice, Destination, Target
+from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import (
-    HELD_NOTHING,
-    HeldPrefix,
-    Price,
+    BATCH_WEIGHT,
+    STALL_WEIGHT,
     Prices,
     PromptHolders,
     SpeedModel,
-    score,
 )
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
@@ -66,6 +67,7 @@ from schemas.ids import ModelId
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are no better than that
 QUEUE_S = 0.5
+QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 EXPECTED_MAX = 65_536  # placements whose first token has not come
 MODELS_MAX = 256  # with speeds of their own; the oldest out first
 ENDS_MAX = 131_072  # of served prompts, the oldest out first
@@ -95,7 +97,7 @@ class LayerCache:
     def __init__(self, blocks_max: int) -> None:
         self.index: PrefixIndex[str] = PrefixIndex(blocks_max)
         # Tokens of prompt and answer by owner, by the prompt's last block.
-        self._ends: dict[int, dict[str, int]] = {}
+        self.ends: dict[int, dict[str, int]] = {}
 
     def of(self, request: Request, among: Sequence[Target]) -> dict[str, HeldPrefix]:
         """What each of these holds of the prompt, and perhaps what others do."""
@@ -108,7 +110,7 @@ class LayerCache:
         for depth, names in self.index.holders(prompt.hashes, only):
             plain = HeldPrefix(depth, min(prompt.held_tokens(depth), most))
             held.update(dict.fromkeys(names, plain))
-            ends = self._ends.get(prompt.hashes[depth - 1])
+            ends = self.ends.get(prompt.hashes[depth - 1])
             if ends is None:
                 continue
             for name in ends.keys() & held.keys():
@@ -117,13 +119,13 @@ class LayerCache:
         return held
 
     def has_ended(self, blocks: Sequence[int]) -> bool:
-        return not self._ends.keys().isdisjoint(blocks)
+        return not self.ends.keys().isdisjoint(blocks)
 
     def ended(self, name: str, last_block: int, tokens: int) -> None:
         """A prompt and its answer are held together."""
-        ends = self._ends.pop(last_block, {})
+        ends = self.ends.pop(last_block, {})
         ends[name] = tokens
-        _keep(self._ends, last_block, ends, ENDS_MAX)
+        _keep(self.ends, last_block, ends, ENDS_MAX)
 
 
 class CacheView:
@@ -151,7 +153,7 @@ class CacheView:
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""
         found: list[str] = []
-        for _, names in reversed(self._replicas.index.holders(request.prompt.hashes)):
+        for names in self._replicas.index.deepest(request.prompt.hashes):
             room = most - len(found)
             found += names if len(names) <= room else dice.sample(names, room)
             if len(found) >= most:
@@ -216,6 +218,12 @@ class CacheView:
         left = min(1.0, index.blocks(name) / index.bound_of(name))
         self.room_ratio[name] = max(SCALE_MIN, scale - SCALE_LOST * scale * (1.0 - left))
 
+    def go_on_from(self, earlier: "CacheView") -> None:
+        """Know the rest of what another one knows, whose indexes were taken over."""
+        self.room_ratio = {**earlier.room_ratio}
+        for layer, before in (self._replicas, earlier._replicas), (self._peers, earlier._peers):
+            layer.ends = {block: {**tokens} for block, tokens in before.ends.items()}
+
     def fit(self, name: str, blocks: int) -> None:
         """A replica has memory for so many blocks, of which it keeps the part that misses left."""
         room = min(blocks, self._blocks_max)
@@ -244,6 +252,31 @@ def _is_confirmed(request: Request, served: Served, estimate: CacheEstimate) -> 
     return cached >= MISS_BELOW * prompt.held_tokens(estimate.blocks - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """What an operator may weigh otherwise; the defaults are what was measured best.
+
+    `queue_s`: how long a queue an open replica may have, in seconds. `stall_weight`: of the decodes
+    that a prefill stalls. `batch_weight`: of each request that runs beside one more.
+    """
+
+    queue_s: float = QUEUE_S
+    stall_weight: float = STALL_WEIGHT
+    batch_weight: float = BATCH_WEIGHT
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("queue_s", self.queue_s, QUEUE_S_MAX),
+            ("stall_weight", self.stall_weight, WEIGHT_MAX),
+            ("batch_weight", self.batch_weight, WEIGHT_MAX),
+        ):
+            if not 0.0 <= value <= most:
+                raise ValueError(f"{name} must be from 0 to {most:g}, not {value}")
+
+
+AS_MEASURED = MeshOptions()
+
+
 class Expected(NamedTuple):
     """What was expected of one placement, until its answer ends."""
 
@@ -260,8 +293,11 @@ class MeshPolicy:
     joint: ClassVar[bool] = True
     judges_load: ClassVar[bool] = True
 
-    def __init__(self, settings: RouterSettings, dice: Random) -> None:
+    def __init__(
+        self, settings: RouterSettings, dice: Random, options: MeshOptions = AS_MEASURED
+    ) -> None:
         self._dice = dice
+        self._options = options
         self._caches = CacheView(settings.index_blocks_max)
         self._models: dict[ModelId, SpeedModel] = {}
         # The last choice and its request's key; it need not be followed.
@@ -281,16 +317,20 @@ class MeshPolicy:
             if all(row is not picked for row in cheapest):
                 cheapest[-1] = picked  # the receipt needs its price
         best = Price._make(picked)
-        scores = list(map(score, cheapest))
+        scores = LazyScores(cheapest, score)
         ttft_s, is_guess = best.seconds - best.others_s, not speeds.is_known(best.target)
         waited_s = now - request.arrived_at
-        if best.target.peer is not None or _is_open(best) or _starves(best, waited_s):
+        busy = best.target.peer is None and self._busy_because(best)
+        if not busy or _starves(best, waited_s):
             self._chosen = request.key, best
-            reason = f"first token in {ttft_s:.3f} s: the least of {len(rows)}"
+            others = f", {best.others_s:.3f} s for others" if best.others_s >= TIE_S else ""
+            reason = f"first token in {ttft_s:.3f} s{others}: cheapest of {len(rows)}"
             held = best.held
-            return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess)
-        reason = f"nearest: {best.target.name}, first token in {ttft_s:.3f} s"
-        return Choice(None, reason, 0, scores, is_guess=is_guess)
+            expected = first_token(best)
+            return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess, expected)
+        reason = f"cheapest is {best.target.name}, first token in {ttft_s:.3f} s, but: {busy}"
+        expected = first_token(min(cheapest, key=own_s))
+        return Choice(None, reason, 0, scores, is_guess=is_guess, expected=expected)
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
@@ -357,13 +397,36 @@ class MeshPolicy:
     def expire(self, now: float) -> None:
         self._caches.expire(now)
 
+    def go_on_from(self, earlier: Policy, *, copied: bool) -> None:
+        """Know the same speeds, and expect the same of what is under way."""
+        if not isinstance(earlier, MeshPolicy):
+            return
+        for speeds in earlier._models.values():
+            speeds.kept.clear()  # whole heartbeats, which are soon computed anew
+        self._models = deepcopy(earlier._models) if copied else earlier._models
+        for speeds in self._models.values():
+            self._weigh(speeds)
+        self._caches.go_on_from(earlier._caches)
+        self._expected, self._estimates = {**earlier._expected}, {**earlier._estimates}
+
     def _speeds(self, request: Request) -> SpeedModel:
         """Of its model: a fleet of large and small ones has no speed in common."""
         speeds = self._models.get(request.model)
         if speeds is None:
             speeds = SpeedModel(generates=request.answer_tokens != 0)
+            self._weigh(speeds)
             _keep(self._models, request.model, speeds, MODELS_MAX)
         return speeds
+
+    def _busy_because(self, price: Price) -> str:
+        """Why it may not be given work now; empty if it may."""
+        if price.queue_s > self._options.queue_s:
+            return f"{price.queue_s:.3f} s of prefill queue there, over {self._options.queue_s:g} s"
+        return f"its KV cache has room in {price.memory_s:.3f} s" if price.memory_s > 0.0 else ""
+
+    def _weigh(self, speeds: SpeedModel) -> None:
+        speeds.stall_weight = self._options.stall_weight
+        speeds.batch_weight = self._options.batch_weight if speeds.generates else 0.0
 
 
 K = TypeVar("K")
@@ -374,11 +437,6 @@ def _keep(table: dict[K, T], key: K, value: T, most: int) -> None:
     if len(table) >= most:
         del table[next(iter(table))]
     table[key] = value
-
-
-def _is_open(price: Price) -> bool:
-    """Whether it may be given work now."""
-    return price.queue_s <= QUEUE_S and price.memory_s <= 0.0
 
 
 def _starves(price: Price, waited_s: float) -> bool:

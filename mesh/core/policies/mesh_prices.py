@@ -1,20 +1,20 @@
 """What a first token costs at each candidate, for the `mesh` policy: prices and learned speeds.
 
-Prices are computed from heartbeats, digests and hand-offs, at speeds learned from earlier answers.
-What is not reported is estimated (a queue from the requests in it), never taken for zero; memory or
-a batch size that is not reported is not priced. A first token takes
+Prices come from heartbeats, digests and hand-offs, at speeds learned from earlier answers. What is
+not reported is estimated, never taken for zero; unreported memory or batch sizes are not priced. A
+first token takes
 
     ttft_s = base_s + s_per_token × tokens to compute before it + s_per_decode × requests running
 
 (GORGO, section 4.2, has the first two terms). Prefill shares iterations with decodes in a way that
 differs between engines, so each candidate's three numbers are fitted on line to its answers, by
 least squares with forgetting: an engine that slows down is noticed within some thirty answers. A
-candidate with few answers is pulled towards the fleet's speed by a ridge as heavy as RIDGE answers;
-one with none has the speed that its heartbeat or digest reports. The fleet's slope is pulled little
-towards the start value, which is off by a factor on most GPUs.
+ridge as heavy as RIDGE answers pulls a candidate with few towards the fleet's speed; one with none
+has the reported speed. The fleet's slope is pulled little towards the start value, which is off by
+a factor on most GPUs.
 
-Rejected: scaling an estimate by observed over expected: it can't distinguish a slow engine from one
-that decodes much.
+Rejected: scaling an estimate by observed over expected: slow engines and those that decode much
+look the same.
 """
 
 import math
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Destination, Score, Target
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow
 from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
@@ -45,18 +46,11 @@ START_COUNTS = 4.0  # observations that the start value of an average counts for
 RETURNS_MAX = 16.0
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
 # Of a first token's least time, for each request that runs there: a larger batch makes every
-# iteration a little longer, for as long as our answer lasts. How much can't be fitted (prefills
-# hide it), but an idle replica must be preferred a little even for a prompt that a busy one holds.
+# iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
+# be preferred a little even for a prompt that a busy one holds.
 BATCH_WEIGHT = 0.02
 SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
 RTT_START_S = 0.5  # of a peer before its first answered ping
-
-
-class HeldPrefix(NamedTuple):
-    """Leading part of a prompt that a candidate holds."""
-
-    blocks: int
-    tokens: int
 
 
 class PromptHolders(NamedTuple):
@@ -64,9 +58,6 @@ class PromptHolders(NamedTuple):
 
     replicas: Mapping[str, HeldPrefix]
     peers: Mapping[str, HeldPrefix]
-
-
-HELD_NOTHING = HeldPrefix(0, 0)
 
 
 class FittedSpeed(NamedTuple):
@@ -195,6 +186,7 @@ class SpeedModel:
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START if generates else 0.0
         self.kv_tokens = PREFILL_TOKENS_START + self.output_tokens  # of a whole request
+        self.stall_weight, self.generates = STALL_WEIGHT, generates
         self.batch_weight = BATCH_WEIGHT if generates else 0.0  # it joins no batch that decodes
 
     def of(self, target: Target) -> CandidateSpeed:
@@ -234,7 +226,7 @@ class SpeedModel:
             running,
             base_s + s_per_decode * running,
             self.batch_weight * running * base_s,
-            running * STALL_WEIGHT,
+            running * self.stall_weight,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
             beat.batch_max - 1 if beat.batch_max else math.inf,
@@ -307,35 +299,6 @@ class SpeedModel:
 def _weight(seen: int) -> float:
     """Of the newest of so many observations: all weigh the same at first, later ones more."""
     return max(WEIGHT, 1.0 / (START_COUNTS + seen))
-
-
-class Price(NamedTuple):
-    """One candidate's. All in seconds; `seconds` is the sum, others' cost included."""
-
-    seconds: float
-    target: Target
-    held: HeldPrefix
-    tokens: float  # to compute there before the first one comes, those queued included
-    running: float
-    rtt_s: float
-    line_s: float
-    queue_s: float
-    prefill_s: float
-    base_s: float
-    memory_s: float
-    others_s: float
-
-
-# A `Price` as a plain tuple: naming a thousand takes longer than pricing them.
-PriceRow = tuple[
-    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float
-]
-TERMS = Price._fields[5:]
-
-
-def score(row: PriceRow) -> Score:
-    """For the receipt: the terms that `seconds` adds up from."""
-    return Score(row[1], row[0], dict(zip(TERMS, row[5:], strict=True)), row[2].blocks)
 
 
 class Prices:
@@ -420,7 +383,7 @@ class Prices:
             running = speeds.running
         batch_s = speeds.batch_weight * running * base_s
         base_s += s_per_decode * running
-        others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s + batch_s
+        others_s = (running * speeds.stall_weight + target.ahead / ready) * prefill_s + batch_s
         others_s += speeds.returns * rtt_s
         # Where no request runs, none will release memory: waiting would not help.
         free_tokens = peer.kv_free_tokens(model) if running else None

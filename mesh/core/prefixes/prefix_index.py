@@ -15,7 +15,7 @@ Rejected: removing a prompt's blocks when its engine reports a miss. By then it 
 anew; gone are the blocks of the same age (`forget_until`).
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, takewhile
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -72,6 +72,10 @@ class IndexListener(Protocol):
         """The owner is gone with all it held, as other routers see too."""
 
 
+def _itself(table: dict[Any, Any]) -> dict[Any, Any]:
+    return table
+
+
 class PrefixIndex(Generic[OwnerT]):
     """Owners of prompt prefixes; at most `blocks_max` blocks per owner, for `ttl_s`."""
 
@@ -93,6 +97,19 @@ class PrefixIndex(Generic[OwnerT]):
         self.outgoing: PrefixListener | None = None
         self.listener: IndexListener | None = None
         self.announced: AnnouncedPrefixes | None = None
+
+    def go_on_from(self, earlier: "PrefixIndex[OwnerT]", *, copied: bool) -> None:
+        """Hold what another index of the same bounds holds; this one must still be empty.
+
+        Unless `copied`, the other must not be used any more: copying a large fleet's takes a while.
+        """
+        own = dict if copied else _itself
+        self._bounds, self._owners_of = own(earlier._bounds), own(earlier._owners_of)
+        self._blocks_of = {owner: own(held) for owner, held in earlier._blocks_of.items()}
+        self._bit_of, self._oldest_at = own(earlier._bit_of), own(earlier._oldest_at)
+        self._missed_at = own(earlier._missed_at)
+        self._owners, self._free_bits = [*earlier._owners], [*earlier._free_bits]
+        self._turns, self._now = [*earlier._turns], earlier._now
 
     def __len__(self) -> int:
         return len(self._owners_of)
@@ -280,20 +297,31 @@ class PrefixIndex(Generic[OwnerT]):
 
         `among`: only these, else all.
         """
-        found: list[tuple[int, Sequence[OwnerT]]] = []
+        return [(depth, self._names(bits)) for depth, bits in self._holding(hashes, among)]
+
+    def deepest(self, hashes: Iterable[int]) -> Iterator[Sequence[OwnerT]]:
+        """The owners of a beginning of it, in groups: those that hold the most of it first."""
+        for _, bits in reversed(self._holding(hashes)):
+            yield self._names(bits)
+
+    def _holding(
+        self, hashes: Iterable[int], among: Iterable[OwnerT] | None = None
+    ) -> list[tuple[int, int]]:
+        """As `holders`, with bits of owners."""
+        found: list[tuple[int, int]] = []
         depth, before = 0, ALL if among is None else self._mask(among)
         last: int | None = ALL
         for owners in map(self._owners_of.get, hashes):
             if owners != last:  # mostly they are the same as of the block before
                 last, here = owners, before & (owners or 0)  # after a gap nothing counts
                 if depth and (left := before & ~here):
-                    found.append((depth, self._names(left)))
+                    found.append((depth, left))
                 if not here:
                     return found
                 before = here
             depth += 1
         if depth:
-            found.append((depth, self._names(before)))
+            found.append((depth, before))
         return found
 
     def hit_ratio(self, hashes: Sequence[int]) -> float:

@@ -65,6 +65,11 @@ class ReplicaTable:
         self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
 
+    def follow(self, settings: RouterSettings) -> None:
+        """Count replicas as available by these from now on."""
+        self._settings = settings
+        self.roll += 1
+
     def __iter__(self) -> Iterator[Replica]:
         return iter(self.by_name.values())
 

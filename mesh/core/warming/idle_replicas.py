@@ -31,7 +31,7 @@ class IdleBudget:
 
     def __init__(self, share: float) -> None:
         """`share`: of idle time, 0 to 1."""
-        self._share = share
+        self.share = share
         self._looked_at: float | None = None
         self.idle_s = 0.0  # since the start, this router's part of it
         self.spent_s = 0.0
@@ -42,7 +42,7 @@ class IdleBudget:
         if self._looked_at is not None:
             idle_s = idle * min(STEP_S_MAX, now - self._looked_at) / routers
             self.idle_s += idle_s
-            self.saved_s = min(SAVED_S_MAX, self.saved_s + self._share * idle_s)
+            self.saved_s = min(SAVED_S_MAX, self.saved_s + self.share * idle_s)
         self._looked_at = now
 
     def spend(self, seconds: float) -> bool:
@@ -55,6 +55,7 @@ class IdleBudget:
 
 
 POLICY = "warm"  # in receipts
+NO_INDEX: PrefixIndex[str] = PrefixIndex(1)  # while the policy has none, nothing is warmed
 
 
 class IdleReplicas:
@@ -62,8 +63,7 @@ class IdleReplicas:
 
     def __init__(self, settings: RouterSettings, replicas: ReplicaTable, placer: Placer) -> None:
         """Raises ValueError if there is a budget and the policy has no prefix index."""
-        index = placer.index
-        if settings.warm_idle_share and index is None:
+        if settings.warm_idle_share and placer.index is None:
             raise ValueError(
                 f"warm_idle_share: policy {settings.policy!r} doesn't know what replicas hold; "
                 "leave it 0, or take a policy that follows prefixes"
@@ -73,8 +73,18 @@ class IdleReplicas:
         self._kv_used_max = settings.warm_kv_used_max
         self._replicas = replicas
         self._residency = placer.residency
-        self._index: PrefixIndex[str] = PrefixIndex(1) if index is None else index
+        self._placer = placer
         self._last_warmed: dict[ReplicaId, float] = {}
+
+    def follow(self, settings: RouterSettings) -> None:
+        """Take replicas for idle by these from now on; what was saved stays."""
+        self.budget.share = settings.warm_idle_share
+        self._kv_used_max = settings.warm_kv_used_max
+
+    @property
+    def _index(self) -> PrefixIndex[str]:
+        index = self._placer.index
+        return NO_INDEX if index is None else index
 
     def look(self, routers: int, now: float) -> int:
         """A tick: how many there are; this router's part of their time is saved."""

@@ -59,7 +59,7 @@ class WarmingCounts:
     ended: int = 0
     stopped: int = 0  # peers' included
     failed: int = 0
-    guests: int = 0  # of peers, placed here
+    peer_requests: int = 0  # of peers, placed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,11 @@ class Warming:
         self._foreign: dict[ReplicaId, ForwardedWarmUp] = {}
         self._offered: dict[tuple[RegionId, int], float] = {}
 
+    def follow(self, settings: RouterSettings) -> None:
+        """Warm by these from now on; `among` gives the handlers anew. What is under way goes on."""
+        self._settings = settings
+        self._idle.follow(settings)
+
     @property
     def is_on(self) -> bool:
         return self._settings.warm_idle_share > 0.0
@@ -129,7 +134,7 @@ class Warming:
 
     def among(self, handlers: EventHandlers) -> EventHandlers:
         """The router's handlers, with what warming adds to them."""
-        if not self.is_on:
+        if not self.is_on and not self._under_way and not self._foreign:
             return handlers
         kept: EventHandlers = {ev.PrefixKept: lambda event, now: self._on_kept(event)}
         first = {kind: self._and_give_way(handler) for kind, handler in (handlers | kept).items()}
@@ -364,7 +369,7 @@ class Warming:
         until = min(request.deadline, now + DEADLINE_S)
         foreign = ForwardedWarmUp(inbox, until, request.prompt.hashes, now)
         self._foreign[ReplicaId(place.target)] = foreign
-        self.counts.guests += 1
+        self.counts.peer_requests += 1
         self._attempts.begin(RequestRecord(request), place, now)
 
     def _begin(self, request: Request, place: PlacementResult, now: float) -> None:

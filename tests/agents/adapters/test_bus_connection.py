@@ -1,12 +1,12 @@
 """When frames may go: not while the bus is away, nor before the core was fed its return."""
 
 import asyncio
-import contextlib
 
 import pytest
 
 from agents.adapters.outbox import BusConnection
 from agents.core.events import BusDisconnected, BusReconnected
+from infra.process import end_all
 
 WAIT_S = 20.0
 
@@ -35,9 +35,7 @@ async def core(link):
     core = Core(link)
     telling = asyncio.create_task(link.report(core.feed))
     yield core
-    telling.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await telling
+    await end_all([telling])
 
 
 async def until_there(link):

@@ -13,6 +13,7 @@ from agents.adapters import http_client
 from agents.adapters.engine import EngineClient, UnexpectedAnswer, served
 from agents.adapters.engine_kinds import KINDS
 from agents.core.events import NOTHING_KNOWN, EngineScraped, ScrapeFailed
+from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.state import CARDS_MAX, ModelCard
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
 
@@ -159,7 +160,7 @@ async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     client.close()
     await asyncio.gather(*handlers)
     server.close()
-    assert asked == 3, "two lists of models, and the request that shows whether it embeds"
+    assert asked == 2 + len(OPTIONAL_PATHS), "two lists of models, and a request for each path"
 
 
 KEY = "sk-s3cret"
@@ -396,9 +397,14 @@ async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> Non
             return (await client.scrape()).paths
 
         assert await paths() == (EMBEDDINGS,)
+        client.lacks(EMBEDDINGS)  # one request's answer; the engine still knows the path
+        assert await paths() == (EMBEDDINGS,)
         client.lacks(EMBEDDINGS)
+        server.embeds = False
         assert await paths() == ()
+        server.embeds = True
+        assert await paths() == ()  # not asked again
         server.models = ["other"]
         assert await paths() == (EMBEDDINGS,)
         client.close()
-    assert len(server.requests) == 2
+    assert len(server.requests) == 3

@@ -1,12 +1,12 @@
 """Frames on their way out: in order, together where they come together, and nothing kept."""
 
 import asyncio
-import contextlib
 
 import nats.errors
 import pytest
 
 from agents.adapters.outbox import GATHER_S, MISSED_MAX, BusConnection, Outbox
+from infra.process import end_all
 from schemas.exchange import Frame, pack_frame, unpack_frame
 from schemas.parcels import PARCEL, parcelled, unpack_parcel
 
@@ -29,9 +29,7 @@ class Bus:
             await self.link.is_up.wait()
 
     async def close(self) -> None:
-        self._telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._telling
+        await end_all([self._telling])
 
     async def _hear(self, event) -> None:
         """A core that does nothing about it."""
@@ -78,9 +76,7 @@ async def outbox(bus):
     outbox = Outbox(bus.publish, bus.link)
     running = asyncio.create_task(outbox.run())
     yield outbox
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await end_all([running])
 
 
 async def sent(outbox):

@@ -390,6 +390,27 @@ async def _embedded(script: Script) -> tuple[Call, RelayEnded]:
     return made, ended
 
 
+async def _messages(script: Script) -> tuple[Call, RelayEnded]:
+    async with calling(script, path="/v1/messages") as (made, engine):
+        engine.also_serves = ("/v1/messages",)
+        ended = await made.relay.run()
+    return made, ended
+
+
+async def test_what_an_engine_does_not_support_in_a_request_is_its_answer() -> None:
+    made, ended = await _messages(lambda talk: talk.send(plain(501, b'{"error":{}}')))
+    assert (made.kinds, ended.outcome) == ("HDE", Outcome.DONE)
+    assert decode_as(Head, made.frames[0][2]).status == 501
+
+
+async def test_an_error_after_opening_events_is_an_http_error() -> None:
+    start = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
+    error = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"no"}}\n\n'
+    made, _ = await _messages(whole(events(start, error)))
+    assert made.kinds == "HDE"
+    assert decode_as(Head, made.frames[0][2]).status == 500
+
+
 @pytest.mark.parametrize("status", [404, 405, 501])
 async def test_an_engine_without_the_path_refuses_what_another_may_serve(status) -> None:
     made, ended = await _embedded(lambda talk: talk.send(plain(status, b"{}")))

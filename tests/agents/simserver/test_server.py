@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from agents.simserver.metrics import PageKind
+from infra.process import end_all
 from tests.agents.simserver.support import MODEL, Engine, chat, config, faults, running
 
 
@@ -132,7 +133,7 @@ async def test_bad_requests_come_back_as_the_sdks_own_errors():
 
 async def test_http_errors_have_openais_shape():
     async with running() as engine:
-        status, body = await engine.post("/v1/rerank", {})
+        status, body = await engine.post("/v1/unheard-of", {})
         assert (status, body["error"]["code"]) == (404, None)
         status, body = await engine.post("/v1/completions", {"model": "other", "prompt": "a"})
         assert (status, body["error"]["code"]) == (404, "model_not_found")
@@ -183,9 +184,7 @@ async def test_requests_share_the_batch_and_the_rest_waits():
                 (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 3)
             )
         )
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end_all(asking)
         await engine.until(lambda seen: seen["vllm:num_requests_waiting"] == 0)
 
 

@@ -83,6 +83,15 @@ def test_a_unit_outlasts_its_drain(template: str):
     assert int(setting(template, "TimeoutStopSec")) >= 2 * DRAIN_S
 
 
+def test_units_that_can_reload_do_it_by_a_signal():
+    """A router and a nats-server read their files again; agents and batch runners have nothing to
+    take over. `Type=notify-reload` needs systemd 253."""
+    able = {name for name in INSTANCES if re.search(r"^ExecReload=", unit(name), re.MULTILINE)}
+    assert able == {"mesh-router@", "mesh-nats@"}
+    assert {setting(name, "ExecReload") for name in able} == {"/bin/kill -HUP $MAINPID"}
+    assert setting("mesh-router@", "Type") == "notify"
+
+
 @pytest.mark.parametrize(("template", "group"), OURS)
 def test_a_unit_calls_a_command_with_options_it_has(template: str, group: click.Group):
     _, name, *arguments = shlex.split(setting(template, "ExecStart"))

@@ -6,6 +6,7 @@ import nats.errors
 import pytest
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from schemas import subjects
 from schemas.ids import RegionId
@@ -65,6 +66,5 @@ async def test_an_end_that_fails_is_tried_again_and_it_can_be_wanted_anew(nats_s
     await flushed(bus)
     await until(lambda: heard)
     assert [msg.data for msg in heard] == [b"beat"], "by one subscription, not by two"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await end_all([task])
     await bus.close()

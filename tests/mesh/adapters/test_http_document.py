@@ -12,7 +12,7 @@ from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget, RequestRefused
-from schemas.http import H_RETRY_AFTER, Fault, Location, Readiness, Region
+from schemas.http import H_RETRY_AFTER, Fault, Location, Readiness, Region, Routing
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.openapi import document
 from schemas.routes import ROUTES
@@ -41,6 +41,7 @@ REGION = Region(
     models=(ModelId("org/model-1.5"),),
     endpoint=None,
     location=Location(38.9, -77.5),
+    routing=Routing(policy="mesh", ordered=("pushing",), refused=None),
     distance_km=None,
     rtt_estimate_s=None,
 )
@@ -111,7 +112,7 @@ async def test_every_documented_operation_is_served_as_documented(face, method, 
 
 
 async def test_no_other_path_is_served(face):
-    async with face.get("/v1/rerank") as answer:
+    async with face.get("/v1/unheard-of") as answer:
         assert answer.status == Fault.PATH_UNKNOWN.value.status
         error = (await answer.json())["error"]
     assert error["code"] == Fault.PATH_UNKNOWN.value.code

@@ -1,5 +1,6 @@
 """The spans of one request, as the SDK is given them."""
 
+from time import time_ns
 from types import SimpleNamespace
 
 import pytest
@@ -7,19 +8,13 @@ from opentelemetry.trace import SpanKind
 
 from infra import trace_context, tracing
 from mesh.adapters.client_request import ClientRequest
-from mesh.adapters.spans import (
-    KEPT_PER_S_MAX,
-    NS,
-    IngressSpan,
-    RequestSpans,
-    SlowLimits,
-    TailRule,
-    ingress_trace,
-)
+from mesh.adapters.spans import NS, IngressSpan, RequestSpans, ingress_trace
+from mesh.adapters.tail_rule import KEPT_PER_S_MAX, SlowLimits, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import served_name
 from mesh.session.answer import AnswerReceiver
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind
 from schemas.decision import Decision, Placement
@@ -75,8 +70,8 @@ def unsampled():
 
 
 def request(**fields) -> Request:
-    given = {"arrived_at": 100.0, "deadline": 200.0, "hops": 0, "origin": "us"}
-    return Request(key=1, request_id="q-1", model="tiny", prompt=Prompt(1, ()), **(given | fields))
+    given = {"arrived_at": 100.0, "deadline": 200.0, "hops": 0, "origin": "us", "model": "tiny"}
+    return Request(key=1, request_id="q-1", prompt=Prompt(1, ()), **(given | fields))
 
 
 def decision(placement: Placement, **fields) -> Decision:
@@ -340,7 +335,40 @@ def test_an_outage_is_traced_by_the_first_of_every_second(caplog):
     assert rule.keeps(FAILED, None, 0.1) == "error"
 
 
+def test_embeddings_name_the_model_as_its_engine_does(ended):
+    spans = RequestSpans(tracing.active)
+    path = "/v1/embeddings"
+    asked = request(model=served_name("tiny", path))
+    spans.end(ClientRequest(request=asked, path=path, spans=spans), OK, NOW)
+    [root] = ended()
+    assert root.name == "embeddings tiny"
+    assert root.attributes["gen_ai.request.model"] == "tiny"
+
+
+def test_an_attempt_begins_when_it_is_sent_whatever_the_loop_s_clock_says(ended):
+    """That clock stands still within a turn; what a peer measures must not seem to be earlier."""
+    spans = RequestSpans(tracing.active)
+    record = client(spans)
+    decided(record, Placement.PEER, peer="eu", attempt=FORWARD.attempt)
+    before_ns = time_ns()
+    sent(spans, FORWARD)
+    after_ns = time_ns()
+    spans.end(record, OK, NOW + 5.0)
+    [attempt] = [span for span in ended() if span.name == INGRESS]
+    assert before_ns <= attempt.start_time <= after_ns
+
+
 # Peers' requests.
+
+
+def test_a_peer_s_decision_is_not_before_its_message(ended):
+    span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+    record = OpenRequest(request=request(), spans=span)
+    decided(record, Placement.LOCAL, replica="eu-0")
+    stale_s = 0.002  # since this turn of the loop began
+    span.end(record, Ending("placed", 200), record.steps[-1].at + stale_s)
+    decision, whole = ended()
+    assert decision.start_time == decision.end_time == whole.start_time
 
 
 def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):

@@ -77,6 +77,10 @@ def test_the_key_itself_is_in_no_message():
         ({"authorization": "bearer  acme"}, "acme"),
         ({"authorization": "Bearer other"}, ""),
         ({"authorization": "Basic acme"}, ""),
+        ({"x-api-key": "acme"}, "acme"),
+        ({"x-api-key": "other"}, ""),
+        ({"x-api-key": "acme", "authorization": "Bearer other"}, ""),
+        ({"x-api-key": "acme", "authorization": "Basic acme"}, ""),
         ({}, ""),
     ],
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from infra.batch_table import BatchTable
+from infra.process import end_all
 from mesh.batch.job_follower import JobFollower, JobMetrics
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.output_line import Tokens
@@ -56,8 +57,7 @@ async def following(store: BatchStore, tasks: JobTasks | None = None) -> AsyncIt
     try:
         yield follower
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_all([running])
         await follower.stop()
 
 

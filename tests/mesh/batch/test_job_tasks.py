@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from infra.batch_table import BatchTable
+from infra.process import end_all
 from mesh.batch.job_tasks import JobTasks, stored
 from mesh.batch.output_line import answered
 from mesh.batch.records import Line, LinesGone, Result, StoreError, StoreFull, new_job_id
@@ -85,8 +86,7 @@ async def test_a_check_that_ended_in_the_middle_is_done_again(store) -> None:
     for wait_s in (0.0, 0.01, 0.03, 0.06):
         task = asyncio.create_task(tasks_of(store).check(job.id))
         await asyncio.sleep(wait_s)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
     await tasks_of(store).check(job.id)
     assert (await store.jobs.get(job.id)).total == 32
     assert sorted(await taken(store, job)) == sorted(f"good-{n}" for n in range(30))
@@ -162,8 +162,7 @@ async def test_a_finish_that_ended_in_the_middle_is_done_again(store) -> None:
     for wait_s in (0.0, 0.01, 0.02, 0.04, 0.08):
         task = asyncio.create_task(tasks_of(store).finish(job.id))
         await asyncio.sleep(wait_s)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
     await tasks_of(store).finish(job.id)
     found = await store.jobs.get(job.id)
     assert (found.status, found.completed, found.failed) == (JobStatus.COMPLETED, 20, 2)

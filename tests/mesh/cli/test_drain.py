@@ -4,10 +4,14 @@ import getpass
 import os
 
 import pytest
+from click.testing import CliRunner
 
-from mesh.adapters.operator_orders import NumberedOrders
+from mesh.adapters.operator_orders import DrainTarget, NumberedOrders
 from mesh.cli import drain
 from mesh.cli.drain import SILENT_S, Idleness
+from mesh.cli.main import main
+from mesh.cli.unusable import Unusable
+from mesh.runtime.mesh_file import load_mesh
 from schemas.control import TEXT_MAX, RegionControl, decode_control, encode_control, nothing_ordered
 from schemas.state import Heartbeat, ReplicaState
 
@@ -51,9 +55,9 @@ def test_while_the_bus_is_away_nobody_is_silent():
 
 def test_a_record_is_shown_on_one_line_whatever_it_holds():
     orders = RegionControl(region="us", by="a\x1b[2J", reason="b\nus 9", at_unix_s=1e300)
-    line = drain._line("us", NumberedOrders(1, orders))
-    assert line.isprintable()
-    assert "a\\x1b[2J" in line
+    cells = drain._cells("us", NumberedOrders(1, orders))
+    assert all(cell.isprintable() for cell in cells)
+    assert "a\\x1b[2J" in cells
 
 
 def test_a_reason_that_is_no_text_and_a_user_without_a_name_are_written(monkeypatch):
@@ -65,3 +69,66 @@ def test_a_reason_that_is_no_text_and_a_user_without_a_name_are_written(monkeypa
     assert decode_control(encode_control(orders)) == orders
     assert orders.by.startswith(f"uid {os.getuid()}@")
     assert orders.reason.startswith("caf\\udce9x")
+
+
+MESH = """
+[mesh]
+name = "m"
+[regions.us]
+http = "127.0.0.1:8101"
+nats = "127.0.0.1:4101"
+leaf = "127.0.0.1:4201"
+replicas = ["a", "b", "c"]
+[regions.eu]
+http = "127.0.0.1:8102"
+nats = "127.0.0.1:4102"
+leaf = "127.0.0.1:4202"
+replicas = ["c", "d"]
+[[links]]
+between = ["us", "eu"]
+rtt_ms = 80
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a"], [("us", ("a",))]),
+        (["b", "us/c", "b", "a"], [("us", ("b", "c", "a"))]),
+        (["d", "a", "eu/c"], [("eu", ("d", "c")), ("us", ("a",))]),
+        (["a", "us", "b"], [("us", None)]),
+        (["us", "eu"], [("us", None), ("eu", None)]),
+    ],
+)
+def test_names_are_grouped_by_region(tmp_path, names, expected):
+    file = tmp_path / "mesh.toml"
+    file.write_text(MESH)
+    found = drain._find(load_mesh(file), names)
+    assert [(one.region, one.replicas) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "why"), [(["a", "c"], "name one of us/c, eu/c"), (["us/d"], "no replica 'us/d'")]
+)
+def test_an_unclear_name_orders_nothing(tmp_path, names, why):
+    file = tmp_path / "mesh.toml"
+    file.write_text(MESH)
+    with pytest.raises(Unusable, match=why):
+        drain._find(load_mesh(file), names)
+
+
+def test_only_the_named_replicas_are_undrained():
+    orders = RegionControl(region="us", drained=("a", "b", "c"))
+    assert DrainTarget("us", ("a", "c")).undrained(orders).drained == ("b",)
+    assert DrainTarget("us", ("d", "a")).drained(orders).drained == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("command", ["doctor", "drain", "explain", "top"])
+def test_commands_that_ask_a_mesh_refuse_a_mesh_toml_as_a_router_does(tmp_path, command):
+    """With a policy that this version has not."""
+    file = tmp_path / "mesh.toml"
+    file.write_text(MESH + '[routing]\npolicy = "fastest"\n')
+    arguments = {"drain": ["us"], "explain": ["r"], "top": ["--once"]}.get(command, [])
+    result = CliRunner().invoke(main, [command, *arguments, "--config", str(file)])
+    assert result.exit_code == 2
+    assert "routing.policy: " in result.output and "fastest" in result.output

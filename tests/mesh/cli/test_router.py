@@ -11,7 +11,8 @@ import pytest
 
 from infra.bus import BusAddress
 from mesh.adapters import streams
-from mesh.cli.router import NO_PREFIX_KEY
+from mesh.cli.router import command as router_command
+from mesh.cli.router_config import NO_PREFIX_KEY
 from mesh.sim.recording_replay import replay
 from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
@@ -38,6 +39,12 @@ async def router(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+@pytest.mark.parametrize("style", ["logfmt", "json", "off"])
+def test_an_access_log_is_asked_for_as_documented(style):
+    [option] = [one for one in router_command.params if one.name == "access_log"]
+    assert option.type.convert(style, option, None) == style
 
 
 async def test_what_a_router_recorded_can_be_replayed(tmp_path, nats_server):

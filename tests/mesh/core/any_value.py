@@ -10,6 +10,10 @@ from typing import Annotated, Any, Literal, Union
 from annotated_types import Ge, Le, MinLen
 from hypothesis import strategies as st
 
+from mesh.core.model.settings import RouterSettings
+from schemas.exchange import Priority
+from schemas.settings import HoldOrder
+
 I64 = 2**63 - 1
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -25,6 +29,17 @@ def _values(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
         return _values(hint.__supertype__, limits)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
+    if hint is RouterSettings:  # its fields must fit together
+        return st.builds(
+            RouterSettings,
+            policy=st.sampled_from(["mesh", "mesh:0.2", "e2:60"]),
+            pushing=st.sampled_from(["pending", "outstanding:8", "blind"]),
+            hold_order=st.sampled_from(HoldOrder),
+            own_ttft_goal_s=st.none() | st.floats(0.001, 60.0),
+            policy_by_priority=st.dictionaries(st.sampled_from(Priority), st.just("e2")).map(
+                lambda policies: tuple(policies.items())
+            ),
+        )
     if is_dataclass(hint) or _is_named_tuple(hint):
         return _whole(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)

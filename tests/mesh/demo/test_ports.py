@@ -3,7 +3,10 @@ import socket
 from pathlib import Path
 
 from infra import topology
-from mesh.demo.options import free_address, port_problems
+from mesh.demo import options
+from mesh.demo.options import FreeAddresses, port_problems
+
+FREE = FreeAddresses()
 
 
 def one_region(http: str) -> topology.Topology:
@@ -13,8 +16,8 @@ def one_region(http: str) -> topology.Topology:
         name = "test"
         [regions.us]
         http = "{http}"
-        nats = "{free_address("127.0.0.1")}"
-        leaf = "{free_address("127.0.0.1")}"
+        nats = "{FREE.first("127.0.0.1")}"
+        leaf = "{FREE.first("127.0.0.1")}"
         replicas = 1
         """,
         "test",
@@ -22,7 +25,7 @@ def one_region(http: str) -> topology.Topology:
 
 
 def test_free_ports_are_no_problem():
-    assert port_problems(one_region(str(free_address("127.0.0.1")))) == []
+    assert port_problems(one_region(str(FREE.first("127.0.0.1")))) == []
 
 
 def test_a_taken_port_is_named_with_its_key():
@@ -40,9 +43,17 @@ def test_an_address_of_another_machine_is_named():
 
 
 def test_a_row_of_ports_is_free_and_no_outgoing_connection_takes_one():
-    first = free_address("127.0.0.1", 3)
+    first = FreeAddresses().first("127.0.0.1", 3)
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert first.port + 2 < int(ephemeral[0])
     with contextlib.ExitStack() as held:
         for port in range(first.port, first.port + 3):
             held.enter_context(socket.create_server((first.host, port)))
+
+
+def test_no_address_is_given_twice(monkeypatch):
+    monkeypatch.setattr(options, "FREE_PORTS", range(10_000, 10_040))
+    free = FreeAddresses()
+    rows = [free.first("127.0.0.2", 3).port for _ in range(5)]
+    ports = {port + number for port in rows for number in range(3)}
+    assert len(ports) == 15

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from infra.address import Address
+from infra.process import end_all
 from mesh.demo.wan_proxy import WanProxy
 from tests.support.ports import free_ports
 from tests.support.until import until
@@ -37,9 +38,7 @@ async def listening(handler):
         yield Address(*server.sockets[0].getsockname()[:2])
     finally:
         server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from infra.process import end_all
 from infra.topology import parse
 from mesh.batch.job_follower import JobFollower, JobMetrics
 from mesh.batch.job_tasks import JobTasks
@@ -38,8 +39,7 @@ async def following(store):
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_all([running])
         await follower.stop()
 
 

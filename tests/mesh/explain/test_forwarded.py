@@ -100,7 +100,9 @@ async def test_it_is_explained_from_either_side(tmp_path):
         assert asked["parts"][asked["largest"]] == max(asked["parts"].values())
         assert sum(asked["parts"].values()) == pytest.approx(asked["waited_s"], abs=1e-4)
         assert (at_peer["region"], at_peer["origin"], at_peer["outcome"]) == ("eu", "us", "placed")
-        [made] = [step["decision"] for step in at_peer["steps"] if step["decision"]]
+        held, made = [step["decision"] for step in at_peer["steps"] if step["decision"]]
+        assert held["placement"] == "hold"
+        assert f"held (policy mesh): {held['reason']}" in text
         assert made["held_s"] == pytest.approx(asked["peer_held_s"], abs=1e-3)
         assert [each["name"] for each in made["candidates"]] == ["eu-0"]
 

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import zlib
 
+import aiohttp
 import orjson
 import pytest
 import pytest_asyncio
@@ -58,7 +59,7 @@ BAD = [
     (CHAT, orjson.dumps(chat() | {"model": "nope"}), 404, "known: tiny"),
     (COMPLETIONS, b'{"model":"tiny"}', 400, "prompt"),
     (COMPLETIONS, b'{"model":"tiny","prompt":[]}', 400, "prompt"),
-    ("/v1/rerank", b"{}", 404, "no path"),
+    ("/v1/unheard-of", b"{}", 404, "no path"),
     (CHAT, b"x" * (BODY_BYTES_MAX + 1), 413, "more than"),
 ]
 
@@ -288,3 +289,14 @@ async def test_more_bytes_than_the_router_keeps_are_shed_and_given_back(mesh, mo
             async with session.post(url, data=data) as answer:
                 assert answer.status in (200, 400, 404)
     assert bodies.taken_bytes == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/realtime"])
+async def test_a_websocket_is_refused_and_told_what_to_use(mesh, path):
+    async with client() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(mesh.urls["us"] + path)
+    assert refused.value.status == 400
+    upgrade = {"upgrade": "websocket", "connection": "upgrade"}
+    async with client() as session, session.get(mesh.urls["us"] + path, headers=upgrade) as answer:
+        assert "websockets are not served here" in (await answer.json())["error"]["message"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from infra.process import end_all
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.raw_http import connections
 from tests.support.router_process import router_process
@@ -51,8 +52,7 @@ class Health:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     async def more(self, times: int) -> None:
         """Wait until it has been asked so many times again."""

@@ -264,6 +264,8 @@ TIMES_OF_DAY = {
     "mesh/cli/batch_files.py",
     "mesh/cli/drain.py",
     "mesh/cli/top.py",
+    "mesh/console/orders.py",
+    "mesh/console/viewing.py",
     "mesh/demo/engine_profile.py",
     "mesh/runtime/batch_runner.py",
 }

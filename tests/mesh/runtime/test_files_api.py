@@ -11,6 +11,7 @@ import openai
 import pytest
 import yarl
 
+from infra.process import end_all
 from mesh.adapters.batch_api import LISTS_MAX
 from mesh.adapters.files_api import UPLOADS_MAX
 from mesh.adapters.request_body import WINDOW_BYTES
@@ -314,8 +315,7 @@ async def test_an_upload_that_is_too_slow_loses_its_place(batch_mesh, batch_regi
         dripping = asyncio.create_task(drip())
         async with asyncio.timeout(30):
             answered = await answer_to(reader)
-        dripping.cancel()
-        await asyncio.gather(dripping, return_exceptions=True)
+        await end_all([dripping])
         assert answered.split()[1] == b"408"
     await batch_mesh.until(lambda: batch_mesh.sample("us", "mesh_uploads_open") == 0, "its end")
     await until_nothing_is_left(batch_regions)

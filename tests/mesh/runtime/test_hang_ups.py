@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from schemas import subjects
 from schemas.state import encode_state
 from tests.support.scripted_engine import ScriptedEngine, cut_after, event, hang
@@ -31,8 +32,7 @@ async def hang_up(mesh, ready, what: str) -> None:
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
         await mesh.until(ready, what)
         assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
     await until_nothing_is_left(mesh)
 
 
@@ -166,7 +166,6 @@ async def test_a_client_that_hangs_up_while_held_leaves_the_queue(one):
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat()))
         await one.until(lambda: len(core.held) == 1, "the request to be held")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
         await one.until(lambda: len(core.held) == 0, "the queue to be empty")
     assert not core.inflight

@@ -25,6 +25,7 @@ from mesh.runtime.request_observer import RequestObserver
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
+from schemas.decision import Decision, Placement
 from schemas.exchange import Priority
 from schemas.http import COMPLETIONS
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -215,7 +216,7 @@ class Router(RouterBus):
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
-        self.metrics.guests.set_function(lambda: self.session.forwarded)
+        self.metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
 
     def publish(self, subject, payload, reply="", headers=None):
         if not self.fits(subject):
@@ -253,12 +254,12 @@ def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
     router = Router(limit_bytes=2 * each)
     assert router.hear() and router.hear()
     assert router.bodies.taken_bytes == 2 * each
-    assert router.sample("mesh_guests_waiting") == 2.0
+    assert router.sample("mesh_peer_requests_held") == 2.0
     assert not router.hear(), "no room for a third"
     assert router.sample("mesh_ingress_refusals_total", reason="full") == 1.0
     router.perform(fx.RefusePeer(1, INBOX, "own_work", digest("us")))
     router.perform(fx.Dispatch(2, 1, ReplicaId("us-0"), 1, INBOX))
-    assert (router.bodies.taken_bytes, router.sample("mesh_guests_waiting")) == (0, 0.0)
+    assert (router.bodies.taken_bytes, router.sample("mesh_peer_requests_held")) == (0, 0.0)
     assert not router.hear(b"no JSON")
     assert router.refusals() == ["full", "own_work", "bad_work"]
     assert router.bodies.taken_bytes == 0
@@ -274,3 +275,22 @@ def test_what_an_older_router_forwarded_again_is_taken(hops):
 def test_a_request_that_comes_back_or_went_too_far_is_refused(hops, origin):
     with pytest.raises(IngressInvalid):
         read(**{exchange.H_HOPS: hops, exchange.H_ORIGIN: origin})
+
+
+def test_each_second_in_the_hold_queue_is_counted_once():
+    """A request that is held, placed, refused, held and placed again."""
+    router = Router(limit_bytes=10_000)
+    assert router.hear()
+    placed = [("hold", 0.0), ("local", 2.0), ("hold", 0.0), ("local", 5.0), ("local", 5.0)]
+    for placement, held_s in placed:
+        decision = Decision(
+            request="q-1",
+            region="us",
+            policy="mesh",
+            placement=Placement(placement),
+            reason="test",
+            held_s=held_s,
+        )
+        router.perform(fx.Decided(1, decision))
+    assert router.sample("mesh_hold_seconds_sum") == 5.0
+    assert router.sample("mesh_hold_seconds_count") == 3.0

@@ -12,7 +12,7 @@ from schemas.exchange import ALL_REPLICAS
 
 @pytest.fixture
 def orders():
-    return OperatorOrders("us", lambda: None)
+    return OperatorOrders("us", lambda: None, lambda seq, orders: None)
 
 
 def record(**fields) -> bytes:

@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.parcels import PARCEL, pack_parcels
@@ -92,8 +93,7 @@ async def mesh(nats_server):
             await mesh.until_ready("us", 1)
             yield mesh
         finally:
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
+            await end_all([beats])
             await bus.close()
 
 
@@ -210,5 +210,4 @@ async def test_what_a_refusal_names_makes_no_new_series(mesh):
     )
     assert mesh.sample("us", "mesh_forwards_total", peer="other", result="refused") == 1.0
     assert mesh.sample("us", "mesh_refusals_total", reason="invented") == 0.0
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await end_all([task])

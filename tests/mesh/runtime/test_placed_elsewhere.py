@@ -9,6 +9,7 @@ import contextlib
 import pytest
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.ids import ModelId, RegionId, RouterId
@@ -52,8 +53,7 @@ async def spoken_for(bus):
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
 
 
 GROUND = ground({"us": ("us",), "eu": ("us",), "ap": ()})
@@ -83,8 +83,7 @@ async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
         await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
         [record] = one.routers["us"].core.inflight.values()
         await one.until(lambda: record.replica == "ap-0", "us to hear of the place")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
     cancel = await cancels.next_msg(timeout=20)
     assert cancel.subject == subjects.cancel("ap", "ap-0")
     assert wire.decode_as(exchange.Cancel, cancel.data).inbox == forwarded.reply

@@ -92,7 +92,7 @@ async def test_what_one_region_served_is_known_in_the_other(two):
     await soon(two, lambda: knows(two, "us", "eu", 20), "us to know what eu served")
     assert two.sample("us", "mesh_gossip_blocks", peer="eu") == 20
     assert two.sample("us", "mesh_gossip_doubted", peer="eu") == 0
-    assert two.sample("eu", "mesh_gossip_bytes_total", peer="us", kind="told") > 20 * 8
+    assert two.sample("eu", "mesh_gossip_bytes_total", peer="us", kind="sent") > 20 * 8
     assert gossip(two, "us").counts.holes == 0
 
 

@@ -58,7 +58,7 @@ async def test_a_common_standstill_breaks_no_answer(nats_server, tmp_path) -> No
 
     async def ask(session: aiohttp.ClientSession, url: str, name: str) -> bytes:
         async with session.post(url, json=chat(name, stream=True)) as answer:
-            assert answer.status == 200
+            assert answer.status == 200, await answer.text()
             got = bytearray()
             async for chunk in answer.content.iter_any():
                 got += chunk
@@ -78,6 +78,9 @@ async def test_a_common_standstill_breaks_no_answer(nats_server, tmp_path) -> No
         asked = {name: asyncio.create_task(ask(session, url, name)) for name in names}
         async with asyncio.timeout(WAIT_S):
             while len(begun) < STREAMS:
+                for task in asked.values():
+                    if task.done():
+                        task.result()  # raises why it ended
                 await asyncio.sleep(0.01)
         async with AsyncExitStack() as standing:
             for pid in (nats_server.pid, router.pid, *router.workers(), agent):

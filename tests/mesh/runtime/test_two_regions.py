@@ -10,6 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from infra.bus import BusAddress, connect
+from infra.process import end_all
 from schemas import exchange, subjects
 from schemas.exchange import Frame
 from schemas.state import decode_heartbeat, encode_state
@@ -207,8 +208,7 @@ async def test_a_client_that_hangs_up_while_the_peer_refuses_leaves_nothing(two,
         await two.until_peer("us", "eu")
     task = asyncio.create_task(post(two, chat(stream=True)))
     await two.until(lambda: forwards(two, "placed") >= 1, "the peer to have placed it")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await end_all([task])
     router = two.routers["us"]
     await two.until(lambda: router.requests.open_requests == 0, "no request to be open")
     assert not router.core.inflight

@@ -98,7 +98,7 @@ async def test_what_is_hot_here_is_computed_there_and_found_by_who_comes_there(t
         assert us.counts.begun == 0
         await ask(two, "us", SHARED + dice.randbytes(64).hex())
     await two.until(lambda: us.counts.ended == 1, "the warm-up")
-    assert (us.counts.failed, eu.counts.guests, eu.counts.begun) == (0, 1, 0)
+    assert (us.counts.failed, eu.counts.peer_requests, eu.counts.begun) == (0, 1, 0)
 
     seen = [await work.next_msg(timeout=20) for _ in range(asked_there + 1)]
     [warmed] = [msg for msg in seen if exchange.H_WARM in msg.headers]

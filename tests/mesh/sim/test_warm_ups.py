@@ -25,7 +25,7 @@ def test_hot_prefixes_are_computed_and_nothing_is_left_of_it():
     result = report(warmed, day())
     assert result["ok"] == result["requests"] == len(day().arrivals)
     counts = result["warm_ups"]
-    assert counts["ended"] and counts["guests"] and counts["tokens"]
+    assert counts["ended"] and counts["peer_requests"] and counts["tokens"]
     assert counts["spent_s"] <= 0.5 * counts["idle_s"]
     assert not any(leftovers(warmed).values()), leftovers(warmed)
     assert report(world(day(), **ON), day())["digest"] == result["digest"]

@@ -100,7 +100,7 @@ INFLIGHT = "mesh_inflight"
 
 
 @asynccontextmanager
-async def two_workers(tmp_path, nats_server, *options):
+async def two_workers(tmp_path, nats_server, *options, **tables):
     """A router of two workers that both see the replicas of an engine, the engine, and a client.
 
     Two replicas: when this process stands still, routers know that it is not they who are lost.
@@ -109,7 +109,7 @@ async def two_workers(tmp_path, nats_server, *options):
     async with (
         scripted_engine() as engine,
         small_mesh({"us": nats_server}) as mesh,
-        router_process(tmp_path, nats_server.url, *options, workers=2) as router,
+        router_process(tmp_path, nats_server.url, *options, workers=2, **tables) as router,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
         for replica in ("us-0", "us-1"):

@@ -149,6 +149,14 @@ def test_drained_draining_and_down():
     assert list(fleet.replica_lines("eu", "eu-0", 1.0))[-1] == "no heartbeat was received"
 
 
+def test_a_region_whose_routing_is_ordered_has_a_note():
+    fleet = watched("us", "eu")
+    fleet.orders(RegionControl(region="us", routing={"policy": "e2:60", "hops_max": 0}))
+    fleet.orders(RegionControl(region="eu", drained=("eu-0",)))
+    note = "us: routing by order: policy e2:60, hops_max 0; `mesh changes us` has whose"
+    assert fleet.frame(1.0).notes == (note,)
+
+
 def test_who_has_adopted_a_region():
     fleet = watched("us", "eu")
     fleet.digest(digest("eu", adopted={"us": 3}), 5.0)

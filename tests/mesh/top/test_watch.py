@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from infra.process import end_all
 from infra.topology import parse
 from mesh.adapters.operator_orders import change_orders
 from mesh.doctor.connectivity import Logins, read_logins
@@ -38,8 +39,7 @@ async def watching(directory):
         await regions.start()
         yield regions, watch
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_all([task])
         await regions.stop()
 
 
@@ -66,8 +66,7 @@ class State:
             await asyncio.sleep(0.05)
 
     async def stop(self):
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
 
 def row(watch, region):

@@ -41,6 +41,15 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(known), min(known), max(known)) if known else None
 
 
+def quartiles(values: Sequence[float]) -> Spread | None:
+    """As `spread`, with the quartiles as lowest and highest: what one odd round does not move."""
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) < 2:
+        return spread(known)
+    low, median, high = statistics.quantiles(known, method="inclusive")
+    return Spread(median, low, high)
+
+
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Ours to theirs, round by round; NaN where a round lacks one of them."""
     return [a / b if b else math.nan for a, b in zip(ours, theirs, strict=True)]

@@ -15,6 +15,7 @@ import orjson
 
 from agents.sim.text import chat_tokens
 from agents.simserver.responses import prompt_mark
+from schemas.http import H_REGION, Fault
 from tests.programs.fault_run.reading import End, Stamps, Stream, read_plain, read_refusal
 
 DEADLINE_S = 30  # sent to the router, which must have ended the request by then
@@ -24,6 +25,7 @@ TOKENS = (4, 64)
 PLAIN_SHARE = 0.25
 WORDS_MAX = 200
 NOBODY_WAIT_S = 0.05
+DRAINING = f"503 {Fault.DRAINING.value.code}"  # as `read_refusal` returns it
 KILL_SEEN_S = 1.0  # a socket may take a connection just while its process dies
 
 
@@ -50,6 +52,7 @@ class Request:
     ended: float = 0.0
     end: End = End.WRONG
     detail: str = ""  # of an HTTP error, its status and code
+    served_in: str = ""  # the region whose replica answered
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -68,12 +71,23 @@ def blame(router: Router, request: Request, now: float, problem_text: str) -> En
 class Clients:
     """`requests` has every one that has ended, in that order; `asked` is how many were made."""
 
-    def __init__(self, routers: Sequence[Router], model: str, seed: int) -> None:
+    def __init__(
+        self,
+        routers: Sequence[Router],
+        model: str,
+        seed: int,
+        tokens: tuple[int, int] = TOKENS,
+        leave_draining: bool = False,
+    ) -> None:
+        """`leave_draining`: go on to the next router where one says that it is being stopped."""
         self.requests: list[Request] = []
         self.asked = 0
         self._routers = routers
         self._model = model
         self._seed = seed
+        self._tokens = tokens  # the fewest and the most of an answer
+        self._leave_draining = leave_draining
+        self.turned_away = 0  # times that a request went on for that
 
     async def ask_until(self, stop: asyncio.Event, streams: int) -> None:
         """Keep so many requests under way until stopped; returns when the last has ended."""
@@ -95,7 +109,7 @@ class Clients:
         self.asked += 1
         number = self.asked
         rng = random.Random(f"{self._seed}/{number}")
-        tokens = rng.randint(*TOKENS)
+        tokens = rng.randint(*self._tokens)
         is_streamed = rng.random() >= PLAIN_SHARE
         text = f"request {number}: " + "word " * rng.randint(1, WORDS_MAX)
         body = {
@@ -133,6 +147,9 @@ class Clients:
             return False
         except TimeoutError:
             request.violations.append(f"no end within {PATIENCE_S:g} s")
+        if self._leave_draining and request.detail == DRAINING:
+            self.turned_away += 1
+            return False
         request.ended = clock()
         if request.violations:
             request.end = End.WRONG
@@ -153,6 +170,7 @@ class Clients:
         url = f"{router.url}/v1/chat/completions"
         try:
             async with http.post(url, data=orjson.dumps(body), headers=headers) as answer:
+                request.served_in = answer.headers.get(H_REGION, "")
                 if answer.status != 200:
                     detail, wrong = read_refusal(answer.status, await answer.read())
                     request.end, request.detail = End.REFUSED, detail

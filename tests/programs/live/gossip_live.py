@@ -45,7 +45,7 @@ FORMS = {
     "gossip": Form(REGIONS, ROUTERS, 64),
     "one router": Form(REGIONS[:1], ROUTERS[:1], 0),
 }
-KINDS = ("told", "repaired")
+KINDS = ("sent", "repaired")
 CHATS, TURN_BLOCKS_MAX, REQUESTS_PER_S = 40, 26, 4.0
 
 

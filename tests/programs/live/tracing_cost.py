@@ -1,12 +1,14 @@
-"""What tracing costs the router and the agent: off, and with 1, 10 and 100 % of requests sampled.
+"""What tracing, the access log and the ring of ended requests cost the router and the agent.
 
     make bench-tracing
 
-Four meshes over one scripted engine, each a router, a nats-server and an agent of its own, set by
-OpenTelemetry's standard variables alone; spans go by OTLP to collectors in this process. Figures
-are CPU time of the two processes for a request, ratios are to `off` of the same round. All four are
-asked at once: in turns, two meshes without tracing were 14 % apart on a machine with other work.
-Every round has new processes, since each keeps some percent that it was born with.
+Six meshes over one scripted engine, each a router, a nats-server and an agent of its own: tracing
+off, twice; 1, 10 and 100 % of requests sampled, by OpenTelemetry's standard variables alone, with
+spans by OTLP to collectors in this process; and a router without access log that keeps one ended
+request, the least there is. Figures are CPU time of the two processes for a request. A ratio is to
+another mesh in the same round; that of the two alike is what chance does. All are asked at once: in
+turns, two alike were 14 % apart on a machine with other work. Every round has new processes, since
+each keeps some percent that it was born with, and starts them in another order.
 Spans leave every 5 s: a round must be some times as long, so that it pays for as many as it makes.
 
 What tracing costs that is off can't be seen from outside: there is no router without it. So the
@@ -21,12 +23,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import opentelemetry.trace
 
 from infra import span_conventions, trace_context, tracing
-from mesh.adapters import spans
+from mesh.adapters import spans, tail_rule
 from tests.gate import bytecodes
 from tests.programs.bench.cells import Cell, Client
 from tests.programs.bench.measure import Figures, Meter
@@ -34,7 +37,7 @@ from tests.programs.bench.processes import Absent, Processes
 from tests.programs.bench.report import shown
 from tests.programs.bench.results import Results
 from tests.programs.bench.run import engines
-from tests.programs.bench.spread import ratios, spread
+from tests.programs.bench.spread import quartiles, ratios
 from tests.programs.bench.systems.mesh import mesh
 from tests.programs.bench.systems.system import Place, System
 from tests.programs.studies.tables.markdown import table
@@ -42,14 +45,30 @@ from tests.support.nats_server import running_nats_server
 from tests.support.otlp_collector import Collector, otlp_collector
 from tests.support.result_page import result_page
 
-OFF = "off"
-SAMPLED = {OFF: None, "1 %": 0.01, "10 %": 0.1, "100 %": 1.0}
-CONNECTIONS = 16  # of each mesh
+
+class Setting(NamedTuple):
+    """How one mesh is run. `sampled`: the share of requests; None: tracing is off."""
+
+    sampled: float | None = None
+    router_options: tuple[str, ...] = ()
+
+
+OFF, AGAIN, NO_LOG = "off", "off again", "off, no log"
+SETTINGS = {
+    NO_LOG: Setting(router_options=("--access-log", "off", "--requests-kept", "1")),
+    OFF: Setting(),
+    AGAIN: Setting(),
+    "1 %": Setting(0.01),
+    "10 %": Setting(0.1),
+    "100 %": Setting(1.0),
+}
+COMPARED_TO = {OFF: NO_LOG, **dict.fromkeys((AGAIN, "1 %", "10 %", "100 %"), OFF)}
+CONNECTIONS = 8  # of each mesh
 EXPORT_EVERY_S = 5.0  # OpenTelemetry's default
 FIGURES = {"router_cpu_us": "router", "agents_cpu_us": "agent"}
 OPENTELEMETRY = Path(opentelemetry.trace.__file__).parents[1]
 TRACING = (
-    *(module.__file__ for module in (tracing, trace_context, span_conventions, spans)),
+    *(module.__file__ for module in (tracing, trace_context, span_conventions, spans, tail_rule)),
     str(OPENTELEMETRY),
 )
 
@@ -96,7 +115,7 @@ async def play(rounds: int, seconds: float, show: Callable[[str], None]) -> Resu
     found = Results()
     warm, _ = cells(1.2 * EXPORT_EVERY_S)
     for number in range(rounds):
-        async with _raised() as sides:
+        async with _raised(_rotated(number)) as sides:
             await _turns(sides, warm, 0)  # connections, imports and first exports: left out
             for turn, cell in enumerate(cells(seconds), 1):
                 for setting, figures in (await _turns(sides, cell, turn)).items():
@@ -105,20 +124,31 @@ async def play(rounds: int, seconds: float, show: Callable[[str], None]) -> Resu
     return found
 
 
+def _rotated(number: int) -> Sequence[str]:
+    """The settings, in the order of that round."""
+    names = list(SETTINGS)
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
 @asynccontextmanager
-async def _raised() -> AsyncIterator[Mapping[str, Side]]:
-    """All meshes, running, by setting."""
+async def _raised(names: Sequence[str]) -> AsyncIterator[Mapping[str, Side]]:
+    """A mesh of each of these settings, running."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = await stack.enter_async_context(Processes(directory / "logs"))
         place = Place(processes, await engines(processes, 1), directory)
         meter = Meter(directory, directory)
         sides = {}
-        for number, (setting, sampled) in enumerate(SAMPLED.items()):
+        for number, name in enumerate(names):
             collector = await stack.enter_async_context(otlp_collector())
-            variables = environment(sampled, collector.url)
-            system = await mesh(place, name=f"mesh-{number}", environment=variables)
-            sides[setting] = Side(system, collector, meter)
+            system = await mesh(
+                place,
+                name=f"mesh-{number}",
+                environment=environment(SETTINGS[name].sampled, collector.url),
+                router_options=SETTINGS[name].router_options,
+            )
+            sides[name] = Side(system, collector, meter)
         yield sides
 
 
@@ -146,9 +176,9 @@ def report(found: Results, counted: Counted) -> str:
         _row(found, cell, figure, setting)
         for cell in found.rounds
         for figure in FIGURES
-        for setting in SAMPLED
+        for setting in SETTINGS
     ]
-    head = ("", "sampled", "CPU of a request, µs", "to off", "spans of a request")
+    head = ("", "mesh", "CPU of a request, µs", "ratio", "to", "spans of a request")
     off = [
         (act, f"{part:,.0f}", f"{whole:,.0f}", f"{part / whole:.2%}")
         for act, (part, whole) in counted.items()
@@ -159,19 +189,21 @@ def report(found: Results, counted: Counted) -> str:
 
 def _row(found: Results, cell: str, figure: str, setting: str) -> Sequence[str]:
     process, values = FIGURES[figure], found.values(cell, setting, figure)
-    row = [f"{cell}: {process}", setting, shown(spread(values))]
-    if setting == OFF:
-        return [*row, "", ""]
-    received = spread(found.values(cell, setting, f"mesh-{process} spans"))
-    return [*row, shown(spread(ratios(values, found.values(cell, OFF, figure)))), shown(received)]
+    row = [f"{cell}: {process}", setting, shown(quartiles(values))]
+    base = COMPARED_TO.get(setting)
+    if base is None:
+        return [*row, "", "", ""]
+    ratio = shown(quartiles(ratios(values, found.values(cell, base, figure))))
+    received = quartiles(found.values(cell, setting, f"mesh-{process} spans"))
+    return [*row, ratio, base, "" if received is None else shown(received)]
 
 
-@result_page("tracing-cost", "What tracing costs")
+@result_page("tracing-cost", "What tracing and the access log cost")
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True)
 def main(rounds: int, seconds: float) -> None:
-    """Measure and print tables: medians with the lowest and the highest."""
+    """Measure and print tables: medians with quartiles."""
     try:
         found = asyncio.run(play(rounds, seconds, lambda line: print(line, file=sys.stderr)))
     except Absent as problem:

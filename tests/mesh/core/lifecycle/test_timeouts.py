@@ -152,12 +152,12 @@ def test_only_the_doubtful_are_looked_at(view):
 
 def test_replicas_here_and_elsewhere_that_serve_a_kind_are_counted_as_far_as_asked():
     view = View()
-    ours, guests = kind_of(request(1)), kind_of(foreign(1))
+    ours, foreign_ones = kind_of(request(1)), kind_of(foreign(1))
     assert [view.outlook.serving(ours, 0.1, enough) for enough in (1, 9)] == [1, 1 + 4]
-    assert view.outlook.serving(guests, 0.1, 9) == 1, "it goes no further"
+    assert view.outlook.serving(foreign_ones, 0.1, 9) == 1, "it goes no further"
     assert view.outlook.serving(kind_of(request(1, model=ModelId("other"))), 0.1) == 0
     view.replicas.see(beat("a", 2, state=ReplicaState.DRAINING), 0.1)
-    assert view.outlook.serving(guests, 0.1) == 0
+    assert view.outlook.serving(foreign_ones, 0.1) == 0
     view.replicas.bus.lost(0.2)
     assert view.outlook.serving(ours, 0.2) == 0
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mesh.core.model.prompt import PIECES_MAX, PromptInvalid, PromptReader, text_at
+from mesh.core.model.prompt import PIECES_MAX, PromptInvalid, PromptReader
+from mesh.core.model.prompt_shapes import text_at
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
 from schemas.ids import ModelId
 

@@ -75,7 +75,7 @@ def test_the_shortest_queue_of_equals():
     choice = mesh().choose(asked(1), [long, short], 0.0)
     assert choice.name == "a"
     first_s = BASE_S + 200 * S_PER_TOKEN
-    assert choice.reason == f"first token in {first_s:.3f} s: the least of 2"
+    assert choice.reason == f"first token in {first_s:.3f} s: cheapest of 2"
     assert [score.target.name for score in choice.scores] == ["a", "b"]
     assert choice.scores[0].seconds == pytest.approx(first_s)
 
@@ -125,7 +125,8 @@ def test_it_holds_for_the_best_while_that_one_is_not_open():
         holder = replica("a", prefill_queued_tokens=queued(factor * QUEUE_S))
         choice = policy.choose(asked(2, text), [holder, replica("b")], 0.0)
         assert choice.name == name
-    assert choice.reason.startswith("nearest: a, first token in ")
+    assert choice.reason.startswith("cheapest is a, first token in ")
+    assert choice.reason.endswith(f" s of prefill queue there, over {QUEUE_S:g} s")
     assert [score.target.name for score in choice.scores] == ["a", "b"]
 
 

@@ -10,7 +10,7 @@ from mesh.core.model.request import Served
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import SCALE_MIN, SETTLED_S, CacheView
-from mesh.core.policies.mesh_prices import HELD_NOTHING, HeldPrefix
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import prompt, request, spot
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, score
 from mesh.core.policies.mesh_prices import (
     BATCH_WEIGHT,
-    HELD_NOTHING,
     RESIDENCE_START_S,
     RTT_START_S,
     RUNNING_START,
@@ -18,12 +18,9 @@ from mesh.core.policies.mesh_prices import (
     SPEED_START,
     STALL_WEIGHT,
     FittedSpeed,
-    HeldPrefix,
-    Price,
     Prices,
     PromptHolders,
     SpeedModel,
-    score,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica

@@ -24,9 +24,10 @@ async def mesh(
     name: str = "mesh",
     tree: Path = ROOT,
     environment: Mapping[str, str] = MappingProxyType({}),
+    router_options: Sequence[str] = (),
 ) -> System:
     """One region: router, nats-server, agents. `tree`: the checkout that runs."""
-    return await Mesh(place, name, ("us",), tree, environment).start()
+    return await Mesh(place, name, ("us",), tree, environment, router_options).start()
 
 
 async def forwarded(place: Place, *, name: str = "forwarded", tree: Path = ROOT) -> System:
@@ -40,9 +41,10 @@ class Mesh:
     def __init__(
         self, place: Place, name: str, regions: tuple[str, ...], tree: Path,
         environment: Mapping[str, str] = MappingProxyType({}),
+        router_options: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._place, self._name, self._regions, self._tree = place, name, regions, tree
-        self._environment = environment
+        self._environment, self._router_options = environment, router_options
         self._directory = place.directory / name.replace(" ", "-")
         self._pids: dict[str, list[int]] = {"router": [], "bus": [], "agents": []}
 
@@ -84,6 +86,7 @@ class Mesh:
 
     async def _router(self, region: str) -> None:
         options = ("router", "--region", region, "--config", str(self._config))
+        options += tuple(self._router_options)
         url = f"http://{self._topology.region(RegionId(region)).http}/health"
         ready = self._place.processes.answers(url)
         command = _python("mesh.cli.main", *options)

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from opentelemetry.trace import SpanKind
 
+from infra.process import end_all
 from schemas.exchange import HELD_S
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, scripted_engine
@@ -55,14 +56,14 @@ async def two_of_which_one_may_die(tmp_path):
         yield mesh
 
 
-def guests(mesh) -> list[str]:
+def held_requests(mesh) -> list[str]:
     held = mesh.routers["eu"].core.held
     return [request.answer_inbox for request in held if request.answer_inbox is not None]
 
 
 async def test_it_is_served_where_it_waited(two):
     task = asyncio.create_task(post(two, chat(stream=True)))
-    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    await two.until(lambda: len(held_requests(two)) == 1, "the request to wait in eu")
     us = two.routers["us"].core
     [record] = us.inflight.values()
     heard_at = record.last_frame_at
@@ -72,7 +73,7 @@ async def test_it_is_served_where_it_waited(two):
     status, body, headers = await task
     assert (status, headers["x-mesh-region"]) == (200, "eu")
     assert event("late") in body
-    assert not guests(two)
+    assert not held_requests(two)
 
 
 async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, caplog):
@@ -81,7 +82,7 @@ async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, caplog):
     headers = {"x-mesh-debug": "1", "x-request-id": "held-1"}
     with traced() as ended:
         task = asyncio.create_task(post(two, chat(stream=True), **headers))
-        await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+        await two.until(lambda: len(held_requests(two)) == 1, "the request to wait in eu")
         two.gate.set()
         status, _, answered = await task
         roots = [span for span in ended() if span.name == "chat tiny" and span.kind is SERVER]
@@ -108,7 +109,7 @@ async def test_a_peer_s_claim_of_a_wait_is_bounded_by_the_attempt(two):
     """What is said to have waited for an hour did not wait longer than its client did."""
     router = two.routers["us"].requests
     task = asyncio.create_task(post(two, chat(stream=True), **{"x-mesh-debug": "1"}))
-    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    await two.until(lambda: len(held_requests(two)) == 1, "the request to wait in eu")
     [record] = router.session
     two.gate.set()
     await two.until(lambda: record.answer is not None and record.answer.replica, "its place")
@@ -121,11 +122,11 @@ async def test_a_peer_s_claim_of_a_wait_is_bounded_by_the_attempt(two):
 
 async def test_whose_client_leaves_meanwhile_costs_no_answer(two):
     task = asyncio.create_task(post(two, chat(stream=True)))
-    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    await two.until(lambda: len(held_requests(two)) == 1, "the request to wait in eu")
     task.cancel()
     await two.until(lambda: not two.routers["us"].core.inflight, "its client to be gone")
     two.gate.set()
-    await two.until(lambda: not guests(two), "eu to have placed it")
+    await two.until(lambda: not held_requests(two), "eu to have placed it")
     assert (await post(two, chat(), "eu"))[0] == 200
     await two.until(lambda: not two.routers["eu"].core.inflight, "nothing to be left")
 
@@ -135,7 +136,7 @@ async def test_when_the_peer_is_gone_it_is_placed_anew(two_of_which_one_may_die)
     two = two_of_which_one_may_die
     async with scripted_engine() as near:
         task = asyncio.create_task(post(two, chat(stream=True)))
-        await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+        await two.until(lambda: len(held_requests(two)) == 1, "the request to wait in eu")
         # Before eu is lost: later, eu's replica, adopted, might be the only one, and it is busy.
         await two.agent("us", "us-0", near)
         await two.until_ready("us", 1)
@@ -146,6 +147,5 @@ async def test_when_the_peer_is_gone_it_is_placed_anew(two_of_which_one_may_die)
         assert (status, headers["x-mesh-region"]) == (200, "us")
         assert b"hello" in body
         two.gate.set()
-        two.long.cancel()
-        await asyncio.gather(two.long, return_exceptions=True)
+        await end_all([two.long])
         two.long = asyncio.sleep(0)

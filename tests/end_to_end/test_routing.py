@@ -1,0 +1,109 @@
+"""`mesh routing` on a real mesh: routers follow, report it, and go back; it is in the history."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from click.testing import CliRunner
+
+from mesh.cli.main import main
+from tests.end_to_end.test_drain import END_S, Load, load
+from tests.support.mesh_up import mesh_up, write_config
+from tests.support.until import until
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def mesh_command(folder, *words: str) -> tuple[int, list[str]]:
+    """Exit code and lines of a command, run in a thread: a process of its own takes seconds."""
+    credentials = ("--credentials", str(folder / ".mesh" / "config"))
+    found = await asyncio.to_thread(CliRunner().invoke, main, [*words, *credentials])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output.splitlines()
+
+
+async def clients_are_served(clients: Load) -> None:
+    before = sum(clients.served.values())
+    await until(lambda: sum(clients.served.values()) > before + 3, deadline_s=END_S)
+
+
+async def wrong_words_change_nothing(routing) -> None:
+    for words, problem in (
+        (("set", "us", "policy=fastest"), "unknown policy 'fastest'"),
+        (("set", "us", "gossip_kib_per_s=0"), "can't change in a running router"),
+        (("set", "mars", "policy=mesh"), "no region 'mars'"),
+        (("set", "us", "policy"), "'policy' is not KEY=VALUE"),
+        (("clear", "us", "policy"), "policy is not set by order"),
+        (("clear", "us"), "us: nothing is set by order"),
+        (("set", "hops_max=0"), "give a region first, or --all"),
+    ):
+        code, lines = await routing(*words)
+        assert code == 2 and problem in lines[-1], lines
+
+
+async def regions_do_not_wait_for_each_other(routing, folder) -> None:
+    """Where a key is not set there is nothing to clear; a region without a login is named."""
+    code, lines = await routing("clear", "--all", "hops_max")
+    assert code == 0 and {"us: nothing changes", "eu: hops_max 0 -> 1"} < set(lines)
+    admin = folder / ".mesh" / "config" / "us" / "credentials" / "admin.env"
+    admin.rename(admin.with_suffix(".away"))
+    code, lines = await routing("set", "--all", "hops_max=0")
+    admin.with_suffix(".away").rename(admin)
+    assert code == 1 and {"eu: hops_max 1 -> 0", "eu: in force at r1"} < set(lines)
+    assert any(line.startswith("us: not changed: no us/credentials/admin.env") for line in lines)
+
+
+async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_request(tmp_path):
+    config = write_config(tmp_path, regions=("us", "eu"), replicas={"us": 2, "eu": 1})
+    async with mesh_up(tmp_path, config=config) as mesh, load(mesh, clients=2) as clients:
+
+        async def routing(*words):
+            return await mesh_command(tmp_path, "routing", *words)
+
+        await clients_are_served(clients)
+        said = await routing(
+            "set", "us", "policy=e2:60", "pushing=outstanding:8", "--reason", "why"
+        )
+        change = "policy mesh -> e2:60, pushing pending -> outstanding:8"
+        assert said == (0, [f"us: {change}", "us: in force at r1"])
+        code, lines = await routing("set", "--all", "hops_max=0")
+        assert code == 0
+        assert sorted(lines) == [
+            "eu: hops_max 1 -> 0",
+            "eu: in force at r1",
+            "us: hops_max 1 -> 0",
+            "us: in force at r1",
+        ]
+        code, lines = await routing("show")
+        assert code == 0 and len(lines) == 2
+        assert (
+            "us/r1: policy=e2:60, pushing=outstanding:8, hold_order=first-come, hops_max=0"
+            in lines[0]
+        )
+        assert lines[0].endswith("; by order: policy, pushing, hops_max")
+        assert "eu/r1: policy=mesh," in lines[1]
+
+        # A router that starts later follows too; one that stands still is named.
+        router = mesh.record["processes"]["router-us-r1"]
+        os.kill(router, signal.SIGSTOP)
+        try:
+            code, lines = await routing("clear", "us", "policy", "--within-s", "2")
+        finally:
+            os.kill(router, signal.SIGCONT)
+        assert code == 1
+        assert lines[0] == "us: policy e2:60 -> mesh"
+        assert lines[1].startswith("us: r1 did not report order 3 within 2 s")
+        assert await routing("clear", "us") == (
+            0,
+            ["us: pushing outstanding:8 -> pending, hops_max 0 -> 1", "us: in force at r1"],
+        )
+        await regions_do_not_wait_for_each_other(routing, tmp_path)
+        await clients_are_served(clients)
+        assert clients.failed == []
+
+        await wrong_words_change_nothing(routing)
+        code, lines = await mesh_command(tmp_path, "changes", "us")
+        assert code == 0 and len(lines) == 6
+        assert f"routing set region us: {change}" in lines[-1] and lines[-1].endswith("why")
+        assert "routing clear region us: pushing outstanding:8 -> pending" in lines[2]
