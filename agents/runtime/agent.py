@@ -69,6 +69,7 @@ class Agent:
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
         self._is_leaving = False
+        self._is_closed = False
         self._wake_earlier = asyncio.Event()
         self._scrape_now = asyncio.Event()
         self._waking_at = float("inf")
@@ -98,6 +99,8 @@ class Agent:
 
     async def feed(self, event: AgentEvent) -> None:
         """Let the core decide about an event, and perform it. Never waits for a response."""
+        if self._is_closed:
+            return
         core = self._core
         for effect in core.handle(event, self._clock()):
             await self._performers[type(effect)](effect)
@@ -198,6 +201,11 @@ class Agent:
         """Cancel every relay that still runs; no END frame is sent."""
         probing = [] if self._probing is None else [self._probing]
         await end_all([*probing, *(task for _, task in self._relays.values())])
+
+    async def close(self) -> None:
+        """Cancel every relay, and ignore what still arrives until the bus is closed."""
+        self._is_closed = True
+        await self.cut()
 
     async def _drop_work(self, effect: effects.DropWork) -> None:
         self._bus.drop_work(effect.inbox, effect.size_bytes)

@@ -93,7 +93,7 @@ async def run(
                 await agent.drain(config.drain_timeout_s, stop.at_once)
             finally:  # the group itself cancels only once, and a cancel can get lost
                 await end_all(background)
-                await agent.cut()
+                await agent.close()
                 await end_all([reporting])
 
 

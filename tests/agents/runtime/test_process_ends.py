@@ -14,14 +14,16 @@ from agents.adapters.bus import AgentBus, ReplicaNameTaken
 from agents.adapters.outbox import Outbox
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
+from agents.core.events import WorkArrived
 from agents.runtime.agent import FAULT_OF_OURS, Agent
 from agents.runtime.process import Stop, run
 from infra import bus
 from infra.bus import BusUnreachable
-from schemas import subjects
+from infra.process import end_all
+from schemas import exchange, subjects
 from schemas.exchange import Frame, Outcome, Refusal
 from schemas.state import ReplicaState, decode_heartbeat
-from tests.agents.fake_router import REGION, REPLICA
+from tests.agents.fake_router import MODEL, REGION, REPLICA, ROUTER
 from tests.agents.scene import Gate, hello, scene
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -207,6 +209,32 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
         on.stop.request()
         async with asyncio.timeout(20):
             await on.task
+
+
+async def test_work_that_arrives_while_a_killed_agent_disconnects_is_ignored(
+    nats_server, monkeypatch
+) -> None:
+    feeds = []
+    listen = AgentBus.listen
+
+    async def kept(self, feed, credit) -> None:
+        feeds.append(feed)
+        await listen(self, feed, credit)
+
+    monkeypatch.setattr(AgentBus, "listen", kept)
+    headers = {
+        exchange.H_MODEL: subjects.encode_model(MODEL),
+        exchange.H_PATH: "/v1/completions",
+        exchange.H_FROM: ROUTER,
+        exchange.H_HANDOFF: "1",
+        exchange.H_DEADLINE_MS: "30000",
+    }
+    work = WorkArrived(subjects.inbox(REGION, ROUTER, 1), headers, b"{}")
+    with pytest.raises(asyncio.CancelledError):
+        async with scene(nats_server, hello) as on:
+            await end_all([on.task])
+            await feeds[0](work)  # no relay starts: its tasks have ended
+            assert on.engine.requests == []
 
 
 async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, monkeypatch) -> None:
