@@ -6,7 +6,14 @@ import os
 import orjson
 import pytest
 
-from mesh.adapters.access_log import AccessLog, AccessLogFormat, LineWriter, parts, quoted_once
+from mesh.adapters.access_log import (
+    LINES_TOGETHER,
+    AccessLog,
+    AccessLogFormat,
+    LineWriter,
+    parts,
+    quoted_once,
+)
 from mesh.adapters.ended_requests import UNKNOWN, EndedRequest
 from mesh.core.model import effects as fx
 from mesh.explain.files import read_line
@@ -120,6 +127,32 @@ async def test_a_pipe_that_nobody_reads_costs_lines_and_not_the_loop():
 def _read_all(descriptor: int) -> None:
     while os.read(descriptor, 65536):
         pass
+
+
+async def test_the_end_writes_every_line_that_waits_for_its_time(tmp_path):
+    with (tmp_path / "log").open("wb") as file:
+        log = AccessLog("us/r1", descriptor=file.fileno(), every_s=3600.0)
+        log.open()
+        for _ in range(2 * LINES_TOGETHER + 1):
+            log.write(HELD)
+        await log.close()
+        log.write(HELD)
+    assert (tmp_path / "log").read_text().count("\n") == 2 * LINES_TOGETHER + 1
+
+
+async def test_one_turn_of_the_loop_puts_few_lines_into_words(tmp_path):
+    with (tmp_path / "log").open("wb") as file:
+        log = AccessLog("us/r1", descriptor=file.fileno(), every_s=3600.0)
+        log.open()
+        for _ in range(2 * LINES_TOGETHER + 1):
+            log.write(HELD)
+        log.pass_on()
+        waiting = [len(log._waiting)]
+        while log._waiting:
+            await asyncio.sleep(0)
+            waiting.append(len(log._waiting))
+        assert waiting == [LINES_TOGETHER + 1, 1, 0]
+        await log.close()
 
 
 async def test_a_reader_that_is_gone_ends_the_log_and_not_the_router(caplog):
