@@ -125,16 +125,16 @@ def _encoded(name: str, value: Any) -> bytes:
     """A span's bytes that has this attribute alone: such bytes one after another are those of a
     span that has them all."""
     if isinstance(value, str):
-        said = _text(_TEXT, value)
+        value_bytes = _text(_TEXT, value)
     elif isinstance(value, float):
-        said = _REAL(_REAL_TAG, value)
+        value_bytes = _REAL(_REAL_TAG, value)
     elif isinstance(value, bool):
-        said = _YES if value else _NO
+        value_bytes = _YES if value else _NO
     elif isinstance(value, int) and _INT_MIN <= value < _INT_END:
-        said = _WHOLE + _varint(value & _INT_MASK)
+        value_bytes = _WHOLE + _varint(value & _INT_MASK)
     else:
         raise TypeError
-    return _field(_ATTRIBUTE, _key(name) + _field(_VALUE, said))
+    return _field(_ATTRIBUTE, _key(name) + _field(_VALUE, value_bytes))
 
 
 @lru_cache(NAMES_KEPT)

@@ -179,8 +179,8 @@ class AccessLog:
         return lines
 
     def _json(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
-        said = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
-        return [orjson.dumps(one).decode() + "\n" for one in said]
+        named = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
+        return [orjson.dumps(one).decode() + "\n" for one in named]
 
 
 @lru_cache(2)
@@ -197,7 +197,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
     """What a line says, by name."""
     decision: Decision | None = None if one.decided is None else one.decided.decision
     prompt, cached, output, _ = one.numbers
-    said = {
+    named = {
         "ts": ts,
         "router": where,
         "id": plain(one.request),
@@ -226,7 +226,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "detail": plain(one.detail),
         "bytes": one.sent_bytes,
     }
-    return {name: value for name, value in said.items() if value not in (None, "")}
+    return {name: value for name, value in named.items() if value not in (None, "")}
 
 
 def _placed(decision: Decision) -> dict[str, Any]:
