@@ -101,13 +101,12 @@ def test_lines_are_written_whole():
 async def test_a_pipe_that_nobody_reads_costs_lines_and_not_the_loop():
     read, write = os.pipe()
     log = AccessLog("us/r1", descriptor=write)
-    log._writer = writer = LineWriter(write, waiting_bytes_max=100_000)
+    log._writer = LineWriter(write, waiting_bytes_max=100_000)
     log.open()
     for _ in range(2000):  # 600 KB: the pipe holds 64
         log.write(HELD)
         if len(log._waiting) > 50:
             log.pass_on()
-    assert writer._lost > 0
     got = b""
     while b"access_log_lost=" not in got:  # it is read again, and says what was lost
         got += await asyncio.to_thread(os.read, read, 65536)
