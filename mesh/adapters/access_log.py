@@ -4,9 +4,10 @@ A value that a client or a peer chose may hold anything, and a reader takes a li
 what is not printable ASCII, and what would end a value, is escaped, and no value is longer than
 VALUE_CHARS_MAX. A line holds no prompt, no key and no query.
 
-Lines go to a file descriptor by a thread, a tenth of a second's together, because a pipe that
-nobody reads blocks its writer. Meanwhile they wait in memory, up to WAITING_BYTES_MAX; what comes
-then is lost, and a line says how many.
+Lines go to a file descriptor by a thread, because a pipe that nobody reads blocks its writer, and
+half a second's together, because waking that thread costs as much CPU time as forty lines.
+Meanwhile they wait in memory, up to WAITING_BYTES_MAX; what comes then is lost, and a line says how
+many.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ WAITING_BYTES_MAX = 8 * 1024 * 1024
 # PIPE_BUF: lines of several processes on one pipe stay whole. Elsewhere all are written at once:
 # after each write the thread has to wait for the event loop's, which costs both a switch.
 WRITE_BYTES = 4096
-WRITE_S = 0.1
+WRITE_S = 0.5
+LINES_TOGETHER = 256  # put into words in one turn of the event loop, which must stay short
 CLOSE_S = 1.0  # for what waits at the end
 RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
 VALUES_CACHED = 4096
@@ -90,7 +92,8 @@ def _tokens(*counts: int) -> str:
 class AccessLog:
     """`write` puts a request down; `open` it on the event loop first, `close` it at last.
 
-    Requests are put into words when their lines are written, all of them in one turn of a loop.
+    Requests are put into words when their lines are written, up to LINES_TOGETHER in one turn of
+    the event loop.
     """
 
     def __init__(
@@ -116,7 +119,8 @@ class AccessLog:
     async def close(self) -> None:
         """Write what waits, within CLOSE_S; what comes later is not written."""
         if self._loop is not None:
-            self.pass_on()
+            while self._waiting:
+                self.pass_on()
             self._loop = None
             await asyncio.to_thread(self._writer.close)
 
@@ -128,10 +132,13 @@ class AccessLog:
         self._waiting.append(ended)
 
     def pass_on(self) -> None:
-        """Have what waits written now."""
+        """Have what waits written: up to LINES_TOGETHER now, the rest in the next turns."""
         if self._waiting and self._loop is not None:
-            waiting, self._waiting = self._waiting, []
-            self._writer.put(self._words(waiting, self._wall_clock() - self._loop.time()))
+            first = self._waiting[:LINES_TOGETHER]
+            del self._waiting[:LINES_TOGETHER]
+            self._writer.put(self._words(first, self._wall_clock() - self._loop.time()))
+            if self._waiting:
+                self._loop.call_soon(self.pass_on)
 
     def _logfmt(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
         """`wall_s`: what the event loop's clock lacks to the time of day. The first to end is the
@@ -172,8 +179,8 @@ class AccessLog:
         return lines
 
     def _json(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
-        said = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
-        return [orjson.dumps(one).decode() + "\n" for one in said]
+        named = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
+        return [orjson.dumps(one).decode() + "\n" for one in named]
 
 
 @lru_cache(2)
@@ -190,7 +197,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
     """What a line says, by name."""
     decision: Decision | None = None if one.decided is None else one.decided.decision
     prompt, cached, output, _ = one.numbers
-    said = {
+    named = {
         "ts": ts,
         "router": where,
         "id": plain(one.request),
@@ -219,7 +226,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "detail": plain(one.detail),
         "bytes": one.sent_bytes,
     }
-    return {name: value for name, value in said.items() if value not in (None, "")}
+    return {name: value for name, value in named.items() if value not in (None, "")}
 
 
 def _placed(decision: Decision) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from infra import tracing
-from mesh.adapters.spans import RequestSpans
+from mesh.adapters.spans import request_trace
 from mesh.core.model.prompt import BLOCK_BYTES, PromptInvalid, prompt_text
 from mesh.core.model.request import Request
 from mesh.session.record import NO_TRACE, OpenRequest, Trace
@@ -79,7 +79,7 @@ class KeptPrefixes:
         kept = self._kept[prefix]
         spans: Trace = NO_TRACE
         if tracing.active is not None:
-            spans = RequestSpans(tracing.active)
+            spans = request_trace(tracing.active)
         return OpenRequest(
             request=request, path=kept.path, body=kept.body, tenant=kept.tenant, spans=spans
         )

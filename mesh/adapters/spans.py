@@ -9,20 +9,15 @@
 
 Names and attributes follow `infra.span_conventions`. While a request is under way the contexts of
 its attempts are kept, and nothing else; spans are made of its record's steps when it is over. So a
-request that is not sampled
-can still be traced if it fails or is slow (`TailRule`), and costs next to nothing if not. What
-other processes do for such a request is not in its trace: they had it as not sampled.
-
-The candidates are on a span twice: all of them as JSON, and the chosen one's terms and both prices
-as plain numbers, because traces are searched and plotted by attributes, not by what is inside them.
+request that is not sampled can still be traced if it fails or is slow (`TailRule`), and costs next
+to nothing if not. What other processes do for such a request is not in its trace: they had it as
+not sampled.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import time_ns
 from typing import NamedTuple
 
-import orjson
 from opentelemetry.trace import SpanKind
 
 from infra import span_conventions as names
@@ -30,96 +25,31 @@ from infra import trace_context, tracing
 from infra.span_conventions import Attributes
 from infra.trace_context import TraceContext
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.span_attributes import decision_attributes, receipt_attributes
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import model_of
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, Trace
 from schemas import exchange, subjects
-from schemas.decision import SECONDS_DIGITS, Candidate, Decision, Placement, rounded_candidate
+from schemas.decision import Placement
 from schemas.exchange import Outcome, Refusal
 from schemas.ids import RegionId
 
-CANDIDATES_MAX = 16  # on a span; the rest is counted
 HOST_CHARS_MAX = 255
 _REASONS = frozenset(Refusal)
 _OUTCOMES = frozenset(Outcome)
 NS = 1_000_000_000
 TURN_NS = NS // 10  # of the loop
+TRACE_IN_HEADER = slice(3, 35)  # of a `traceparent`
 
 
-def attributes(decision: Decision) -> Attributes:
-    """One placement as span attributes; unknown values are left out."""
-    listed = [rounded_candidate(one) for one in decision.candidates[:CANDIDATES_MAX]]
-    chosen, runner_up = _best(decision, listed)
-    about: Attributes = {
-        "mesh.policy": decision.policy,
-        "mesh.placement": decision.placement.value,
-        "mesh.target": decision.replica or decision.peer or "",
-        "mesh.reason": decision.reason,
-        "mesh.attempt": decision.attempt,
-        "mesh.hops": decision.hops,
-        "mesh.held_s": round(decision.held_s, SECONDS_DIGITS),
-        "mesh.considered": decision.considered,
-        "mesh.candidates": orjson.dumps(listed).decode(),
-    }
-    for name, one in (("mesh.chosen.seconds", chosen), ("mesh.runner_up.seconds", runner_up)):
-        if one is not None and one.seconds is not None:
-            about[name] = one.seconds
-    if chosen is not None:
-        for term, seconds in chosen.terms.items():
-            if seconds is not None:
-                about[f"mesh.chosen.{term}"] = seconds
-    if runner_up is not None:
-        about["mesh.runner_up.name"] = runner_up.name
-    return about
-
-
-def _receipt(record: OpenRequest, *, is_stream: bool) -> Attributes:
-    """Of a root span: who answers, and what the wait for the first byte consists of.
-
-    The first byte of an answer that is no stream comes with its last: no `ttft_s`.
-    """
-    receipt = record.receipt if isinstance(record, ClientRequest) else record.decision
-    if receipt is None:
-        return {}
-    seconds = {"mesh.held_s": receipt.held_s, "mesh.peer_held_s": receipt.peer_held_s}
-    if is_stream and receipt.ttft_s is not None and receipt.attempts_s is not None:
-        seconds |= {
-            "mesh.attempts_s": receipt.attempts_s,
-            "mesh.ttft_s": receipt.ttft_s,
-        }
-    return {
-        "mesh.placement": receipt.placement.value,
-        "mesh.region": receipt.peer or receipt.region,
-        "mesh.replica": receipt.replica or "",
-        **{name: round(value, SECONDS_DIGITS) for name, value in seconds.items()},
-    }
-
-
-def _best(
-    decision: Decision, candidates: Sequence[Candidate]
-) -> tuple[Candidate | None, Candidate | None]:
-    """The chosen candidate, and the best of the other available ones; None if there is none."""
-    target = decision.replica or decision.peer
-    free = [one for one in candidates if one.available]
-    chosen = next((one for one in free if one.name == target), None)
-    return chosen, next((one for one in free if one is not chosen), None)
-
-
-def receipt_line(decision: Decision) -> str:
-    target = decision.replica or decision.peer or "-"
-    free = sum(candidate.available for candidate in decision.candidates)
-    chosen, runner_up = _best(decision, decision.candidates)
-    prices = "".join(
-        f", {one.name} {one.seconds:.3f} s"
-        for one in (chosen, runner_up)
-        if one is not None and one.seconds is not None
-    )
-    return (
-        f"{decision.request} {decision.placement.value} {target} attempt {decision.attempt} "
-        f"held {decision.held_s:.3f} s free {free}/{decision.considered}{prices}: {decision.reason}"
-    )
+def _first_byte(record: OpenRequest) -> tuple[float | None, bool]:
+    """Seconds to an answer's first byte, None without one, and whether it is a stream."""
+    if not isinstance(record, ClientRequest) or record.first_byte_at is None:
+        return None, False
+    assert record.answer is not None
+    return record.first_byte_at - record.request.arrived_at, record.answer.is_event_stream
 
 
 class PassedOn(Trace):
@@ -140,10 +70,16 @@ class _Spans(Trace):
 
     is_traced = True
 
-    def __init__(self, tracer: tracing.Tracer, parent: TraceContext | None) -> None:
+    def __init__(
+        self,
+        tracer: tracing.Tracer,
+        parent: TraceContext | None,
+        context: TraceContext | None = None,
+    ) -> None:
+        """`context`: of the root, where it is known already."""
         self._began_ns = time_ns()
         self._tracer, self._parent = tracer, parent
-        self._context = tracer.begin(parent)
+        self._context = context or tracer.begin(parent)
         self.is_recording = self._context.is_sampled
         self.trace_id = self._context.trace
 
@@ -188,55 +124,118 @@ class _Spans(Trace):
         )
 
 
+def request_trace(
+    tracer: tracing.Tracer,
+    parent: TraceContext | None = None,
+    tail: TailRule | None = None,
+    host: str = "",
+) -> Trace:
+    """Of one client's request, or of a warm-up; `end` must be called once.
+
+    `tail` decides about a request that is not sampled; `host` is the request's header.
+    """
+    ids = tracing.new_ids()
+    header = tracer.unsampled(parent, ids)
+    if header is None:
+        return RequestSpans(tracer, parent, tracer.begin(parent, ids), host)
+    return UnsampledRequest(tracer, parent, header, tail, host)
+
+
+class UnsampledRequest(Trace):
+    """A request that is not sampled: most are, so this does the least that lets it be traced if it
+    fails or is slow."""
+
+    __slots__ = ("_header", "_host", "_parent", "_sent", "_tail", "_tracer", "trace_id")
+    is_traced = True
+
+    def __init__(
+        self,
+        tracer: tracing.Tracer,
+        parent: TraceContext | None,
+        header: str,
+        tail: TailRule | None,
+        host: str,
+    ) -> None:
+        """`header`: its `traceparent`."""
+        self._tracer, self._parent, self._header = tracer, parent, header
+        self._tail, self._host = tail, host
+        self._sent: list[fx.Dispatch | fx.Forward] = []
+        self.trace_id = header[TRACE_IN_HEADER]
+
+    def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        headers[trace_context.PARENT] = self._header
+        if self._parent is not None and self._parent.state:
+            headers[trace_context.STATE] = self._parent.state
+        self._sent.append(effect)
+
+    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
+        tail, duration_s = self._tail, now - record.request.arrived_at
+        if tail is None or (duration_s < tail.soonest_s and not ending.error_type):
+            return  # as most: no rule needs to be asked
+        ttft_s, is_stream = _first_byte(record)
+        reason = tail.keeps(ending, ttft_s if is_stream else None, duration_s)
+        if reason is not None:
+            headers: dict[str, str] = {}
+            if self._parent is not None:
+                self._parent.write(headers)
+            headers[trace_context.PARENT] = self._header
+            context = trace_context.read(headers)
+            assert context is not None
+            context = context._replace(is_remote=False)
+            kept = RequestSpans(self._tracer, self._parent, context, self._host)
+            kept.end_kept(record, ending, now, self._sent, reason)
+
+
 class RequestSpans(_Spans):
-    """The spans of one client's request, or of a warm-up. `end` must be called once."""
+    """The spans of a request that is sampled, or kept. `end` must be called once."""
 
     def __init__(
         self,
         tracer: tracing.Tracer,
         parent: TraceContext | None = None,
-        tail: TailRule | None = None,
+        context: TraceContext | None = None,
         host: str = "",
     ) -> None:
-        """`tail` decides about a request that is not sampled; `host` is the request's header."""
-        super().__init__(tracer, parent)
-        self._tail, self._host = tail, host
+        super().__init__(tracer, parent, context)
+        self._host = host
         self._sent: dict[int, _Sent] = {}  # attempts, which are few, by number
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
-        context = tracing.child(self._context) if self.is_recording else self._context
+        context = tracing.child(self._context)
         context.write(headers)
-        self._sent[effect.attempt] = effect, context, time_ns() if self.is_recording else 0
+        self._sent[effect.attempt] = effect, context, time_ns()
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
-        if not self.is_recording and not ending.error_type and self._was_fast(record, now):
-            return
-        ended_ns, ttft_s, is_stream = time_ns(), None, False
-        if isinstance(record, ClientRequest) and record.first_byte_at is not None:
-            assert record.answer is not None
-            ttft_s = record.first_byte_at - record.request.arrived_at
-            is_stream = record.answer.is_event_stream
-        reason = None
-        if not self.is_recording:
-            duration_s = (ended_ns - self._began_ns) / NS
-            if self._tail is not None:
-                reason = self._tail.keeps(ending, ttft_s if is_stream else None, duration_s)
-            if reason is None:
-                return
+        self._send(record, ending, now, time_ns(), "")
+
+    def end_kept(
+        self,
+        record: OpenRequest,
+        ending: Ending,
+        now: float,
+        sent: Sequence[fx.Dispatch | fx.Forward],
+        reason: str,
+    ) -> None:
+        """The end of a request that was not sampled, with the attempts that left for the bus."""
+        ended_ns = time_ns()
+        self._began_ns = ended_ns - round((now - record.request.arrived_at) * NS)
+        self._sent = {effect.attempt: (effect, self._context, 0) for effect in sent}
+        self._send(record, ending, now, ended_ns, reason)
+
+    def _send(
+        self, record: OpenRequest, ending: Ending, now: float, ended_ns: int, kept_because: str
+    ) -> None:
+        ttft_s, is_stream = _first_byte(record)
         first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
         times = _Times(now, self._began_ns, ended_ns, min(first_ns, ended_ns))
         self._send_steps(record, times, _STARTED if ttft_s is not None else ending)
         about = self._about(record, ending, is_stream=is_stream, has_begun=ttft_s is not None)
-        if reason is not None:
-            about["mesh.kept_because"] = reason
+        if kept_because:
+            about["mesh.kept_because"] = kept_because
         request = record.request
         name = f"{names.operation(record.path)} {model_of(request.model)}"
         kind = SpanKind.INTERNAL if request.warm else SpanKind.SERVER
         self._send_root("mesh.warm_up" if request.warm else name, kind, ended_ns, about, ending)
-
-    def _was_fast(self, record: OpenRequest, now: float) -> bool:
-        """As most are: no rule about slow ones needs to be asked."""
-        return self._tail is None or now - record.request.arrived_at < self._tail.soonest_s
 
     def _about(
         self, record: OpenRequest, ending: Ending, *, is_stream: bool, has_begun: bool
@@ -245,7 +244,7 @@ class RequestSpans(_Spans):
         request, answer = record.request, record.answer
         about = names.asked_of_model(record.path, model_of(request.model), names.MESH)
         about |= {"mesh.request_id": request.request_id, "mesh.outcome": ending.outcome}
-        about |= _receipt(record, is_stream=is_stream)
+        about |= receipt_attributes(record, is_stream=is_stream)
         if is_stream:
             about[names.STREAM] = True
         if answer is not None and (end := answer.end) is not None:
@@ -283,7 +282,7 @@ class RequestSpans(_Spans):
             if held_ns is not None:
                 self._send_child("mesh.hold", held_ns, at_ns, {})
             held_ns, held_s = None, decision.held_s
-            self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
+            self._send_child("mesh.decide", at_ns, at_ns, decision_attributes(decision))
             if decision.placement is Placement.HOLD:
                 held_ns = at_ns
             elif decision.placement is not Placement.SHED and decision.attempt in self._sent:
@@ -397,7 +396,7 @@ class IngressSpan(_Spans):
             at_ns, decision = times.of(step), step.what.decision
             if decision.held_s > 0.0:  # the core reports the wait when it is over
                 self._send_child("mesh.hold", times.at(step.at - decision.held_s), at_ns, {})
-            self._send_child("mesh.decide", at_ns, at_ns, attributes(decision))
+            self._send_child("mesh.decide", at_ns, at_ns, decision_attributes(decision))
         is_within = subjects.ingress_label(self._subject) is not None
         template = names.INGRESS_WITHIN_TEMPLATE if is_within else names.INGRESS_TEMPLATE
         about = names.message(names.PROCESS, self._subject, template)
@@ -406,7 +405,7 @@ class IngressSpan(_Spans):
         about |= {"mesh.request_id": request.request_id, "mesh.origin": self._origin}
         about |= {"mesh.outcome": ending.outcome}
         if ending.error_type:
-            ending = replace(ending, message=f"refused: {ending.error_type}")
+            ending = ending._replace(message=f"refused: {ending.error_type}")
         name = f"{names.PROCESS} {template}"
         self._send_root(name, SpanKind.CONSUMER, ended_ns, about, ending)
 

@@ -72,6 +72,7 @@ def read_config(options: RouterOptions) -> RouterConfig:
             http_host=address.host,
             http_port=address.port,
             metrics=page and page.listen,
+            console=None if options.console else own.console,
             workers=own.workers if options.workers is None else options.workers,
             cors_origins=own.cors_origins,
             by_option=frozenset(name for name in given if getattr(options, name)),

@@ -55,6 +55,7 @@ class RouterConfig:
     shares_port: bool = False  # with other workers of this router
     workers: int = 1  # that this router has
     metrics: Address | None = None  # of a page of this process alone
+    console: Address | None = None  # as mesh.toml has it, where no option does
     by_option: frozenset[str] = frozenset()  # of `http` and `metrics`, those given by options
     connections_max: int = CONNECTIONS_MAX  # of clients
     cors_origins: tuple[str, ...] = ()  # whose pages may call; "*" for all

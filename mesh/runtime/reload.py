@@ -66,6 +66,7 @@ def _taken_over(config: RouterConfig) -> dict[str, Any]:
 KEYS = {
     "ground": "residency and confined_to",
     "trie_bytes_per_s": "routing.gossip_kib_per_s",
+    "siblings_bytes_per_s": "routing.gossip_kib_per_s",  # the only one without peers
     "warm_bytes_max": "routing.proactive.memory_mib",
     "warm_trend_s": "routing.proactive.trend_minutes",
 }
@@ -73,11 +74,15 @@ KEYS = {
 
 def _built_in(config: RouterConfig) -> dict[str, Any]:
     return {
-        **{key: getattr(config.settings, name) for name, key in KEYS.items()},
+        **{
+            key: [getattr(config.settings, name) for name, other in KEYS.items() if other == key]
+            for key in KEYS.values()
+        },
         "regions and routing.topology": config.peers,
         "workers": config.workers,
         "http": (config.http_host, config.http_port),
         "metrics": config.metrics,
+        "console": config.console,
         "nats": config.bus.url,
         "mesh.name": config.hash_key,
         "batch": config.batch,

@@ -21,7 +21,7 @@ from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
-from mesh.adapters.spans import PassedOn, RequestSpans
+from mesh.adapters.spans import PassedOn, request_trace
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
@@ -368,7 +368,7 @@ class RequestManager:
         tracer = tracing.active
         parent = trace_context.read(headers) if trace_context.PARENT in headers else None
         if tracer is not None:
-            return RequestSpans(tracer, parent, self._tail, headers.get("host", ""))
+            return request_trace(tracer, parent, self._tail, headers.get("host", ""))
         if parent is None:
             return NO_TRACE
         return PassedOn(trace_context.passed_on(headers), parent)

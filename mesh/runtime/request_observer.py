@@ -8,7 +8,7 @@ from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.spans import receipt_line
+from mesh.adapters.span_attributes import receipt_line
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader

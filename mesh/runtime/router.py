@@ -291,12 +291,6 @@ class Router:
         metrics.connections.set_function(lambda: connections.open)
         metrics.connections_max.set(connections.most)
         paths, elsewhere = EVERY_PATH, ""
-        if config.metrics is not None:
-            page = self._api(OF_ONE_PROCESS, connections)
-            server = HttpServer(
-                page.handle, region=config.region, connections=ConnectionLimit(PAGE_CONNECTIONS)
-            )
-            self._page = await _serve(server, "metrics", config, config.metrics)
         if config.shares_port:  # a scrape would meet one of the workers at random
             paths = EVERY_PATH - {http.METRICS}
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
@@ -313,6 +307,12 @@ class Router:
         )
         where = Address(config.http_host, config.http_port)
         self._http = await _serve(server, "http", config, where, shared=config.shares_port)
+        if config.metrics is not None:  # last: its /ready speaks for the endpoint too
+            page = self._api(OF_ONE_PROCESS, connections)
+            server = HttpServer(
+                page.handle, region=config.region, connections=ConnectionLimit(PAGE_CONNECTIONS)
+            )
+            self._page = await _serve(server, "metrics", config, config.metrics)
         log.info("region %s serves http://%s", config.region, where)
 
     def _api(

@@ -25,6 +25,7 @@ class Trace:
     receipts are to have their candidates.
     """
 
+    __slots__ = ()
     is_traced = False
     is_recording = False
     trace_id = ""  # in hexadecimal
@@ -50,8 +51,7 @@ def _nobody_waits() -> None:
     """The `changed` of a request that no client of this router sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a request ended.
 
     `status`: of HTTP. `error_type`: the kind of error where it is one, of a few. `message`: for

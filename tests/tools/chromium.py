@@ -64,10 +64,19 @@ class Chromium:
             options.add_argument(word)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         service = webdriver.ChromeService(executable_path=driver)
-        self.driver = webdriver.Chrome(service=service, options=options)
+        try:
+            self.driver = webdriver.Chrome(service=service, options=options)
+        except BaseException:
+            self._remove_profile()
+            raise
 
     def close(self) -> None:
-        self.driver.quit()
+        try:
+            self.driver.quit()
+        finally:
+            self._remove_profile()
+
+    def _remove_profile(self) -> None:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     # To look.

@@ -27,7 +27,7 @@ DROPPED = ("mesh_gossip_dropped", "mesh_leases_dropped", "mesh_replies_dropped")
 
 
 class Mix(NamedTuple):
-    """A spell of the upgrade, and the requests that ended in it."""
+    """A part of the upgrade between two changes of version, and the requests that ended in it."""
 
     name: str
     at_s: float  # since the load began

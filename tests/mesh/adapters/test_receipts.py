@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from mesh.adapters.spans import CANDIDATES_MAX, attributes, receipt_line
+from mesh.adapters.span_attributes import CANDIDATES_MAX, decision_attributes, receipt_line
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 
 
@@ -26,7 +26,7 @@ def decision(count: int = 0, **fields) -> Decision:
 
 
 def test_a_span_lists_the_first_candidates_and_counts_them_all():
-    told = attributes(decision(1000))
+    told = decision_attributes(decision(1000))
     listed = orjson.loads(told["mesh.candidates"])
     assert [one["name"] for one in listed] == [f"us-{n}" for n in range(CANDIDATES_MAX)]
     assert told["mesh.considered"] == 1000
@@ -44,7 +44,7 @@ def test_a_span_lists_the_first_candidates_and_counts_them_all():
 )
 def test_the_target_is_whoever_got_the_request(fields, target, named):
     made = decision(4, **fields)
-    assert attributes(made)["mesh.target"] == target
+    assert decision_attributes(made)["mesh.target"] == target
     assert receipt_line(made) == f"q-1 {named} attempt 1 held 0.250 s free 2/4: fewest pending"
 
 
@@ -74,7 +74,7 @@ PRICED = (
 
 
 def test_a_span_has_the_seconds_of_the_chosen_and_of_the_runner_up_and_the_terms_of_the_first():
-    told = attributes(decision(considered=3, candidates=PRICED))
+    told = decision_attributes(decision(considered=3, candidates=PRICED))
     numbers = {
         name: value for name, value in told.items() if ".chosen" in name or ".runner" in name
     }
@@ -94,7 +94,7 @@ def test_the_log_has_the_seconds_of_both():
 
 def test_of_a_held_request_the_best_is_the_runner_up():
     held = decision(considered=3, candidates=PRICED, placement=Placement.HOLD, replica=None)
-    told = attributes(held)
+    told = decision_attributes(held)
     assert told["mesh.runner_up.name"] == "us-0"
     assert not any(name.startswith("mesh.chosen") for name in told)
 
@@ -107,7 +107,7 @@ def test_a_span_has_seconds_to_the_microsecond():
         seconds=0.1 + 0.2,
         terms={"queue_s": 1 / 3},
     )
-    told = attributes(decision(considered=1, candidates=(priced,), held_s=2 / 3))
+    told = decision_attributes(decision(considered=1, candidates=(priced,), held_s=2 / 3))
     assert told["mesh.held_s"] == 0.666667
     assert told["mesh.chosen.seconds"] == 0.3
     assert told["mesh.chosen.queue_s"] == 0.333333

@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind
 
 from infra import trace_context, tracing
 from mesh.adapters.client_request import ClientRequest
-from mesh.adapters.spans import NS, IngressSpan, RequestSpans, ingress_trace
+from mesh.adapters.spans import NS, IngressSpan, ingress_trace, request_trace
 from mesh.adapters.tail_rule import KEPT_PER_S_MAX, SlowLimits, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -110,7 +110,7 @@ def sent(spans, effect) -> dict[str, str]:
 
 def test_a_request_that_was_held_refused_and_answered(ended):
     parent = trace_context.read(SAMPLED)
-    spans = RequestSpans(tracing.active, parent, None, GATEWAY)
+    spans = request_trace(tracing.active, parent, None, GATEWAY)
     record = client(spans)
     decided(record, Placement.HOLD)
     decided(record, Placement.LOCAL, replica="us-0", held_s=1.0)
@@ -150,7 +150,7 @@ def test_a_request_that_was_held_refused_and_answered(ended):
 
 
 def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_left_out(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
@@ -174,7 +174,7 @@ def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_le
     ],
 )
 def test_the_status_says_what_went_wrong(ended, ending, status, description):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.HOLD)
     spans.end(record, ending, NOW)
@@ -187,7 +187,7 @@ def test_the_status_says_what_went_wrong(ended, ending, status, description):
 
 
 def test_a_stream_that_broke_has_the_status_that_was_sent(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
@@ -200,7 +200,7 @@ def test_a_stream_that_broke_has_the_status_that_was_sent(ended):
 
 
 def test_an_attempt_that_was_given_up_says_so(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     for attempt in (1, 2, 3, 4):
         decided(record, Placement.LOCAL, replica="us-0", attempt=attempt)
@@ -223,7 +223,7 @@ def test_an_attempt_that_was_given_up_says_so(ended):
 
 
 def test_a_request_under_a_label_says_so_of_its_destination(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans, residency=("eu-only",))
     decided(record, Placement.PEER, peer="eu", attempt=2)
     sent(spans, FORWARD)
@@ -234,7 +234,7 @@ def test_a_request_under_a_label_says_so_of_its_destination(ended):
 
 
 def test_a_wait_after_a_refusal_is_a_hold(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
@@ -250,7 +250,7 @@ def test_a_wait_after_a_refusal_is_a_hold(ended):
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_what_a_warm_up_is_called(ended, warm):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = OpenRequest(request=request(warm=warm), spans=spans)
     spans.end(record, OK, NOW)
     [root] = ended()
@@ -265,7 +265,7 @@ def test_what_a_warm_up_is_called(ended, warm):
 @pytest.mark.parametrize("parent", [None, UNSAMPLED])
 def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsampled, parent):
     context = parent and trace_context.read(parent)
-    spans = RequestSpans(tracing.active, context, TailRule(SlowLimits(NEVER, NEVER)))
+    spans = request_trace(tracing.active, context, TailRule(SlowLimits(NEVER, NEVER)))
     record = client(spans)
     decided(record, Placement.LOCAL, replica="us-0")
     headers = sent(spans, LOCAL)
@@ -298,7 +298,7 @@ def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsa
 def test_a_request_that_failed_or_was_slow_is_traced_nevertheless(
     unsampled, ending, ttft_s, stream, reason
 ):
-    spans = RequestSpans(tracing.active, None, TailRule(SlowLimits(2.0, NEVER)))
+    spans = request_trace(tracing.active, None, TailRule(SlowLimits(2.0, NEVER)))
     record = client(spans)
     decided(record, Placement.HOLD)
     decided(record, Placement.LOCAL, replica="us-0")
@@ -336,7 +336,7 @@ def test_an_outage_is_traced_by_the_first_of_every_second(caplog):
 
 
 def test_embeddings_name_the_model_as_its_engine_does(ended):
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     path = "/v1/embeddings"
     asked = request(model=served_name("tiny", path))
     spans.end(ClientRequest(request=asked, path=path, spans=spans), OK, NOW)
@@ -347,7 +347,7 @@ def test_embeddings_name_the_model_as_its_engine_does(ended):
 
 def test_an_attempt_begins_when_it_is_sent_whatever_the_loop_s_clock_says(ended):
     """That clock stands still within a turn; what a peer measures must not seem to be earlier."""
-    spans = RequestSpans(tracing.active)
+    spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.PEER, peer="eu", attempt=FORWARD.attempt)
     before_ns = time_ns()

@@ -1,16 +1,20 @@
 """A router's settings: the command line over the region's table over the mesh's over defaults."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from infra.address import Address
+from infra.bus import BusAddress
 from infra.topology import DEFAULT_FILE, TopologyError, parse
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.settings import RouterSettings
-from mesh.runtime.config import RegionEntry, region_entries, router_settings
+from mesh.runtime.config import RegionEntry, RouterConfig, region_entries, router_settings
 from mesh.runtime.mesh_file import routing_problems
+from mesh.runtime.reload import reloaded
 from schemas.exchange import Priority
-from schemas.ids import RegionId
+from schemas.ids import RegionId, RouterId
 from schemas.settings import BLIND, HoldOrder, Pushing, PushingKind, RoutingTable
 
 US, EU = RegionId("us"), RegionId("eu")
@@ -124,3 +128,16 @@ def test_how_long_a_line_may_be_is_the_operators():
     chosen = topology(whole="queue_delay_s_max = 30", us="queue_delay_s_max = 0")
     us, eu = router_settings(chosen, US), router_settings(chosen, EU)
     assert (us.queue_delay_s_max, eu.queue_delay_s_max) == (0.0, 30.0)
+
+
+def test_a_reload_names_what_needs_a_restart_also_where_one_router_has_no_peer():
+    old = RouterConfig(
+        region=US, router=RouterId("r1"), peers=(), http_host="", http_port=0,
+        bus=BusAddress("nats://127.0.0.1:4222"), hash_key="key", epoch=1, seed=1,
+        settings=RouterSettings(trie_bytes_per_s=0),
+    )  # fmt: skip
+    silent = replace(old.settings, siblings_bytes_per_s=0)
+    found = reloaded(old, replace(old, settings=silent, console=Address("127.0.0.1", 8200)))
+    assert (found.changed, found.waiting) == ((), ("routing.gossip_kib_per_s", "console"))
+    assert found.config == old
+    assert reloaded(old, old).waiting == ()

@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+from dataclasses import replace
 
 import pytest
 
+from infra.address import Address
 from infra.bus import BusAddress, BusUnreachable
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.router import Router, run
+from mesh.runtime.router import PortTaken, Router, run
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_server import running_nats_server
 
@@ -76,3 +79,18 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_the_router(nats_server, 
         await asyncio.sleep(0)  # every task has begun
         stop.set()
         await task
+
+
+async def test_the_page_opens_after_the_endpoint_whose_readiness_it_answers(nats_server):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        page = Address("127.0.0.1", 0)
+        router = Router(replace(config(nats_server.url), http_port=port, metrics=page))
+        try:
+            with pytest.raises(PortTaken):
+                await router.open()
+            assert router._page is None
+        finally:
+            await router.close()

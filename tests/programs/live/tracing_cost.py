@@ -29,7 +29,7 @@ import click
 import opentelemetry.trace
 
 from infra import span_conventions, trace_context, tracing
-from mesh.adapters import spans, tail_rule
+from mesh.adapters import span_attributes, spans, tail_rule
 from tests.gate import bytecodes
 from tests.programs.bench.cells import Cell, Client
 from tests.programs.bench.measure import Figures, Meter
@@ -68,7 +68,8 @@ EXPORT_EVERY_S = 5.0  # OpenTelemetry's default
 FIGURES = {"router_cpu_us": "router", "agents_cpu_us": "agent"}
 OPENTELEMETRY = Path(opentelemetry.trace.__file__).parents[1]
 TRACING = (
-    *(module.__file__ for module in (tracing, trace_context, span_conventions, spans, tail_rule)),
+    *(module.__file__ for module in (tracing, trace_context, span_conventions)),
+    *(module.__file__ for module in (spans, span_attributes, tail_rule)),
     str(OPENTELEMETRY),
 )
 
