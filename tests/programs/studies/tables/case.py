@@ -20,13 +20,17 @@ REGIONS = ("us", "eu", "ap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What is compared: a policy, where its routers are, and when they push."""
+    """What is compared: a policy, where its routers are, and when they push.
+
+    `setting`: settings of its routers, `name=value`.
+    """
 
     name: str
     policy: str
     topology: str = "mesh"
     pushing: str = "pending"
     hold_order: str = "first-come"
+    setting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def case(
     No system has a limit of queue delay unless the case gives one: the studies compare where
     requests are placed, on the same requests, and the systems that they represent refuse none.
     """
-    scenario["setting"] = (NO_DELAY_LIMIT, *scenario.get("setting", ()))
+    scenario["setting"] = (NO_DELAY_LIMIT, *system.setting, *scenario.get("setting", ()))
     settings = SimSettings(
         hold_order=system.hold_order,
         regions=[{str(region): count for region, count in replicas.items()}],

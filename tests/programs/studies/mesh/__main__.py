@@ -14,43 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.programs.studies.mesh.rivals import RIVALS
 from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.comparison import compared
 from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
 
-CENTRAL = "central:us"
 MESH = System(name="mesh", policy="mesh")
-SKYWALKER = System(name="skywalker", policy="skywalker")
-
-
-def central(name: str, policy: str) -> System:
-    """One router for all, which pushes blindly."""
-    return System(name=name, policy=policy, topology=CENTRAL, pushing="blind")
-
-
-CENTRAL_PREFIX = (
-    central("consistent-hash", "consistent-hash"),
-    central("cache-aware 0.5/32/1.1", "cache-aware"),
-    central("cache-aware 0.3/64/1.5", "cache-aware:0.3/64/1.5"),
-    central("llm-d", "llm-d"),
-)
 ORACLES = tuple(
     System(name=f"oracle {w}", policy=f"oracle:{w}", pushing="blind") for w in (0.02, 0.08)
 )
-MAIN = (*CENTRAL_PREFIX, SKYWALKER, MESH, *ORACLES)
-OTHERS = (
-    central("round-robin", "round-robin"),
-    central("least-load", "least-load"),
-    central("power-of-two", "power-of-two"),
-    System(name="skywalker-ch", policy="skywalker-ch"),
-    central("e2", "e2"),
-    System(name="gorgo", policy="gorgo"),
-    System(name="gorgo-proxy", policy="gorgo-proxy", topology=CENTRAL),
-    central("batch-aware", "batch-aware"),
-    System(name="region-local", policy="region-local", topology="region-local"),
-)
+MAIN = (*(rival.system() for rival in RIVALS if rival.everywhere), MESH, *ORACLES)
+OTHERS = tuple(rival.system() for rival in RIVALS if not rival.everywhere)
 L4, H100 = "l4-llama3.1-8b", "h100-llama3.1-8b"
 FLEETS = {"L4": (L4,), "H100": (H100,), "mixed": (L4, H100)}
 REPLICAS = fleet(6)
@@ -156,8 +132,8 @@ def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
     return compared(
         Results(cases, results),
         ours=MESH.name,
-        rivals=[system.name for system in CENTRAL_PREFIX],
-        skywalker=SKYWALKER.name,
+        rivals=[rival.name for rival in RIVALS if rival.everywhere],
+        skywalker="skywalker",
         oracles=[system.name for system in ORACLES],
     )
 
