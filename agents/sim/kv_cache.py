@@ -10,8 +10,9 @@ prefixes. A block is in one of four places:
 
     free + private + shared + idle = capacity, always.
 
-Two sequences that prefill the same prefix at the same time both pay: a block can be found only
-after it was computed and published, and the second copy stays private. Idle blocks leave in
+When a block is published is the batch's choice (`agents.sim.profiles.Publishing`). Two sequences
+that fill equal blocks before either is published both pay, and the second copy stays private. Idle
+blocks leave in
 least-recently-used order, and of one sequence the deepest goes first, since a block without its
 parents can't be found. A simulation never looks inside a block, so there are no block tables.
 Source: vLLM's automatic prefix caching; PagedAttention (Kwon et al., SOSP 2023).
