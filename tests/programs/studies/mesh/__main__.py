@@ -1,144 +1,101 @@
 """`mesh` against every other policy, on every workload and trace, at loads from 30% to 130%.
 
-    make study-mesh [QUICK=1 | FULL=1] [TRACES=folder]
+    make study-mesh [QUICK=1 | FULL=1] [TRACES=folder] [SEARCH=1]
 
-Six replicas in three regions (L4s, H100s, or in each region one of both), requests as many in
-every cell. A *cell* is a workload, a fleet and a load, over all seeds. The central routers push
-blindly, as they are published; `mesh` and `skywalker` have a router in every region.
-
-Targets compare with the best central prefix router *of each metric*, so with four at once, and
-with `skywalker`. `oracle` is the better of two weights in each cell (`mesh.sim.oracle`).
+Central routers push blindly, as they are published; `rivals` says what else plays, `matrix` the
+cells, `judge` how they are compared. Hours of one core: each run is kept in `.mesh/study` as it
+ends, so the study may be killed and started again, and `--page` writes the page of what is there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from pathlib import Path
 
+import click
+
+from tests.programs.studies.mesh import page, search
+from tests.programs.studies.mesh.matrix import SEEDS, Matrix
 from tests.programs.studies.mesh.rivals import RIVALS
-from tests.programs.studies.tables.case import Case, System, case, fleet
-from tests.programs.studies.tables.command import Size, command
-from tests.programs.studies.tables.comparison import compared
-from tests.programs.studies.tables.result_files import Result
-from tests.programs.studies.tables.results import Results
+from tests.programs.studies.tables.client_view import PATIENCE_S
+from tests.programs.studies.tables.command import FOLDER, Size, show_run
+from tests.programs.studies.tables.plays import play_missing
+from tests.programs.studies.tables.result_files import ResultFiles
+from tests.support.result_page import result_page
 
-MESH = System(name="mesh", policy="mesh")
-ORACLES = tuple(
-    System(name=f"oracle {w}", policy=f"oracle:{w}", pushing="blind") for w in (0.02, 0.08)
+
+@result_page("mesh", "`mesh` against the other policies")
+@click.command()
+@click.option("--quick", is_flag=True, help="A short form: fewer, shorter runs.")
+@click.option("--full", is_flag=True, help="A long form: more runs than the default.")
+@click.option("--seeds", type=click.IntRange(1), default=None, help="Seeds of every cell at first.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="TRACES",
+    help="Folder with mooncake/, azure/, agent_traces/: without it no trace is played.",
 )
-MAIN = (*(rival.system() for rival in RIVALS if rival.everywhere), MESH, *ORACLES)
-OTHERS = tuple(rival.system() for rival in RIVALS if not rival.everywhere)
-L4, H100 = "l4-llama3.1-8b", "h100-llama3.1-8b"
-FLEETS = {"L4": (L4,), "H100": (H100,), "mixed": (L4, H100)}
-REPLICAS = fleet(6)
-LOADS = (0.3, 0.6, 0.9, 1.0, 1.3)
-OTHERS_LOAD = 0.6  # where all policies are compared by default
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What is asked. `scale`: of a trace's lengths, for fleets with an L4 and for H100s alone."""
-
-    workload: str | None = None
-    rate_per_s: float = 10.0
-    trace: str | None = None
-    format: str = "mooncake"
-    scale: tuple[float, float] = (1.0, 1.0)
-
-    def asked(self, requests: int, engines: str, size: Size) -> dict[str, Any]:
-        """The scenario's fields."""
-        if self.workload is not None:
-            duration_s = requests / self.rate_per_s
-            return {
-                "workload": self.workload,
-                "rate_per_s": self.rate_per_s,
-                "duration_s": duration_s,
-            }
-        assert size.traces is not None and self.trace is not None
-        return {
-            "trace": size.traces / self.trace,
-            "format": self.format,
-            "limit": requests,
-            "scale_lengths": self.scale[engines == "H100"],
-        }
-
-
-MADE = {
-    name: Source(workload=name)
-    for name in (
-        *("chat", "arena", "tot", "mixed-tree", "diurnal", "short"),
-        *("toolbench", "agent", "programming", "video-qa", "loogle"),
+@click.option(
+    "--requests", type=click.IntRange(2), help="Requests of every run, the warm-up included."
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0, min_open=True),
+    default=PATIENCE_S,
+    show_default=True,
+    help="Seconds after which a client without a first token hangs up.",
+)
+@click.option(
+    "--cell", "only", multiple=True, help="Play cells whose name begins so: 'chat, L4'. Repeatable."
+)
+@click.option(
+    "--rival",
+    "rivals",
+    multiple=True,
+    type=click.Choice([one.name for one in RIVALS]),
+    help="Play only these rivals. Repeatable.",
+)
+@click.option("--for-s", type=click.FloatRange(0), help="Begin no run after so many seconds.")
+@click.option("--page", "page_only", is_flag=True, help="Play nothing: write what is there.")
+@click.option("--search", "searched", is_flag=True, help="Search the rivals' settings instead.")
+def main(
+    *,
+    quick: bool,
+    full: bool,
+    seeds: int | None,
+    jobs: int,
+    traces: Path | None,
+    requests: int | None,
+    patience: float,
+    only: tuple[str, ...],
+    rivals: tuple[str, ...],
+    for_s: float | None,
+    page_only: bool,
+    searched: bool,
+) -> None:
+    """mesh against every other policy."""
+    size = Size(quick=quick, full=full, seeds=seeds or (1 if quick else SEEDS), traces=traces)
+    matrix = Matrix(
+        size=size,
+        requests=requests,
+        patience_s=patience,
+        only=only,
+        rivals=[one for one in RIVALS if not rivals or one.name in rivals],
     )
-}
-# An L4 has memory for 38,000 tokens: Mooncake's longest prompts have 120,000, agents' 200,000.
-RECORDED = {
-    "mooncake chat": Source(trace="mooncake/conversation_first30min.jsonl", scale=(0.125, 1.0)),
-    "mooncake mixed": Source(trace="mooncake/arxiv_mixed_first1000.jsonl", scale=(0.125, 1.0)),
-    "azure chat": Source(trace="azure/AzureLLMInferenceTrace_conv.csv", format="azure"),
-    "coding agents": Source(
-        trace="agent_traces/kv-cache-tester/dev.jsonl",
-        format="kv-cache-tester",
-        scale=(0.03, 0.25),
-    ),
-}
+    files = ResultFiles(FOLDER)
+    began_at = time.monotonic()
 
+    def is_over() -> bool:
+        return page_only or (for_s is not None and time.monotonic() - began_at >= for_s)
 
-def declare(size: Size) -> list[Case]:
-    """Every cell of the matrix at this size."""
-    requests = int(size.pick(300, 600, 2000))
-    cases: list[Case] = []
-    for seed in range(size.seeds):
-        for name, source in _sources(size).items():
-            for engines, profiles in FLEETS.items():
-                asked = source.asked(requests, engines, size) | {"seed": seed}
-                cases += [
-                    case(
-                        (name, engines, load, system.name),
-                        system,
-                        REPLICAS,
-                        load=load,
-                        profile=("+".join(profiles),),
-                        **asked,
-                    )
-                    for load in _loads(size, engines)
-                    for system in _systems(size, engines, load)
-                ]
-    return cases
+    if searched:
+        play_missing(search.wanted(matrix), files, jobs=jobs, show=show_run, until=is_over)
+        click.echo(search.written(matrix, files))
+        return
+    while not is_over() and any(not files.has(one.key()) for one in matrix.wanted(files)):
+        runs = list(matrix.wanted(files))
+        play_missing(runs, files, jobs=jobs, show=show_run, until=is_over)
+    click.echo(page.written(matrix, files))
 
-
-def _sources(size: Size) -> dict[str, Source]:
-    if size.quick:
-        names = ("chat", "mixed-tree", "toolbench", "mooncake chat")
-    else:
-        names = (*MADE, *RECORDED)
-    known = MADE | (RECORDED if size.traces is not None else {})
-    return {name: known[name] for name in names if name in known}
-
-
-def _loads(size: Size, engines: str) -> Sequence[float]:
-    if size.full:
-        return LOADS
-    if size.quick:
-        return (0.6, 1.0)
-    return (0.3, 0.6, 1.0, 1.3) if engines == "L4" else (1.0,)
-
-
-def _systems(size: Size, engines: str, load: float) -> Sequence[System]:
-    more = size.full or (not size.quick and engines == "L4" and load == OTHERS_LOAD)
-    return (*MAIN, *OTHERS) if more else MAIN
-
-
-def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
-    """Standings, then every cell."""
-    return compared(
-        Results(cases, results),
-        ours=MESH.name,
-        rivals=[rival.name for rival in RIVALS if rival.everywhere],
-        skywalker="skywalker",
-        oracles=[system.name for system in ORACLES],
-    )
-
-
-main = command("mesh", declare, write, "mesh against every other policy.")
 
 if __name__ == "__main__":
     main()

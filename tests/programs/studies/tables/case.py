@@ -37,13 +37,16 @@ class System:
 class Case:
     """A scenario played by one system. `tags`: its place in the table.
 
-    `world`: fields of WorldConfig that scenarios don't have.
+    `world`: fields of WorldConfig that scenarios don't have. `patience_s`: the clients', None where
+    only answered requests count; with it, `warm_up` requests a replica are not measured.
     """
 
     tags: tuple[Any, ...]
     scenario: SimSettings
     cell: Cell
     world: Mapping[str, Any] = field(default_factory=dict)
+    patience_s: float | None = None
+    warm_up: int | None = None
 
     def key(self) -> str:
         """Equal keys, equal results (but for what is measured by a clock)."""
@@ -54,6 +57,7 @@ class Case:
             "cell": [self.cell.policy, self.cell.topology, self.cell.pushing, self.cell.load],
             "replicas": dict(self.cell.replicas),
             "world": dict(self.world),
+            "clients": [self.patience_s, self.warm_up],
             "code": code_of(self.cell.policy),
             "trace": None if self.scenario.trace is None else _content(self.scenario.trace),
         }
@@ -78,6 +82,8 @@ def case(
     *,
     load: float | None = None,
     world: Mapping[str, Any] | None = None,
+    patience_s: float | None = None,
+    warm_up: int | None = None,
     **scenario: Any,
 ) -> Case:
     """A case from a scenario's own fields. Raises ValidationError for one that can't be.
@@ -98,7 +104,14 @@ def case(
         load=load,
         replicas=replicas,
     )
-    return Case(tags=tags, scenario=settings, cell=cell, world=world or {})
+    return Case(
+        tags=tags,
+        scenario=settings,
+        cell=cell,
+        world=world or {},
+        patience_s=patience_s,
+        warm_up=warm_up,
+    )
 
 
 @cache
