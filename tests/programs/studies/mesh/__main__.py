@@ -95,6 +95,10 @@ def main(
         runs = list(matrix.wanted(files))
         play_missing(runs, files, jobs=jobs, show=show_run, until=is_over)
     click.echo(page.written(matrix, files))
+    wanted = [one.key() for one in matrix.wanted(files)]
+    played = [result for key in wanted if (result := files.get(key)) is not None]
+    hours = sum(result["cpu_s"] for result in played) / 3600
+    click.echo(f"\n{len(played)} of {len(wanted)} runs, {hours:.2f} h of one core", err=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ from tests.programs.studies.mesh.samples import (
     interval,
     percentile,
 )
+from tests.programs.studies.tables.client_view import (
+    SLO_FIXED_S,
+    SLO_PREFILLS,
+    WARM_UP_PER_REPLICA,
+)
 from tests.programs.studies.tables.markdown import seconds, share, table, times
 from tests.programs.studies.tables.result_files import Result, ResultFiles
 
@@ -41,12 +46,11 @@ TIMES: Mapping[str, Callable[[Sample], Rows]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlayedCell:
-    """A cell, its cold start, and how many seeds it has of those it needs."""
+    """A cell, its cold start, and how many seeds it is judged with."""
 
     cell: Cell
     cold: Cell
     seeds: int
-    seeds_wanted: int
 
 
 def written(matrix: Matrix, files: ResultFiles) -> str:
@@ -54,10 +58,11 @@ def written(matrix: Matrix, files: ResultFiles) -> str:
     cells: list[PlayedCell] = []
     missing: list[str] = []
     for place in matrix.places():
-        found = _cell(matrix, place, files)
-        if found is None or found.seeds < found.seeds_wanted:
-            seeds = f"{0 if found is None else found.seeds} seeds"
-            missing.append(f"{name_of(place)} ({seeds})")
+        played, seeds = matrix.played(place, files), matrix.seeds(place, files)
+        runs, wanted = sum(map(len, played.values())), len(seeds) * len(matrix.systems(place))
+        if runs < wanted:
+            missing.append(f"{name_of(place)} ({runs} of {wanted} runs)")
+        found = _cell(matrix, place, played, seeds)
         if found is not None:
             cells.append(found)
     parts = [_head(matrix, cells)]
@@ -79,14 +84,18 @@ def _head(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
     return f"""\
 A request whose first token has not come after {matrix.patience_s:g} s is lost, as is one that is
 refused, fails, or follows a lost one; it counts with that time. No rival is compared in a cell
-where it loses over one point more than `mesh`. Intervals hold 95% of a block bootstrap over
-requests and the value of every seed; a target inside one is inconclusive.
+where it loses over one point more than `mesh`. The first {WARM_UP_PER_REPLICA} requests
+a replica (at most half) are the cold start. Goodput: first tokens within {SLO_FIXED_S:g} s and
+{SLO_PREFILLS:g} times the request's own prefill on the fleet's slowest GPU. Intervals hold 95% of
+a block bootstrap over requests and the value of every seed; a target inside one is inconclusive.
+The load is the one asked for, so cells below saturation are those under 1.
 {len(cells)} of {counted(len(matrix.places()), "cell")}; rivals: {rivals}."""
 
 
-def _cell(matrix: Matrix, place: Place, files: ResultFiles) -> PlayedCell | None:
-    played = matrix.played(place, files)
-    wanted = matrix.seeds(place, files)
+def _cell(
+    matrix: Matrix, place: Place, played: Mapping[str, Mapping[int, Result]], wanted: Sequence[int]
+) -> PlayedCell | None:
+    """None if it has too few seeds that `mesh` and all of its rivals have played."""
     needed = [MESH.name, *(one.name for one in matrix.rivals_of(place) if one.everywhere)]
     seeds = [seed for seed in wanted if all(seed in played.get(name, {}) for name in needed)]
     if len(seeds) < matrix.size.seeds:
@@ -96,7 +105,6 @@ def _cell(matrix: Matrix, place: Place, files: ResultFiles) -> PlayedCell | None
         _judged_cell(matrix, place, whole, seeds, cold=False),
         _judged_cell(matrix, place, whole, seeds, cold=True),
         len(seeds),
-        len(wanted),
     )
 
 
