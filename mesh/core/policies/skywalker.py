@@ -6,10 +6,9 @@ explores "when the prefix hit ratio is low, e.g. < 50 %"): then the least loaded
 chosen, and the prompt is entered for it all the same, or affinity would never start.
 
 Availability, replicas before peers, and holding, the rest of the paper, are in `placement.py`. The
-authors' balancer (skypilot, branch serve-multi-region-lb, `sky/serve/load_balancer.py`:
-`_probe_lb_status_one_lb`) forwards to a peer only if that holds at most 10 requests, as the paper
-says, and at most as many as itself, which the paper does not say. A request that looks for a place
-counts as held.
+authors' balancer (skypilot, branch serve-multi-region-lb, `_probe_lb_status_one_lb`) forwards to a
+peer only if that holds at most 10 requests, as the paper has it, and at most as many as itself,
+which is not in the paper. A request that looks for a place counts as held.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,8 @@ replica with the least
 
     queued prompt tokens · seconds per token + 0.15 s · k / (1 - k),    k: KV memory in use
 
-or, with `expected_wait` 0, to the one with the fewest requests, as in the first states that have the
-gate. The prompt is entered for the chosen one, so a prefix whose holder is busy gets another one.
+or, with `expected_wait` 0, to the one with the fewest requests, as in the first states that have
+the gate. The prompt is entered for the chosen one, so a prefix whose holder is busy gets another.
 
 As published, tokens are divided by the generated tokens a second; the prefill speed here is the
 better guess. Unreported signals put a replica behind the others instead of counting as 0. Ties are
