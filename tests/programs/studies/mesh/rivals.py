@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from tests.programs.studies.tables.case import System
 
+# What these projects' routers hold, they hold until it can be placed or its client hangs up; only
+# GORGO's has a limit, of 60 s (`pkg/config/constants.go`), which is also ours.
+WAITS = ("hold_s_max=600", "hold_max=100000")
 CENTRAL = "central:us"
 REGIONS = "mesh"
 REGION_LOCAL = "region-local"
@@ -39,8 +42,9 @@ class Rival:
     """A policy that somebody could run instead of `mesh`.
 
     `topology`: CENTRAL (one router for all regions), REGIONS (routers in every region that forward
-    to each other) or REGION_LOCAL. `chosen`: which of the settings plays the reported cells.
-    `everywhere`: whether it is played in every cell, or only at OTHERS_LOAD.
+    to each other) or REGION_LOCAL. `waits`: it refuses no request that waits long. `chosen`: which
+    of the settings plays the reported cells. `everywhere`: whether it is played in every cell, or
+    only at OTHERS_LOAD.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Rival:
     settings: tuple[Setting, ...]
     chosen: int = 0
     everywhere: bool = True
+    waits: bool = True
 
     @property
     def is_central(self) -> bool:
@@ -62,20 +67,79 @@ class Rival:
             policy=one.policy,
             topology=self.topology,
             pushing=one.pushing,
-            setting=one.router,
+            setting=(*(WAITS if self.waits else ()), *one.router),
         )
 
 
+def settings(*policies: str, pushing: str = "blind") -> tuple[Setting, ...]:
+    """One setting for each of these policies."""
+    return tuple(Setting(policy, pushing) for policy in policies)
+
+
 RIVALS = (
-    Rival(name="consistent-hash", topology=CENTRAL, settings=(Setting("consistent-hash"),)),
     Rival(
-        name="cache-aware",
+        name="consistent-hash",
         topology=CENTRAL,
-        settings=(Setting("cache-aware:0.5/32/1.1"), Setting("cache-aware:0.3/64/1.5")),
+        settings=settings("consistent-hash", "consistent-hash:4/1.25"),
     ),
-    Rival(name="llm-d", topology=CENTRAL, settings=(Setting("llm-d"), Setting("llm-d:1/1/3"))),
-    Rival(name="skywalker", topology=REGIONS, settings=(Setting("skywalker", "pending"),)),
-    Rival(name="gorgo", topology=REGIONS, settings=(Setting("gorgo", "pending"),)),
+    Rival(
+        name="cache-aware",  # SGLang's library, its command line, and two tighter ones
+        topology=CENTRAL,
+        settings=settings(
+            "cache-aware:0.5/32/1.1",
+            "cache-aware:0.3/64/1.5",
+            "cache-aware:0.3/16/1.5",
+            "cache-aware:0.5/4/1.1",
+        ),
+    ),
+    Rival(
+        name="smg",  # its command line's, tighter ones, and its first state
+        topology=CENTRAL,
+        settings=settings("smg:0.3/64/1.5", "smg:0.3/8/1.5", "smg:0.3/2/1.25", "smg:0.3/8/1.5/0"),
+    ),
+    Rival(
+        name="llm-d",  # the chart's weights, the precise configuration's, more for the prefix
+        topology=CENTRAL,
+        settings=settings("llm-d:2/2/3", "llm-d:1/1/2", "llm-d:1/1/4"),
+    ),
+    Rival(
+        name="llm-d precise",  # its configuration, the chart's weights, the scorer before
+        topology=CENTRAL,
+        settings=settings(
+            "llm-d-precise:1/1/2",
+            "llm-d-precise:2/2/3",
+            "llm-d-precise:1/1/4",
+            "llm-d-precise:1/1/2/1",
+        ),
+    ),
+    Rival(
+        name="dynamo",  # its defaults, other weights of the prompt, a draw, the credit's decay
+        topology=CENTRAL,
+        settings=settings("dynamo", "dynamo:0.5", "dynamo:2", "dynamo:1/0.5", "dynamo:1/0/1"),
+    ),
+    Rival(
+        name="e2",  # Preble's window, and a third of it
+        topology=CENTRAL,
+        settings=settings("e2:180", "e2:60"),
+    ),
+    Rival(
+        name="region-local prefix",  # each region's own router, with the best rules above
+        topology=REGION_LOCAL,
+        settings=settings(
+            "cache-aware:0.3/64/1.5", "smg:0.3/8/1.5", "llm-d-precise:1/1/2", "dynamo"
+        ),
+    ),
+    Rival(
+        name="skywalker",  # its authors' code, the paper's rule, a lower threshold
+        topology=REGIONS,
+        settings=settings("skywalker", "skywalker:0.5/0", "skywalker:0.25", pushing="pending"),
+    ),
+    Rival(
+        name="gorgo",  # the authors' code, the paper's examples, weights that are learned
+        topology=REGIONS,
+        settings=settings("gorgo:1", "gorgo:0.5", "gorgo-tuned", pushing="pending"),
+        waits=False,
+    ),
     Rival(
         name="round-robin",
         topology=CENTRAL,
@@ -95,11 +159,11 @@ RIVALS = (
         settings=(Setting("skywalker-ch", "pending"),),
         everywhere=False,
     ),
-    Rival(name="e2", topology=CENTRAL, settings=(Setting("e2"),), everywhere=False),
     Rival(
         name="gorgo-proxy",
         topology=CENTRAL,
-        settings=(Setting("gorgo-proxy", "pending"),),
+        settings=(Setting("gorgo-proxy:1", "pending"), Setting("gorgo-proxy:0.5")),
+        waits=False,
         everywhere=False,
     ),
     Rival(
