@@ -127,7 +127,10 @@ POLICIES: PolicyMakers = {
     "e2": Tunable(
         E2Options(),
         lambda settings, dice, options: E2(
-            dice, blocks_max=settings.index_blocks_max, window_s=options.window_s
+            dice,
+            blocks_max=settings.index_blocks_max,
+            window_s=options.window_s,
+            warm=options.warm,
         ),
     ),
     "gorgo": _GORGO,

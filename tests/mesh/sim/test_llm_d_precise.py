@@ -9,10 +9,11 @@ from mesh.core.policies.base import Target
 from mesh.core.policies.llm_d import Signals
 from mesh.core.view.replica import Replica
 from mesh.sim.llm_d_precise import LlmDPrecise, PreciseOptions, between_holders
-from mesh.sim.twin_policies import checked_twin_policy
+from mesh.sim.twin_policies import TwinPolicies, checked_twin_policy
 from mesh.sim.world import World
+from schemas.settings import BLIND
 from tests.mesh.core.build import beat
-from tests.mesh.sim.build import EU, US, arrivals, config, node
+from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
 
 PUBLISHED = PreciseOptions()
 WHOLE = 10
@@ -68,6 +69,21 @@ def test_it_knows_what_was_evicted_and_what_others_computed():
         "computed": {"us-1": 0, "eu-1": 10},
         "evicted": {"us-1": 0, "eu-1": 7},
     }
+
+
+def test_equal_seeds_give_equal_digests_and_every_request_is_answered():
+    digests = set()
+    for _ in range(2):
+        fields = {"policy": "llm-d-precise", "topology": "central:us", "pushing": BLIND}
+        world = World(
+            steady(40, 0.05, US, EU), config({US: 1, EU: 1}, **fields), makers=TwinPolicies()
+        )
+        ends = []
+        world.requests.watch = lambda sent, end, now, ends=ends: ends.append(end.outcome.value)
+        world.run()
+        assert ends == ["ok"] * 40
+        digests.add(world.requests.digest())
+    assert len(digests) == 1
 
 
 def test_names_and_options():

@@ -113,20 +113,20 @@ RIVALS = (
         ),
     ),
     Rival(
-        name="dynamo",  # its defaults, other weights of the prompt, a draw, the credit's decay
+        name="dynamo",  # its defaults, more weight of prompts, a draw, the credit's decay
         topology=CENTRAL,
-        settings=settings("dynamo", "dynamo:0.5", "dynamo:2", "dynamo:1/0.5", "dynamo:1/0/1"),
+        settings=settings("dynamo", "dynamo:4", "dynamo:16", "dynamo:4/0.1", "dynamo:4/0/1"),
     ),
     Rival(
-        name="e2",  # Preble's window, and a third of it
+        name="e2",  # Preble's code, loads compared sooner, over a third of the time
         topology=CENTRAL,
-        settings=settings("e2:180", "e2:60"),
+        settings=settings("e2:180/50", "e2:180/5", "e2:60/5"),
     ),
     Rival(
         name="region-local prefix",  # each region's own router, with the best rules above
         topology=REGION_LOCAL,
         settings=settings(
-            "cache-aware:0.3/64/1.5", "smg:0.3/8/1.5", "llm-d-precise:1/1/2", "dynamo"
+            "cache-aware:0.3/64/1.5", "smg:0.3/64/1.5", "llm-d-precise:1/1/4", "dynamo:4"
         ),
     ),
     Rival(
