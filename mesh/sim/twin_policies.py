@@ -185,9 +185,11 @@ class TwinPolicies:
             return self._one(MESH_EVERYWHERE, world, dice, lambda: MeshPolicy(settings, dice))
 
         def dynamo(settings: RouterSettings, dice: Random, options: DynamoOptions) -> Policy:
+            _check_no_peers(world, DYNAMO)
             return DynamoKv(world, dice, options)
 
         def precise(settings: RouterSettings, dice: Random, options: PreciseOptions) -> Policy:
+            _check_no_peers(world, LLM_D_PRECISE)
             return LlmDPrecise(world, dice, settings.index_blocks_max, options)
 
         return {
@@ -204,6 +206,14 @@ class TwinPolicies:
         if kind not in self._shared:
             self._shared[kind] = GlobalView(world, inside(), dice)
         return self._shared[kind]
+
+
+def _check_no_peers(world: "World", name: str) -> None:
+    if any(world.peers_of(region) for region in world.routers):
+        raise ValueError(
+            f"policy {name} has no rule for peer regions: "
+            "use --topology central:REGION or region-local"
+        )
 
 
 def checked_twin_policy(name: str) -> str:

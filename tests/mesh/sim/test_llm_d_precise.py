@@ -86,6 +86,13 @@ def test_equal_seeds_give_equal_digests_and_every_request_is_answered():
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("policy", ["dynamo", "llm-d-precise"])
+def test_routers_with_peers_can_not_have_it(policy):
+    world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=TwinPolicies())
+    with pytest.raises(ValueError, match="use --topology central:REGION or region-local"):
+        world.run()
+
+
 def test_names_and_options():
     for name in ("dynamo:0.5/0.5/1", "llm-d-precise:2/2/3/1"):
         assert checked_twin_policy(name) == name
