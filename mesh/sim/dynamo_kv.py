@@ -41,15 +41,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DynamoOptions:
-    """Its defaults. `temperature` is relative to the range of costs."""
+    """Its defaults. `temperature` is relative to the range of costs.
+
+    `predicted_s`: seconds for which a prompt that was sent to a worker counts as cached there.
+    """
 
     prefill_scale: float = 1.0
     temperature: float = 0.0
     decay: float = 0.0
+    predicted_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0.0 <= value < math.inf for value in astuple(self)):
-            raise ValueError(f"prefill_scale, temperature and decay must be 0 or more, not {self}")
+            raise ValueError(f"each must be 0 or more: {self}")
 
 
 class WorkerLoad(NamedTuple):
@@ -152,7 +156,7 @@ class DynamoKv(Layered):
     def __init__(self, world: "World", dice: Random, options: DynamoOptions) -> None:
         self._dice = dice
         self._options = options
-        self._caches = CacheCopies(world)
+        self._caches = CacheCopies(world, options.predicted_s)
         self._active = ActiveRequests()
         self._overlaps: tuple[int, dict[str, int]] = 0, {}  # of the last choice, by worker
 
@@ -193,6 +197,7 @@ class DynamoKv(Layered):
         tokens, keys = self._caches.prompt(request)
         key, overlaps = self._overlaps
         overlap = overlaps.get(spot.name, 0) if key == request.key else 0
+        self._caches.sent(spot.name, keys, now)
         uncached = max(0, tokens - overlap * BLOCK_TOKENS)
         self._active.add(request.key, Sent(spot.name, keys, uncached))
 

@@ -10,6 +10,7 @@ the least is 0 and the most is 1; all are 1 if they are equal. A few blocks' dif
 between holders as thousands do.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Choice, Target
+from mesh.core.policies.base import Choice, Destination, Target
 from mesh.core.policies.llm_d import LlmD, LlmDOptions, Signals
 from mesh.sim.kv_events import CacheCopies
 from mesh.sim.workload import HASH_TOKENS
@@ -28,17 +29,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreciseOptions(LlmDOptions):
-    """The weights. `relative`: 1 to scale the prefix score between the holders, or 0."""
+    """The weights. `relative`: 1 to scale the prefix score between the holders, or 0.
+
+    `speculative_s`: seconds for which a prompt that was sent to a replica counts as held there.
+    """
 
     queue: float = 1.0
     kv: float = 1.0
     prefix: float = 2.0
     relative: int = 0
+    speculative_s: float = 0.0
 
     def __post_init__(self) -> None:
         super(PreciseOptions, self).__post_init__()
         if self.relative not in (0, 1):
             raise ValueError(f"relative is 0 or 1, not {self.relative}")
+        if not 0.0 <= self.speculative_s < math.inf:
+            raise ValueError(f"speculative_s must be 0 or more, not {self.speculative_s}")
 
 
 class LlmDPrecise(LlmD):
@@ -49,13 +56,18 @@ class LlmDPrecise(LlmD):
     ) -> None:
         super().__init__(dice, blocks_max, options)
         self._relative = bool(options.relative)
-        self._caches = CacheCopies(world)
+        self._caches = CacheCopies(world, options.speculative_s)
         self._now = 0.0
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The best, by the caches as known now."""
         self._now = now
         return super().choose(request, targets, now)
+
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
+        """Remember it for `speculative_s`. The index that follows placements is not used."""
+        if request.answer_inbox is None:
+            self._caches.sent(spot.name, self._caches.prompt(request)[1], now)
 
     def _depths(self, request: Request, targets: Sequence[Target]) -> dict[str, int]:
         """How many leading blocks of HASH_TOKENS tokens each of these holds."""

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.model.prompt import Prompt
+from mesh.core.policies.base import Target
 from mesh.sim.dynamo_kv import (
     ActiveRequests,
     DynamoKv,
@@ -19,6 +21,7 @@ from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestNode, Segment
 from mesh.sim.world import World
 from schemas.settings import BLIND
+from tests.mesh.core.build import request, spot
 from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
 
 PLAIN_COST = DynamoOptions()
@@ -140,8 +143,19 @@ def test_equal_seeds_give_equal_digests_and_nothing_is_remembered(policy):
 @pytest.mark.parametrize("text", ["-1", "/-0.1", "//inf"])
 def test_options_out_of_range_are_refused(text):
     values = [float(value) if value else 0.0 for value in text.split("/")]
-    with pytest.raises(ValueError, match="must be 0 or more"):
+    with pytest.raises(ValueError, match="each must be 0 or more"):
         DynamoOptions(*values)
+
+
+@pytest.mark.parametrize(("predicted_s", "cached"), [(0.0, 0), (5.0, 319)])
+def test_what_it_sent_counts_as_cached_if_that_is_predicted(predicted_s, cached):
+    world = World(arrivals(), central("dynamo"))
+    policy = DynamoKv(world, Random(1), DynamoOptions(predicted_s=predicted_s))
+    policy._caches.prompt = lambda request: (320, range(20))
+    asked, there = request(1, prompt=Prompt(320, (1, 2, 3, 4, 5), 64)), Target("us-1", 0)
+    policy.placed(asked, spot("us-1"), 0.0)
+    assert policy.choose(asked, [there], 4.0).held_tokens == cached
+    assert policy.choose(asked, [there], 6.0).held_tokens == 0
 
 
 def test_ties_are_broken_by_the_dice():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agents.sim.kv_cache import KvCache
 from mesh.core.policies.base import Target
-from mesh.sim.kv_events import CacheCopies, CacheCopy
+from mesh.sim.kv_events import CacheCopies, CacheCopy, SentPrompts
 from mesh.sim.world import World
 from tests.mesh.sim.build import EU, PLAIN, US, arrivals, config, node
 
@@ -57,6 +57,18 @@ def test_a_far_engine_is_known_later_and_a_new_one_is_empty():
     assert copies.matched(far, keys, step_s + 0.11) == 3
     world.replicas["us-1"].engine.crash()
     assert copies.matched(near, keys, 9.0) == 0
+
+
+def test_what_was_sent_counts_for_some_seconds():
+    sent = SentPrompts(2.0)
+    sent.add("a", [1, 2, 3], 0.0)
+    sent.add("a", [1, 2, 4], 1.0)
+    found = {now: sent.matched("a", [1, 2, 3, 9], now) for now in (1.0, 2.0, 2.1, 3.1)}
+    assert found == {1.0: 3, 2.0: 3, 2.1: 2, 3.1: 0}
+    assert sent.matched("b", [1], 3.1) == 0
+    never = SentPrompts(0.0)
+    never.add("a", [1], 0.0)
+    assert never.matched("a", [1], 0.0) == 0
 
 
 def test_a_cache_lists_its_keys():

@@ -86,6 +86,20 @@ def test_equal_seeds_give_equal_digests_and_every_request_is_answered():
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(("speculative_s", "replicas"), [(0, 2), (2, 1)])
+def test_equal_prompts_of_one_moment_go_together_if_their_caching_is_assumed(
+    speculative_s, replicas
+):
+    policy = f"llm-d-precise:0/0/1//{speculative_s}"
+    fields = {"policy": policy, "topology": "central:us", "pushing": BLIND}
+    rows = [(0.0, US, node(320, 2, name=1)) for _ in range(8)]
+    world = World(arrivals(*rows), config({US: 1, EU: 1}, **fields), makers=TwinPolicies())
+    found = set()
+    world.requests.watch = lambda sent, end, now: found.add(end.replica)
+    world.run()
+    assert len(found) == replicas
+
+
 @pytest.mark.parametrize("policy", ["dynamo", "llm-d-precise"])
 def test_routers_with_peers_can_not_have_it(policy):
     world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=TwinPolicies())
@@ -98,6 +112,11 @@ def test_names_and_options():
         assert checked_twin_policy(name) == name
         with pytest.raises(ValueError, match="unknown policy"):
             find_maker(name)  # a live router has no such knowledge
-    for name in ("dynamo:-1", "llm-d-precise:///2", "llm-d-precise:0/0/0"):
-        with pytest.raises(ValueError, match=r"must be|relative"):
+    for name in (
+        "dynamo:-1",
+        "llm-d-precise:///2",
+        "llm-d-precise:0/0/0/1",
+        "llm-d-precise:////-1",
+    ):
+        with pytest.raises(ValueError, match=r"0 or more|relative"):
             checked_twin_policy(name)

@@ -103,19 +103,20 @@ RIVALS = (
         settings=settings("llm-d:2/2/3", "llm-d:1/1/2", "llm-d:1/1/4"),
     ),
     Rival(
-        name="llm-d precise",  # its configuration, the chart's weights, the scorer before
+        name="llm-d precise",  # its own, the chart's weights, the earlier scorer, speculation
         topology=CENTRAL,
         settings=settings(
             "llm-d-precise:1/1/2",
             "llm-d-precise:2/2/3",
             "llm-d-precise:1/1/4",
             "llm-d-precise:1/1/2/1",
+            "llm-d-precise:1/1/4//2",
         ),
     ),
     Rival(
-        name="dynamo",  # its defaults, more weight of prompts, a draw, the credit's decay
+        name="dynamo",  # its defaults, more weight of prompts, a draw, what it sent is cached
         topology=CENTRAL,
-        settings=settings("dynamo", "dynamo:4", "dynamo:16", "dynamo:4/0.1", "dynamo:4/0/1"),
+        settings=settings("dynamo", "dynamo:4", "dynamo:16", "dynamo:4/0.1", "dynamo:4///5"),
     ),
     Rival(
         name="e2",  # Preble's code, loads compared sooner, over a third of the time
