@@ -108,8 +108,8 @@ study-preble: $(STAMP) ## Preble's figures 3 and 5
 study-gorgo: $(STAMP) ## GORGO's central router against routers in each region
 	$(STUDY).gorgo $(SIZE)
 
-study-mesh: $(STAMP) ## the mesh policy against every other
-	$(STUDY).mesh $(SIZE)
+study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: search the rivals' settings
+	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)

@@ -6,8 +6,15 @@ prompt fits and everyone running can still grow by a block; when memory runs out
 the newest sequence is preempted and computed again later (what it published may
 still be cached then). Time is not known here: `agents.sim.engine` has it.
 
+Full blocks of a chunk are published when the iteration is planned, as vLLM V1 does
+(`KVCacheManager.allocate_slots`: the blocks of a step are in the prefix cache before it runs, so a
+prompt admitted to the same step finds them), or after it, as SGLang's radix cache does. Blocks of
+answers are published when they are full. A chunk that is aborted while it runs leaves its blocks in
+the cache: the engine computes the iteration to its end.
+
 Rejected: taking memory chunk by chunk, which lets two half-done prefills starve each other.
-Source: Orca (OSDI 2022) for iteration-level batching, Sarathi-Serve (OSDI 2024) for chunks.
+Source: Orca (OSDI 2022) for iteration-level batching, Sarathi-Serve (OSDI 2024) for chunks;
+the code of vLLM V1 (main, 2026) and SGLang (`srt/managers/schedule_policy`, main, 2026).
 """
 
 from bisect import bisect_right
@@ -17,6 +24,7 @@ from typing import NamedTuple
 
 from agents.sim.events import SimRequest
 from agents.sim.kv_cache import KvCache
+from agents.sim.profiles import Publishing
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +37,7 @@ class SequenceState:
     target: int = 0  # tokens to compute before the next one comes out
     computed: int = 0  # tokens whose KV is in memory
     blocks: int = 0  # blocks owned, shared ones included
-    filled: int = 0  # full blocks published, or found as copies
+    filled: int = 0  # full blocks published, or found as copies; of a planned chunk too
     held: list[int] = field(default_factory=list)  # keys of the shared ones
     cached_tokens: int | None = None  # hits at its first admission
 
@@ -63,12 +71,19 @@ class EngineInternals(NamedTuple):
 class Batch:
     """Sequences in prefill and in decode, oldest first, over one KV cache."""
 
-    def __init__(self, cache: KvCache, block_tokens: int, max_seqs: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        block_tokens: int,
+        max_seqs: int,
+        publishing: Publishing = Publishing.SCHEDULED,
+    ) -> None:
         self.cache = cache
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self._block_tokens = block_tokens
         self._max_seqs = max_seqs
+        self._publishing = publishing
 
     @property
     def size(self) -> int:
@@ -99,8 +114,11 @@ class Batch:
         return True
 
     def chunk(self, seq: SequenceState, budget: int) -> Chunk:
-        """The next chunk of a sequence in prefill, within `budget` tokens."""
-        return seq, min(budget, seq.target - seq.computed)
+        """Plan the next chunk of a sequence in prefill, within `budget` tokens."""
+        tokens = min(budget, seq.target - seq.computed)
+        if self._publishing is Publishing.SCHEDULED:
+            self._publish(seq, seq.computed + tokens)
+        return seq, tokens
 
     def prefill(self, seq: SequenceState, tokens: int) -> bool:
         """Account for a computed chunk. True when that ended the prefill: one token is out."""

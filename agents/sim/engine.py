@@ -37,7 +37,7 @@ from agents.sim.events import (
     StepResult,
 )
 from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
-from agents.sim.profiles import Profile
+from agents.sim.profiles import Profile, Publishing
 
 
 @dataclass(slots=True)
@@ -85,6 +85,7 @@ class Stretch:
 
 
 QUEUE_LIMIT = 4096
+ALIKE_TOKENS = 32  # of SGLang: prompts with that many equal tokens at the start are duplicates
 
 
 class EngineSim:
@@ -107,7 +108,9 @@ class EngineSim:
         if blocks < 2:
             raise ValueError(f"kv_tokens is less than two blocks of {block_tokens} tokens")
         self.cache = KvCache(blocks)
-        self._batch = Batch(self.cache, block_tokens, max_seqs or profile.max_seqs)
+        self._batch = Batch(
+            self.cache, block_tokens, max_seqs or profile.max_seqs, profile.publishing
+        )
         self._queue_limit = queue_limit
         self._watch_tokens = watch_tokens
 
@@ -343,6 +346,8 @@ class EngineSim:
         return chunk[1]
 
     def _admit(self, budget: int, at: float) -> int:
+        if budget > 0 and self.profile.publishing is Publishing.COMPUTED:
+            self._put_duplicates_last()
         while budget > 0 and self._waiting and not self._stalled:
             seq = self._waiting[0]
             if not self._take_in(seq, at):
@@ -351,6 +356,27 @@ class EngineSim:
             self._waiting.popleft()
             budget -= self._add_chunk(seq, budget)
         return budget
+
+    def _put_duplicates_last(self) -> None:
+        """Of waiting prompts that begin alike and are not cached, all but the first go last.
+
+        So the first has most often been computed when the others are admitted. SGLang with
+        `--schedule-policy lpm` (`SchedulePolicy._compute_prefix_matches`): up to 32 tokens cached,
+        and 32 that an earlier one in the queue shares. Its order by cached tokens is left out.
+        """
+        if len(self._waiting) < 2:
+            return
+        blocks = max(1, ALIKE_TOKENS // self.block_tokens)
+        seen: set[int] = set()
+        first, last = list[SequenceState](), list[SequenceState]()
+        for seq in self._waiting:
+            keys = seq.request.keys[: blocks + 1]
+            is_cached = self.cache.matched(keys) > blocks
+            start = keys[blocks - 1] if len(keys) >= blocks and not is_cached else None
+            (last if start in seen else first).append(seq)
+            if start is not None:
+                seen.add(start)
+        self._waiting = deque([*first, *last])
 
     def _take_in(self, seq: SequenceState, at: float) -> bool:
         first_time = seq.cached_tokens is None

@@ -10,8 +10,9 @@ prefixes. A block is in one of four places:
 
     free + private + shared + idle = capacity, always.
 
-Two sequences that prefill the same prefix at the same time both pay: a block can be found only
-after it was computed and published, and the second copy stays private. Idle blocks leave in
+When a block is published is the batch's choice (`agents.sim.profiles.Publishing`). Two sequences
+that fill equal blocks before either is published both pay, and the second copy stays private. Idle
+blocks leave in
 least-recently-used order, and of one sequence the deepest goes first, since a block without its
 parents can't be found. A simulation never looks inside a block, so there are no block tables.
 Source: vLLM's automatic prefix caching; PagedAttention (Kwon et al., SOSP 2023).
@@ -19,6 +20,7 @@ Source: vLLM's automatic prefix caching; PagedAttention (Kwon et al., SOSP 2023)
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -39,6 +41,18 @@ def block_keys(tokens: bytes, block_bytes: int) -> list[int]:
     return keys
 
 
+class CacheWatcher(Protocol):
+    """Called when blocks can be found, and when they can't be found any more."""
+
+    def stored(self, keys: Sequence[int]) -> None:
+        """These were not cached and are now, in prefix order."""
+        ...
+
+    def evicted(self, key: int) -> None:
+        """This is not cached any more."""
+        ...
+
+
 class KvCache:
     """The blocks of one engine. Callers keep what they hold and give it back by `release`."""
 
@@ -46,6 +60,7 @@ class KvCache:
         self.capacity = capacity_blocks
         self.free = capacity_blocks
         self.private = 0
+        self.watchers: list[CacheWatcher] = []
         self._shared: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -63,6 +78,10 @@ class KvCache:
     def idle(self) -> int:
         """Blocks held by nobody that a later request may hit."""
         return len(self._idle)
+
+    def keys(self) -> set[int]:
+        """The keys of all cached blocks."""
+        return {*self._shared, *self._idle}
 
     def matched(self, keys: Sequence[int]) -> int:
         """How many leading blocks of `keys` are cached."""
@@ -91,8 +110,10 @@ class KvCache:
         """Take blank private blocks. The caller has seen that as many are available."""
         assert blocks <= self.available, "KV memory overrun: check `available` first"
         while self.free < blocks:
-            self._idle.popitem(last=False)
+            key, _ = self._idle.popitem(last=False)
             self.free += 1
+            for watcher in self.watchers:
+                watcher.evicted(key)
         self.free -= blocks
         self.private += blocks
 
@@ -107,6 +128,8 @@ class KvCache:
                 shared[key] = 1
                 fresh.append(key)
         self.private -= len(fresh)
+        for watcher in self.watchers if fresh else ():
+            watcher.stored(fresh)
         return fresh
 
     def release(self, held: Sequence[int], private: int) -> None:

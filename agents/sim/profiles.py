@@ -9,7 +9,15 @@ closed form (`agents.sim.engine`). A table of batch times per GPU was rejected: 
 are sparse, and interpolation hides which of them was measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Publishing(StrEnum):
+    """When other requests find the full blocks of a prompt."""
+
+    SCHEDULED = "scheduled"  # when the chunk is planned: vLLM V1
+    COMPUTED = "computed"  # after the chunk; of waiting prompts duplicates go last: SGLang
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class Profile:
     max_seqs: int  # sequences in the running batch
     long_prefill: LongPrefill | None = None
     model: str = ""  # the name that its engine serves; empty: the profile's own
+    publishing: Publishing = Publishing.SCHEDULED
 
     def __post_init__(self) -> None:
         if not self.knots or self.token_s <= 0 or self.knots[0][1] <= 0:
@@ -206,8 +215,7 @@ H100_LLAMA = Profile(
 # "Batch-aware routing", Code 23.2.1: a step takes 40 ms whatever its fill, up to 8 requests, and
 # 3 ms more for each prefix that the replica doesn't hold; it holds 12. In our terms a prefix has
 # 4,096 tokens (its length says nothing, only 3 ms over it does), a request 16 of its own that are
-# free, and the memory has room for 12 prefixes and what eight requests add to them. Two requests
-# for one missing prefix in the same step both pay, where the chapter counts one miss.
+# free, and the memory has room for 12 prefixes and what eight requests add to them.
 _CHAPTER_PREFIX = 4096
 _CHAPTER_OWN = 16
 _CHAPTER_BATCH = 8
@@ -223,7 +231,13 @@ CHAPTER = Profile(
     max_seqs=_CHAPTER_BATCH,
 )
 
+
+def on_sglang(profile: Profile) -> Profile:
+    """The same GPU and model under SGLang."""
+    return replace(profile, name=f"{profile.name}-sglang", publishing=Publishing.COMPUTED)
+
+
+_OF_GPUS = (L4_LLAMA, A100_MISTRAL, A6000_MISTRAL, H100_LLAMA)
 PROFILES: dict[str, Profile] = {
-    profile.name: profile
-    for profile in (L4_LLAMA, A100_MISTRAL, A6000_MISTRAL, H100_LLAMA, CHAPTER)
+    profile.name: profile for profile in (*_OF_GPUS, CHAPTER, *map(on_sglang, _OF_GPUS))
 }

@@ -7,13 +7,15 @@ next tree after the refusal's Retry-After, or a second where it had none: otherw
 mesh would send three thousand requests a second.
 
 A prompt's keys are made when it is sent and dropped when it ends, so a run of a million requests
-holds only the open ones. A client that waits longer than its timeout hangs up.
+holds only the open ones. A client hangs up when its answer takes longer than its timeout, or the
+first token longer than its patience.
 """
 
 import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from mesh.sim.world import World
 
 RETRY_S = 1.0  # of a user whose request failed without a Retry-After
-TIMEOUT, UNFINISHED = "timeout", "unfinished"
+TIMEOUT, PATIENCE, UNFINISHED = "timeout", "patience", "unfinished"
 SPREAD = 2_654_435_761  # the golden ratio of 2**32: successive requests go to different routers
 NO_TTFT = -1.0
 _LINE = struct.Struct("<qqqqBB")
@@ -54,15 +56,17 @@ class SimClients:
     def __init__(self, world: "World", workload: Workload) -> None:
         self._world = world
         self._workload = workload
-        self._queue = world.queue
+        self.queue = world.queue
         self._network = world.network
         self._log = world.requests
         self._dice = world.dice("clients")
         self._began_at = 0.0
         self._unfinished = 0  # trees, users, and the list of arrivals
         self._open: dict[int, SentRequest] = {}
-        self._timeouts: deque[tuple[float, int]] = deque()  # when, and the request's number
-        self._timeout_set = False
+        self._limits = (
+            WaitLimit(self, TIMEOUT, world.config.timeout_s),
+            WaitLimit(self, PATIENCE, world.config.patience_s),
+        )
 
     @property
     def is_done(self) -> bool:
@@ -75,11 +79,11 @@ class SimClients:
 
     def begin(self) -> None:
         """Start the workload: its time 0 is now."""
-        self._began_at = self._queue.now
+        self._began_at = self.queue.now
         clients = self._workload.clients
         self._unfinished = 1 + len(clients)
         for client in clients:
-            self._queue.at(self._began_at + client.starts_at_s, self._next_tree, client)
+            self.queue.at(self._began_at + client.starts_at_s, self._next_tree, client)
         self._schedule_next(iter(self._workload.arrivals))
 
     def give_up(self) -> None:
@@ -92,7 +96,7 @@ class SimClients:
         if arrival is None:
             self._finish_one()
         else:
-            self._queue.at(self._began_at + arrival.at_s, self._arrive, arrival, arrivals)
+            self.queue.at(self._began_at + arrival.at_s, self._arrive, arrival, arrivals)
 
     def _arrive(self, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
         self._unfinished += 1
@@ -101,7 +105,7 @@ class SimClients:
 
     def _next_tree(self, client: ClosedLoopClient) -> None:
         until_s = self._workload.until_s
-        over = until_s is not None and self._queue.now >= self._began_at + until_s
+        over = until_s is not None and self.queue.now >= self._began_at + until_s
         root = None if over else next(client.trees, None)
         if root is None:
             self._finish_one()
@@ -114,10 +118,11 @@ class SimClients:
         token_error = self._world.config.token_error
         prompt = estimate(keys.hashes, node.prompt_tokens, token_error, self._dice)
         number = self._log.sent + 1
-        sent = SentRequest(number, region, node, tree, keys, prompt, self._queue.now)
+        sent = SentRequest(number, region, node, tree, keys, prompt, self.queue.now)
         self._log.began(sent)
         self._open[number] = sent
-        self._add_timeout(number)
+        for limit in self._limits:
+            limit.begin(number)
         router = self._router_of(sent)
         self._network.send_http(region, router.site, router.receive_request, sent)
 
@@ -129,7 +134,7 @@ class SimClients:
 
     def first_byte(self, sent: SentRequest) -> None:
         """The client has the first token."""
-        sent.first_at = self._queue.now
+        sent.first_at = self.queue.now
 
     def answered(self, sent: SentRequest, end: RequestEnd) -> None:
         """The client has the whole answer, or a refusal or error."""
@@ -139,19 +144,19 @@ class SimClients:
     def _close(self, sent: SentRequest, end: RequestEnd) -> None:
         sent.ended = True
         del self._open[sent.number]
-        self._log.add(sent, end, self._queue.now)
+        self._log.add(sent, end, self.queue.now)
         tree = sent.tree
         tree.left -= 1
         wait_s = 0.0
         if end.outcome is RequestOutcome.OK:
             tree.left += len(sent.node.children)
             for child in sent.node.children:
-                self._queue.after(child.pause_s, self._send, sent.region, child, tree)
+                self.queue.after(child.pause_s, self._send, sent.region, child, tree)
         else:
             wait_s = end.retry_after_s or RETRY_S
         if tree.left == 0:
             if tree.client is not None:
-                self._queue.after(wait_s, self._next_tree, tree.client)
+                self.queue.after(wait_s, self._next_tree, tree.client)
             self._finish_one()
 
     def _finish_one(self) -> None:
@@ -159,30 +164,51 @@ class SimClients:
         if self._unfinished == 0:
             self._world.all_answered()
 
-    def _add_timeout(self, number: int) -> None:
-        timeouts = self._timeouts
-        while timeouts and timeouts[0][1] not in self._open:
-            timeouts.popleft()
-        timeouts.append((self._queue.now + self._world.config.timeout_s, number))
-        self._set_timeout()
+    def waits(self, number: int, reason: str) -> SentRequest | None:
+        """The request with this number, if it is open and a limit for that reason holds for it."""
+        sent = self._open.get(number)
+        return sent if sent is None or reason == TIMEOUT or sent.first_at is None else None
 
-    def _set_timeout(self) -> None:
-        if self._timeouts and not self._timeout_set:
-            self._timeout_set = True
-            self._queue.at(self._timeouts[0][0], self._time_out)
-
-    def _time_out(self) -> None:
-        self._timeout_set = False
-        while self._timeouts and self._timeouts[0][0] <= self._queue.now:
-            sent = self._open.get(self._timeouts.popleft()[1])
-            if sent is not None:
-                self._hang_up(sent)
-        self._set_timeout()
-
-    def _hang_up(self, sent: SentRequest) -> None:
+    def hang_up(self, sent: SentRequest, reason: str) -> None:
+        """The client closes its connection."""
         router = self._router_of(sent)
         self._network.send_http(sent.region, router.site, router.receive_hang_up, sent)
-        self._close(sent, RequestEnd(RequestOutcome.FAILED, TIMEOUT))
+        self._close(sent, RequestEnd(RequestOutcome.FAILED, reason))
+
+
+class WaitLimit:
+    """Clients that wait longer than a limit hang up; one event of the queue serves them all."""
+
+    def __init__(self, clients: SimClients, reason: str, limit_s: float) -> None:
+        self._clients = clients
+        self._reason = reason
+        self._limit_s = limit_s
+        self._due: deque[tuple[float, int]] = deque()  # when, and the request's number
+        self._is_set = False
+
+    def begin(self, number: int) -> None:
+        """That request was sent now."""
+        if self._limit_s == inf:
+            return
+        due, clients = self._due, self._clients
+        while due and clients.waits(due[0][1], self._reason) is None:
+            due.popleft()
+        due.append((clients.queue.now + self._limit_s, number))
+        self._set()
+
+    def _set(self) -> None:
+        if self._due and not self._is_set:
+            self._is_set = True
+            self._clients.queue.at(self._due[0][0], self._expire)
+
+    def _expire(self) -> None:
+        self._is_set = False
+        clients, due = self._clients, self._due
+        while due and due[0][0] <= clients.queue.now:
+            sent = clients.waits(due.popleft()[1], self._reason)
+            if sent is not None:
+                clients.hang_up(sent, self._reason)
+        self._set()
 
 
 class RequestLog:

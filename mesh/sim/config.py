@@ -146,6 +146,7 @@ class WorldConfig:
     kv_tokens: int | None = None  # replaces the profiles' own
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this
+    patience_s: float = inf  # a client hangs up after this if it has no first token
     warmup_s: float = 0.0  # requests that begin earlier are played and not reported
     until_s: float = inf  # the world ends; what is open then has failed
     offline: OfflineConfig | None = None  # batch jobs and who does them; None: nobody
@@ -153,7 +154,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         if not self.regions or not any(self.regions.values()):
             raise WorldInvalid("regions: give at least one replica, as us=1")
-        for name in ("heartbeat_s", "timeout_s", "until_s"):
+        for name in ("heartbeat_s", "timeout_s", "patience_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
         for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):

@@ -6,8 +6,9 @@ least
 
     rtt_s + memory or prompts before ours + our prefill + cost to others
 
-in seconds. A prompt that extends one that is queued or computed there counts as cached up to the
-last iteration before ours begins. While memory lasts, its prediction is exact to the millisecond.
+in seconds. A prompt that extends one that is queued or computed there counts as cached as far as
+that one is published when ours is scheduled. While memory lasts, its prediction is exact to the
+millisecond.
 
 The cost to others is what `mesh` charges: a share of the stall that our prefill causes to each
 running answer. Without it, each request's own minimum is not the best for all: `oracle:0` loses to
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agents.sim.batch import EngineInternals, SequenceState
 from agents.sim.engine import EngineSim
 from agents.sim.kv_cache import BLOCK_TOKENS
+from agents.sim.profiles import Publishing
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Target
 from mesh.core.policies.mesh_prices import STALL_WEIGHT
@@ -156,7 +158,9 @@ def _held(
     after = 0  # tokens computed between that prompt and ours
     for others, left in reversed(before):
         common = _common(cacheable, others) * BLOCK_TOKENS
-        unsure = max(0, min(left, sim.profile.batch_tokens) - after)
+        unsure = 0  # published when it is scheduled, which is before ours
+        if sim.profile.publishing is Publishing.COMPUTED:
+            unsure = max(0, min(left, sim.profile.batch_tokens) - after)
         held = max(held, common - unsure)
         after += left
     return held

@@ -6,6 +6,9 @@ what the router of every region sees at this moment, without delay, and names th
 serve; a request for a far one is forwarded as any other, and the router there uses it. All routers
 share one instance of the policy, so they share what it learned and placed. Nothing of this could be
 built: the difference to `mesh` is the price of federation.
+
+`dynamo` and `llm-d-precise` are ordinary policies of one router that know exactly what engines
+hold, as late as KV events bring it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,8 @@ from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
 from mesh.core.policies.base import Choice, Destination, Expiring, Policy, Target, least_loaded
 from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.view.replica import Replica
+from mesh.sim.dynamo_kv import DynamoKv, DynamoOptions
+from mesh.sim.llm_d_precise import LlmDPrecise, PreciseOptions
 from mesh.sim.oracle import Oracle, OracleOptions
 from mesh.sim.workload import number_of
 from schemas.decision import CandidateKind
@@ -29,7 +34,8 @@ if TYPE_CHECKING:
     from mesh.sim.world import World
 
 ORACLE, MESH_EVERYWHERE = "oracle", "mesh-everywhere"
-TWIN_ONLY = (ORACLE, MESH_EVERYWHERE)
+DYNAMO, LLM_D_PRECISE = "dynamo", "llm-d-precise"
+TWIN_ONLY = (ORACLE, MESH_EVERYWHERE, DYNAMO, LLM_D_PRECISE)
 DEFAULT = OracleOptions()
 
 
@@ -178,7 +184,21 @@ class TwinPolicies:
         def everywhere(settings: RouterSettings, dice: Random) -> Policy:
             return self._one(MESH_EVERYWHERE, world, dice, lambda: MeshPolicy(settings, dice))
 
-        return {**POLICIES, ORACLE: Tunable(DEFAULT, oracle), MESH_EVERYWHERE: everywhere}
+        def dynamo(settings: RouterSettings, dice: Random, options: DynamoOptions) -> Policy:
+            _check_no_peers(world, DYNAMO)
+            return DynamoKv(world, dice, options)
+
+        def precise(settings: RouterSettings, dice: Random, options: PreciseOptions) -> Policy:
+            _check_no_peers(world, LLM_D_PRECISE)
+            return LlmDPrecise(world, dice, settings.index_blocks_max, options)
+
+        return {
+            **POLICIES,
+            ORACLE: Tunable(DEFAULT, oracle),
+            MESH_EVERYWHERE: everywhere,
+            DYNAMO: Tunable(DynamoOptions(), dynamo),
+            LLM_D_PRECISE: Tunable(PreciseOptions(), precise),
+        }
 
     def _one(
         self, kind: object, world: "World", dice: Random, inside: Callable[[], Policy]
@@ -188,15 +208,25 @@ class TwinPolicies:
         return self._shared[kind]
 
 
+def _check_no_peers(world: "World", name: str) -> None:
+    if any(world.peers_of(region) for region in world.routers):
+        raise ValueError(
+            f"policy {name} has no rule for peer regions: "
+            "use --topology central:REGION or region-local"
+        )
+
+
 def checked_twin_policy(name: str) -> str:
     """A policy that the twin has. Raises ValueError that names the known ones."""
     twin_only: PolicyMakers = {
         ORACLE: Tunable(DEFAULT, _needs_world),
         MESH_EVERYWHERE: lambda settings, dice: _needs_world(settings, dice, DEFAULT),
+        DYNAMO: Tunable(DynamoOptions(), _needs_world),
+        LLM_D_PRECISE: Tunable(PreciseOptions(), _needs_world),
     }
     find_maker(name, {**POLICIES, **twin_only})
     return name
 
 
-def _needs_world(settings: RouterSettings, dice: Random, options: OracleOptions) -> Policy:
+def _needs_world(settings: RouterSettings, dice: Random, options: object) -> Policy:
     raise AssertionError("this policy is made by a world")

@@ -1,19 +1,35 @@
-"""The mesh over vLLM on the CPU: `make test-engines`."""
+"""The mesh over vLLM on the CPU, and the simulated engine beside it: `make test-engines`."""
 
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.engines import install
+from agents.sim.engine import EngineSim
+from agents.sim.events import PrefillFinished, SimRequest
+from agents.sim.kv_cache import block_keys
+from agents.sim.profiles import L4_LLAMA
+from tests.engines import cached_tokens, install
 from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.engine import LOOPBACK, MODEL, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.tiny_llama import CONTEXT_TOKENS, KV_BYTES_PER_TOKEN
+from tests.programs.bench.processes import output_of
 
 START_WITHIN_S = 400.0  # it imports torch in three processes
 KV_GIB = 1
+BATCH_TOKENS, BLOCK_TOKENS = 256, 32
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": LOOPBACK,
+    "VLLM_NO_USAGE_STATS": "1",
+}
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.engines,
@@ -37,19 +53,12 @@ class Vllm(RealEngine):
             (
                 *(str(install.programs(install.VLLM) / "vllm"), "serve", str(install.llama())),
                 *("--served-model-name", MODEL, "--host", LOOPBACK, "--port", str(self.port)),
-                *("--dtype", "float32", "--enforce-eager", "--block-size", "32"),
+                *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)),
                 *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(self.batch_max)),
                 *("--enable-prompt-tokens-details", *key),
             ),
             ready=self.processes.answers(f"{self.url}/health"),
-            environment={
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-                "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "VLLM_HOST_IP": LOOPBACK,
-                "VLLM_NO_USAGE_STATS": "1",
-            },
+            environment=ENVIRONMENT,
         )
         return [pid]
 
@@ -72,3 +81,46 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 class TestVllm(KeyedEngineContract):
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN
+
+
+def prompt(start: int, tokens: int) -> list[int]:
+    """Token ids of the model's vocabulary; other starts, other first blocks."""
+    return [5 + (start * 37 + at * 13) % 200 for at in range(tokens)]
+
+
+COMMON = prompt(7, 300)
+TOGETHER = [
+    *([prompt(tokens, tokens)] * 2 for tokens in (100, 320, 1000)),
+    [COMMON + prompt(8, 200), COMMON + prompt(9, 200), COMMON + prompt(10, 20)],
+]
+
+
+def simulated(prompts: list[list[int]]) -> list[int]:
+    """Cached tokens of each prompt in the simulated engine, all of them sent at one moment."""
+    profile = replace(L4_LLAMA, batch_tokens=BATCH_TOKENS, arrival_s=1.0)
+    engine = EngineSim(profile, block_tokens=BLOCK_TOKENS)
+    for number, ids in enumerate(prompts):
+        keys = block_keys(b"".join(one.to_bytes(2, "big") for one in ids), 2 * BLOCK_TOKENS)
+        engine.submit(SimRequest(number, len(ids), cached_tokens.ANSWER_TOKENS, keys), 0.0)
+    found = {}
+    while engine.wake_at is not None:
+        for event in engine.step(engine.wake_at).events:
+            if isinstance(event, PrefillFinished):
+                found[event.request_id] = event.cached_tokens
+    return [found[number] for number in range(len(prompts))]
+
+
+async def test_the_simulated_engine_finds_cached_what_vllm_does_of_prompts_sent_together():
+    environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    output = await output_of(
+        (
+            *("env", *(f"{name}={value}" for name, value in environment.items())),
+            *(str(install.programs(install.VLLM) / "python"), "-m", cached_tokens.__name__),
+            *(str(install.llama()), str(BATCH_TOKENS), str(BLOCK_TOKENS)),
+        ),
+        given=json.dumps(TOGETHER).encode(),
+        within_s=START_WITHIN_S,
+    )
+    found = json.loads(output.splitlines()[-1])
+    assert found == [[0, 96], [0, 288], [0, 992], [0, 288, 288]]
+    assert found == [simulated(prompts) for prompts in TOGETHER]

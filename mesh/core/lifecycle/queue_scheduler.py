@@ -68,7 +68,8 @@ class QueueScheduler:
         must_wait = self.must_queue(request)
         if must_wait and not self._placer.judges_load:
             return self._placer.held(request, OTHERS_WAIT)
-        place = self._placer.place(request, (), now, self._held.waiting(request.model))
+        ahead, queue = self._held.waiting(request.model), len(self._held) + 1
+        place = self._placer.place(request, (), now, ahead, queue)
         if must_wait and place.placement is Placement.LOCAL:
             return self._placer.held(request, OTHERS_WAIT)
         return place
@@ -97,7 +98,8 @@ class QueueScheduler:
             if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
                 ahead[request.model] += 1
                 continue
-            place = self._placer.place(request, avoid, now, ahead[request.model])
+            queue = len(self._held)
+            place = self._placer.place(request, avoid, now, ahead[request.model], queue)
             record.decided(place)
             ahead[request.model] += place.target is None
             if place.target is not None:

@@ -107,9 +107,15 @@ class CandidateCache:
         return self._of_all(model, now)
 
     def of_peers(
-        self, request: Request, avoid: Collection[str], now: float, *, busy_too: bool
+        self,
+        request: Request,
+        avoid: Collection[str],
+        now: float,
+        *,
+        busy_too: bool,
+        queue_max: int | None = None,
     ) -> CandidateLayer:
-        """The peer regions."""
+        """The peer regions. Those with a longer hold queue than `queue_max` are busy."""
         layer = CandidateLayer(CandidateKind.PEER)
         if not self._peers.by_region:
             return layer
@@ -118,7 +124,12 @@ class CandidateCache:
             why = residency.keeps_from_peer(wanted, region, peer)
             if why is None:
                 why = self._peers.unavailable_because(
-                    peer, request.model, now, busy_too=busy_too, labels=wanted
+                    peer,
+                    request.model,
+                    now,
+                    busy_too=busy_too,
+                    labels=wanted,
+                    queue_max=queue_max,
                 )
             queue, seen = peer.queue, peer.seen_within(wanted)
             load = queue + len(peer.forwarded_at)

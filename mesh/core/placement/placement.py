@@ -25,6 +25,7 @@ from mesh.core.policies.base import (
     FirstToken,
     Policy,
     PrefixFollowing,
+    QueueComparing,
     Sampling,
     Succeeding,
     Target,
@@ -69,6 +70,7 @@ class PolicyPair:
         self.local = make_policy(name, settings, dice, makers)
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
         self.sampling = self.local if isinstance(self.local, Sampling) else None
+        self.compares_queues = isinstance(self.local, QueueComparing) and self.local.compares_queues
 
     @property
     def indexes(self) -> list[PrefixIndex[str]]:
@@ -188,11 +190,12 @@ class Placer:
         return self.residency.refuses_here(request, self._replicas)
 
     def place(
-        self, request: Request, avoid: Collection[str], now: float, ahead: int = 0
+        self, request: Request, avoid: Collection[str], now: float, ahead: int = 0, queue: int = 1
     ) -> PlacementResult:
         """Choose a place; changes no state. Places in `avoid` failed this request before.
 
-        `ahead`: requests that are held here and go before it.
+        `ahead`: requests that are held here and go before it. `queue`: all that look for a place
+        here, held ones and this one.
         """
         pair = self._pair_by_priority.get(request.priority, self._main_pair)
         local = self._local_layer(pair, request, avoid, now, ahead)
@@ -204,7 +207,10 @@ class Placer:
             within = self.residency.within(request)
             return self._held(request, pair, f"no local replica{within} is free", local)
         judges_load = pair.local.judges_load
-        remote = self._candidates.of_peers(request, avoid, now, busy_too=judges_load)
+        queue_max = queue if pair.compares_queues else None
+        remote = self._candidates.of_peers(
+            request, avoid, now, busy_too=judges_load, queue_max=queue_max
+        )
         free = [*local.free, *remote.free]
         if free:
             return self._choose(pair, pair.remote, request, free, now, local, remote)

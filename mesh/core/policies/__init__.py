@@ -18,7 +18,7 @@ from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions
 from mesh.core.policies.cache_aware import CacheAware, CacheAwareOptions
 from mesh.core.policies.consistent_hash import ConsistentHash, ConsistentHashOptions
 from mesh.core.policies.e2 import E2, E2Options
-from mesh.core.policies.gorgo import Gorgo, TunedWeights
+from mesh.core.policies.gorgo import Gorgo, GorgoOptions, TunedWeights
 from mesh.core.policies.llm_d import LlmD, LlmDOptions
 from mesh.core.policies.mesh import AS_MEASURED, MeshPolicy
 from mesh.core.policies.power_of_two import LeastLoad, PowerOfTwo, RoundRobin
@@ -29,6 +29,7 @@ from mesh.core.policies.skywalker import (
     SkyWalkerCHOptions,
     SkyWalkerOptions,
 )
+from mesh.core.policies.smg import Smg, SmgOptions
 from schemas.problems import did_you_mean
 
 OptionsT = TypeVar("OptionsT")
@@ -79,10 +80,12 @@ PolicyMaker = Callable[[RouterSettings, Random], Policy]
 PolicyMakers = Mapping[str, PolicyMaker]
 
 
-def _gorgo(settings: RouterSettings, dice: Random) -> Policy:
-    return Gorgo(dice, blocks_max=settings.index_blocks_max)
-
-
+_GORGO = Tunable(
+    GorgoOptions(),
+    lambda settings, dice, options: Gorgo(
+        dice, blocks_max=settings.index_blocks_max, weights=options.weights()
+    ),
+)
 _SKYWALKER = Tunable(
     SkyWalkerOptions(),
     lambda settings, dice, options: SkyWalker(dice, settings.index_blocks_max, options),
@@ -99,6 +102,10 @@ POLICIES: PolicyMakers = {
     "cache-aware": Tunable(
         CacheAwareOptions(),
         lambda settings, dice, options: CacheAware(dice, settings.index_blocks_max, options),
+    ),
+    "smg": Tunable(
+        SmgOptions(),
+        lambda settings, dice, options: Smg(dice, settings.index_blocks_max, options),
     ),
     "skywalker": _SKYWALKER,
     "prefix-tree": _SKYWALKER,  # its name before there were others
@@ -120,11 +127,14 @@ POLICIES: PolicyMakers = {
     "e2": Tunable(
         E2Options(),
         lambda settings, dice, options: E2(
-            dice, blocks_max=settings.index_blocks_max, window_s=options.window_s
+            dice,
+            blocks_max=settings.index_blocks_max,
+            window_s=options.window_s,
+            warm=options.warm,
         ),
     ),
-    "gorgo": _gorgo,
-    "gorgo-proxy": _gorgo,  # the same, named for a router that serves all regions
+    "gorgo": _GORGO,
+    "gorgo-proxy": _GORGO,  # the same, named for a router that serves all regions
     "gorgo-tuned": lambda settings, dice: Gorgo(
         dice, blocks_max=settings.index_blocks_max, weights=TunedWeights()
     ),

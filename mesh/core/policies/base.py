@@ -205,6 +205,16 @@ class Sampling(Protocol):
 
 
 @runtime_checkable
+class QueueComparing(Protocol):
+    """A policy that may give peers work only while their hold queues are no longer than ours."""
+
+    @property
+    def compares_queues(self) -> bool:
+        """Whether it does so with its options."""
+        ...
+
+
+@runtime_checkable
 class Succeeding(Protocol):
     """A policy that can go on from what another one has learned beside prefixes."""
 

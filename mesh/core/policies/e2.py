@@ -130,11 +130,17 @@ class E2Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class E2Options:
-    """`window_s`: how far back a target's load reaches, in seconds (Preble 3.2: H)."""
+    """`window_s`: how far back a target's load reaches, in seconds (Preble 3.2: H).
+
+    `warm`: requests per target before loads are compared (the authors' code).
+    """
 
     window_s: float = 180.0
+    warm: int = WARM
 
     def __post_init__(self) -> None:
+        if self.warm < 0:
+            raise ValueError(f"warm must be 0 or more, not {self.warm}")
         if not 0.0 < self.window_s < math.inf:
             raise ValueError(f"window_s must be more than 0, not {self.window_s}")
 

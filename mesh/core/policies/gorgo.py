@@ -21,7 +21,9 @@ each weight stays in its range; and forgetting stops where the terms have not va
 Rejected: comparing the mean TTFT of two settings, which needs hours of steady load.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from random import Random
@@ -79,6 +81,23 @@ class Terms(NamedTuple):
 
 
 AS_WRITTEN = Terms(1.0, 1.0, QUEUE_WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class GorgoOptions:
+    """`queue_weight`: q̂; the authors' code has 1 (`pkg/config/constants.go`), older states 0.5."""
+
+    queue_weight: float = QUEUE_WEIGHT
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.queue_weight < math.inf:
+            raise ValueError(f"queue_weight must be 0 or more, not {self.queue_weight}")
+
+    def weights(self) -> "FixedWeights":
+        """As factors of the terms."""
+        return FixedWeights(AS_WRITTEN._replace(queue_s=self.queue_weight))
+
+
 RANGES = ((0.5, 3.0), (0.2, 5.0), (0.0, 5.0), (0.0, 5.0))  # rtt, prefill, queue, base in seconds
 
 

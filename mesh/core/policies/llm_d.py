@@ -15,7 +15,7 @@ when no better known target is available.
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class LlmDOptions:
     prefix: float = 3.0
 
     def __post_init__(self) -> None:
-        weights = astuple(self)
+        weights = (self.queue, self.kv, self.prefix)
         if not all(0.0 <= weight < math.inf for weight in weights) or not any(weights):
             raise ValueError(f"weights must be 0 or more and one of them more than 0, not {self}")
 

@@ -5,7 +5,10 @@ the least loaded. A match shorter than `explore_below` of the prompt does not bi
 explores "when the prefix hit ratio is low, e.g. < 50 %"): then the least loaded target is
 chosen, and the prompt is entered for it all the same, or affinity would never start.
 
-Availability, replicas before peers, and holding, the rest of the paper, are in `placement.py`.
+Availability, replicas before peers, and holding, the rest of the paper, are in `placement.py`. The
+authors' balancer (skypilot, branch serve-multi-region-lb, `_probe_lb_status_one_lb`) forwards to a
+peer only if that holds at most 10 requests, as the paper has it, and at most as many as itself,
+which is not in the paper. A request that looks for a place counts as held.
 """
 
 from collections.abc import Sequence
@@ -22,15 +25,21 @@ from schemas.decision import CandidateKind
 
 @dataclass(frozen=True, slots=True)
 class SkyWalkerOptions:
-    """`explore_below`: part of the prompt; a shorter match does not bind (SkyWalker 3.2)."""
+    """`explore_below`: part of the prompt; a shorter match does not bind (SkyWalker 3.2).
+
+    `own_queue` 1: a peer that holds more requests than this router is not available; 0: it is.
+    """
 
     explore_below: float = 0.5
+    own_queue: int = 1
 
     def __post_init__(self) -> None:
         if not 0.0 < self.explore_below <= 1.0:
             raise ValueError(
                 f"explore_below is a part of one, more than 0, not {self.explore_below}"
             )
+        if self.own_queue not in (0, 1):
+            raise ValueError(f"own_queue is 0 or 1, not {self.own_queue}")
 
 
 class SkyWalker(Indexed):
@@ -39,6 +48,7 @@ class SkyWalker(Indexed):
     def __init__(self, dice: Random, blocks_max: int, options: SkyWalkerOptions) -> None:
         super().__init__(dice, blocks_max)
         self._explore_below = options.explore_below
+        self.compares_queues = bool(options.own_queue)
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The target that holds most of the prompt, if that is enough to matter."""

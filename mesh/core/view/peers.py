@@ -245,11 +245,12 @@ class PeerTable:
         *,
         busy_too: bool = False,
         labels: Collection[Label] | None = None,
+        queue_max: int | None = None,
     ) -> str | None:
         """Why this peer may not be given a request now, or None if it may.
 
         `busy_too`: the policy judges by itself what is too busy. `labels`: only replicas that
-        carry one of these count.
+        carry one of these count. `queue_max`: the longest hold queue, if less than the setting.
         """
         if self.health(peer, now) is Health.RED:
             return "silent"
@@ -262,6 +263,8 @@ class PeerTable:
         if busy_too:
             return None
         if peer.queue > self._settings.peer_queue_max:
+            return "queue"
+        if queue_max is not None and peer.queue > queue_max:
             return "queue"
         if peer.free(model, labels) <= len(peer.forwarded_at):
             return "full"

@@ -20,7 +20,7 @@ from agents.sim.events import (
     SimEvent,
     SimRequest,
 )
-from agents.sim.profiles import Profile
+from agents.sim.profiles import Profile, Publishing
 
 # Round numbers: an iteration takes 1 s, a prefill token 10 ms more, a decoding sequence 0.
 PLAIN = Profile(
@@ -133,17 +133,6 @@ def test_the_kv_of_an_answer_is_cached_for_the_next_turn():
     assert of(PrefillFinished, drain(engine))[2].cached_tokens == 160
 
 
-def test_a_prefix_still_in_prefill_is_not_yet_cached():
-    engine = EngineSim(PLAIN)
-    engine.submit(request(1, prompt=640, output=1, family=5), now=0.0)
-    engine.submit(request(2, prompt=640, output=1, family=5), now=0.1)
-    first = of(PrefillFinished, drain(engine))
-    assert first[1].cached_tokens == 0
-    # Request 2 joins when request 1's last chunk leaves room in the budget: four chunks of 164
-    # tokens cover 640, so it finds the 30 blocks that were published by the third.
-    assert first[2].cached_tokens == 480
-
-
 def test_first_come_first_served_and_only_so_many_in_the_batch():
     engine = EngineSim(PLAIN, max_seqs=2)
     for request_id in range(5):
@@ -183,7 +172,8 @@ def test_who_was_preempted_is_next_in_line():
 
 
 def test_who_waits_for_memory_gets_in_when_its_prefix_is_published():
-    engine = EngineSim(PLAIN, kv_tokens=320)
+    after_the_chunk = dataclasses.replace(PLAIN, publishing=Publishing.COMPUTED)
+    engine = EngineSim(after_the_chunk, kv_tokens=320)
     engine.submit(request(0, prompt=16, output=90), now=0.0)
     engine.submit(request(1, prompt=160, output=60, family=5), now=0.0)
     engine.submit(request(2, prompt=160, output=1, family=5), now=0.0)

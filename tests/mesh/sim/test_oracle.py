@@ -1,9 +1,11 @@
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
+from agents.sim.profiles import Publishing
 from mesh.core.policies import POLICIES, find_maker
 from mesh.sim.oracle import Oracle, OracleOptions, _common, _held, _memory_s
 from mesh.sim.twin_policies import GlobalView, TwinPolicies, checked_twin_policy
@@ -78,11 +80,15 @@ def test_a_far_cache_is_worth_a_round_trip_only_if_it_is_long(shared, replica):
     assert served == ["us-1", replica]
 
 
-def test_a_prompt_that_is_queued_counts_as_held_but_for_its_last_iteration():
-    sim = EngineSim(PLAIN)
+@pytest.mark.parametrize(
+    ("publishing", "unsure"),
+    [(Publishing.SCHEDULED, 0), (Publishing.COMPUTED, PLAIN.batch_tokens)],
+)
+def test_a_prompt_that_is_queued_counts_as_held_when_it_is_published(publishing, unsure):
+    sim = EngineSim(replace(PLAIN, publishing=publishing))
     keys = list(range(200))
     assert _held(sim, keys, 3200, []) == 0
-    assert _held(sim, keys, 3200, [(keys, 3200)]) == 199 * 16 - PLAIN.batch_tokens
+    assert _held(sim, keys, 3200, [(keys, 3200)]) == 199 * 16 - unsure
     assert _held(sim, keys, 3200, [(keys, 3200), ([], 1000)]) == 199 * 16
 
 

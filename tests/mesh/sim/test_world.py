@@ -141,6 +141,19 @@ def test_a_client_that_waits_too_long_hangs_up_and_its_engine_is_freed():
     assert leftovers(world) == {}
 
 
+def test_a_client_without_a_first_token_hangs_up_when_its_patience_ends():
+    # Another prompt keeps the engine busy for longer; of the answer that runs nothing is cut.
+    workload = arrivals((0.0, US, node(8000, 200)), (0.1, US, node(8000, 5)))
+    patient = report(played(workload, config()), workload)
+    slowest_s = patient["ttft_s"]["p99"]
+    first_s = 2 * patient["ttft_s"]["p50"] - slowest_s  # of two requests
+    world = played(workload, config(patience_s=(first_s + slowest_s) / 2))
+    result = report(world, workload)
+    assert (result["ok"], result["failures"]) == (1, {"patience": 1})
+    assert result["e2e_s"]["mean"] > (first_s + slowest_s) / 2
+    assert leftovers(world) == {}
+
+
 def test_a_world_that_must_end_counts_what_is_open_as_failed():
     result = run(arrivals((0.0, US, node(100, 2000))), config(until_s=1.0))
     assert result["failures"] == {"unfinished": 1}

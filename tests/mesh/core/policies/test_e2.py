@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import make_policy
 from mesh.core.policies.base import Target
-from mesh.core.policies.e2 import E2
+from mesh.core.policies.e2 import E2, E2Options
 from mesh.core.view.replica import Replica
 from tests.mesh.core.build import beat, foreign, prompt, request, spot
 
@@ -254,3 +256,10 @@ def test_it_always_picks_one_of_its_targets_and_the_window_empties(events):
         now += 1.0
     loads = world.terms("Q", now=now + 11.0)
     assert all(terms["load_s"] == pytest.approx(0.0) for terms in loads.values())
+
+
+def test_when_loads_are_compared_is_an_option():
+    early, late = (make_policy(name, RouterSettings(), Random(1)) for name in ("e2:/3", "e2"))
+    assert (early._warm, late._warm) == (3, 50)
+    with pytest.raises(ValueError, match="warm must be 0 or more"):
+        E2Options(warm=-1)

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import make_policy
 from mesh.core.policies.gorgo import (
     AS_WRITTEN,
     RANGES,
@@ -84,3 +86,15 @@ def test_whatever_comes_the_weights_stay_in_their_ranges(lessons):
         weights.learn(Terms(rtt_s, prefill_s, queue_s), ttft_s)
         for value, (least, most) in zip((*weights.present, weights.base_s), RANGES, strict=True):
             assert least <= value <= most
+
+
+@pytest.mark.parametrize("name", ["gorgo", "gorgo-proxy"])
+def test_the_price_of_a_queue_is_an_option(name):
+    usual, whole, none = (
+        make_policy(f"{name}{text}", RouterSettings(), Random(1))._weights.present
+        for text in ("", ":1", ":0")
+    )
+    assert [weights.queue_s for weights in (usual, whole, none)] == [0.5, 1.0, 0.0]
+    assert usual.rtt_s == whole.prefill_s == 1.0
+    with pytest.raises(ValueError, match="queue_weight must be 0 or more"):
+        make_policy(f"{name}:-1", RouterSettings(), Random(1))

@@ -4,9 +4,12 @@ from random import Random
 
 import pytest
 
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
 from mesh.core.policies.base import Target
 from mesh.core.policies.skywalker import SkyWalker, SkyWalkerOptions
-from tests.mesh.core.build import request, spot
+from schemas.decision import Placement
+from tests.mesh.core.build import beat, core, digest, request, spot
 
 
 @pytest.fixture
@@ -80,3 +83,46 @@ def test_a_thousand_owners_of_one_prefix_cost_no_square():
     copies = [Target(Name(str(name)), 0) for name in names]
     tree.choose(request(1, "AB"), copies, 0.0)
     assert Name.compared < 10 * len(names)
+
+
+def places(policy, peer_queue, held):
+    """Where a router whose replica is full sends what it holds, as its peer has room."""
+    router = core(policy=policy)
+    router.handle(ev.HeartbeatSeen(beat("a", pending=1)), 0.0)
+    for number in range(held):
+        router.handle(ev.RequestArrived(request(number)), 0.0)
+    effects = router.handle(ev.DigestSeen(digest("eu", free=9, queue=peer_queue)), 0.05)
+    return [it.decision.placement for it in effects if isinstance(it, fx.Decided)]
+
+
+@pytest.mark.parametrize(
+    ("peer_queue", "held", "expected"),
+    [
+        (0, 2, [Placement.PEER, Placement.PEER]),
+        (1, 2, [Placement.PEER, Placement.PEER]),  # the last one finds as many as here
+        (2, 3, [Placement.PEER, Placement.PEER]),  # then the peer's queue is the longer one
+        (3, 2, []),
+        (11, 12, []),  # longer than tau
+    ],
+)
+def test_a_peer_gets_work_while_its_queue_is_no_longer_than_ours(peer_queue, held, expected):
+    assert places("skywalker", peer_queue, held) == expected
+
+
+def test_a_newcomer_counts_itself():
+    for policy, queue, expected in (
+        ("skywalker", 1, Placement.PEER),
+        ("skywalker", 2, Placement.HOLD),
+        ("skywalker:0.5/0", 2, Placement.PEER),
+    ):
+        router = core(policy=policy)
+        router.handle(ev.HeartbeatSeen(beat("a", pending=1)), 0.0)
+        router.handle(ev.DigestSeen(digest("eu", free=9, queue=queue)), 0.0)
+        effects = router.handle(ev.RequestArrived(request(1)), 0.0)
+        found = [it.decision.placement for it in effects if isinstance(it, fx.Decided)]
+        assert found == [expected], (policy, queue)
+
+
+def test_the_condition_is_one_or_the_other():
+    with pytest.raises(ValueError, match="own_queue is 0 or 1"):
+        SkyWalkerOptions(own_queue=2)

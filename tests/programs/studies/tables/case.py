@@ -20,26 +20,33 @@ REGIONS = ("us", "eu", "ap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What is compared: a policy, where its routers are, and when they push."""
+    """What is compared: a policy, where its routers are, and when they push.
+
+    `setting`: settings of its routers, `name=value`.
+    """
 
     name: str
     policy: str
     topology: str = "mesh"
     pushing: str = "pending"
     hold_order: str = "first-come"
+    setting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A scenario played by one system. `tags`: its place in the table.
 
-    `world`: fields of WorldConfig that scenarios don't have.
+    `world`: fields of WorldConfig that scenarios don't have. `patience_s`: the clients', None where
+    only answered requests count; with it, `warm_up` requests a replica are not measured.
     """
 
     tags: tuple[Any, ...]
     scenario: SimSettings
     cell: Cell
     world: Mapping[str, Any] = field(default_factory=dict)
+    patience_s: float | None = None
+    warm_up: int | None = None
 
     def key(self) -> str:
         """Equal keys, equal results (but for what is measured by a clock)."""
@@ -50,6 +57,7 @@ class Case:
             "cell": [self.cell.policy, self.cell.topology, self.cell.pushing, self.cell.load],
             "replicas": dict(self.cell.replicas),
             "world": dict(self.world),
+            "clients": [self.patience_s, self.warm_up],
             "code": code_of(self.cell.policy),
             "trace": None if self.scenario.trace is None else _content(self.scenario.trace),
         }
@@ -74,6 +82,8 @@ def case(
     *,
     load: float | None = None,
     world: Mapping[str, Any] | None = None,
+    patience_s: float | None = None,
+    warm_up: int | None = None,
     **scenario: Any,
 ) -> Case:
     """A case from a scenario's own fields. Raises ValidationError for one that can't be.
@@ -81,7 +91,7 @@ def case(
     No system has a limit of queue delay unless the case gives one: the studies compare where
     requests are placed, on the same requests, and the systems that they represent refuse none.
     """
-    scenario["setting"] = (NO_DELAY_LIMIT, *scenario.get("setting", ()))
+    scenario["setting"] = (NO_DELAY_LIMIT, *system.setting, *scenario.get("setting", ()))
     settings = SimSettings(
         hold_order=system.hold_order,
         regions=[{str(region): count for region, count in replicas.items()}],
@@ -94,7 +104,14 @@ def case(
         load=load,
         replicas=replicas,
     )
-    return Case(tags=tags, scenario=settings, cell=cell, world=world or {})
+    return Case(
+        tags=tags,
+        scenario=settings,
+        cell=cell,
+        world=world or {},
+        patience_s=patience_s,
+        warm_up=warm_up,
+    )
 
 
 @cache

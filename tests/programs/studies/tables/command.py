@@ -64,7 +64,7 @@ def command(
         )
         began_at = time.monotonic()
         cases = declare(size)
-        results = play_all(cases, ResultFiles(FOLDER), jobs=jobs, show=_show)
+        results = play_all(cases, ResultFiles(FOLDER), jobs=jobs, show=show_run)
         click.echo(write(cases, results))
         wall_s = time.monotonic() - began_at
         alone_s = sum(result["wall_s"] for result in results)
@@ -75,5 +75,6 @@ def command(
     return played
 
 
-def _show(done: int, total: int, case: Case, wall_s: float) -> None:
+def show_run(done: int, total: int, case: Case, wall_s: float) -> None:
+    """A line of progress."""
     click.echo(f"[{done}/{total}] {wall_s:5.1f} s  {' · '.join(map(str, case.tags))}", err=True)

@@ -8,17 +8,20 @@ was there; the last tenth is the tail again.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing import get_context
 
 from mesh.replay.tally import RequestOutcome
+from mesh.sim.clients import OnRequestEnd
+from mesh.sim.config import WorldConfig
 from mesh.sim.study.cells import workload_of, world_of
 from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestEnd, SentRequest, Workload
 from mesh.sim.world import SETTLE_S, run
 from tests.programs.studies.tables.ablation import with_ablations
 from tests.programs.studies.tables.case import Case
+from tests.programs.studies.tables.client_view import ClientView
 from tests.programs.studies.tables.result_files import Result, ResultFiles
 
 COUNTED = 0.9  # of an open loop's tokens
@@ -55,38 +58,76 @@ class Throughput:
 
 def play(case: Case) -> Result:
     """Run one case to its end. Raises ValueError for what can't be played."""
-    began_at = time.perf_counter()
+    began_at, cpu_s = time.perf_counter(), time.process_time()
     workload, config = world_of(case.scenario, case.cell, workload_of(case.scenario))
-    throughput = Throughput(workload)
-    report = run(
+    config = replace(config, **case.world)
+    if case.patience_s is not None:
+        found = _judged(case, workload, config, case.patience_s)
+    else:
+        throughput = Throughput(workload)
+        found = _run(workload, config, throughput.add)
+        found |= {"throughput": throughput.tokens_per_s()}
+    took = {"wall_s": time.perf_counter() - began_at, "cpu_s": time.process_time() - cpu_s}
+    return found | took
+
+
+def _judged(case: Case, workload: Workload, config: WorldConfig, patience_s: float) -> Result:
+    """What the clients got, and of the report what that doesn't have."""
+    view = ClientView(
         workload,
-        replace(config, **case.world),
-        perf=time.perf_counter,
-        makers=with_ablations(TwinPolicies()),
-        watch=throughput.add,
+        [profile for fleet in config.profiles().values() for profile in fleet],
+        patience_s=patience_s,
+        warm_up=case.warm_up,
     )
-    measured = {"throughput": throughput.tokens_per_s(), "wall_s": time.perf_counter() - began_at}
-    return report | measured
+    report = _run(workload, replace(config, patience_s=patience_s), view.add)
+    kept = {name: report[name] for name in ("batch_occupancy", "failures", "forwarded", "digest")}
+    return kept | view.figures()
+
+
+def _run(workload: Workload, config: WorldConfig, watch: OnRequestEnd) -> Result:
+    makers = with_ablations(TwinPolicies())
+    return run(workload, config, perf=time.perf_counter, makers=makers, watch=watch)
 
 
 def play_all(cases: Sequence[Case], files: ResultFiles, *, jobs: int, show: Show) -> list[Result]:
     """Every case's result, in their order; from its file where it has been played."""
-    keys = [case.key() for case in cases]
-    found = {key: files.get(key) for key in keys}
-    missing = {key: case for key, case in zip(keys, cases, strict=True) if found[key] is None}
-    for done, (key, result) in enumerate(_played(missing, jobs), 1):
+    play_missing(cases, files, jobs=jobs, show=show)
+    return [result for case in cases if (result := files.get(case.key())) is not None]
+
+
+def play_missing(
+    cases: Sequence[Case],
+    files: ResultFiles,
+    *,
+    jobs: int,
+    show: Show,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Play the cases that have no file yet, and keep each as soon as it has ended.
+
+    A process that is killed loses the runs that were being played. Once `until` is true no more
+    runs begin.
+    """
+    missing = {key: case for case in cases if not files.has(key := case.key())}
+    for done, (key, result) in enumerate(_played(missing, jobs, until), 1):
         files.put(key, result)
-        found[key] = result
         show(done, len(missing), missing[key], result["wall_s"])
-    return [result for key in keys if (result := found[key]) is not None]
 
 
-def _played(cases: dict[str, Case], jobs: int) -> Iterator[tuple[str, Result]]:
+def _played(
+    cases: dict[str, Case], jobs: int, until: Callable[[], bool]
+) -> Iterator[tuple[str, Result]]:
     # Spawned, not forked: a fork would copy threads. The pool ends its processes with the block.
+    waiting = iter(cases.items())
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        playing = {pool.submit(play, case): key for key, case in cases.items()}
+        playing: dict[Future[Result], str] = {}
         try:
-            for future in as_completed(playing):
-                yield playing[future], future.result()
+            while True:
+                while len(playing) < jobs and not until() and (one := next(waiting, None)):
+                    playing[pool.submit(play, one[1])] = one[0]
+                if not playing:
+                    return
+                for future in wait(playing, return_when=FIRST_COMPLETED).done:
+                    yield playing.pop(future), future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -25,6 +25,10 @@ class ResultFiles:
             return None
         return found
 
+    def has(self, key: str) -> bool:
+        """Whether there is a result under this key."""
+        return (self._folder / f"{key}.json").is_file()
+
     def put(self, key: str, result: Result) -> None:
         """Keep a result. Raises OSError."""
         write_whole(self._folder / f"{key}.json", orjson.dumps(result))

@@ -8,7 +8,6 @@ from mesh.sim.workload import ClosedLoopClient, RequestEnd, RequestNode, Segment
 from mesh.sim.world import SETTLE_S
 from tests.programs.studies.tables.case import System, case, fleet
 from tests.programs.studies.tables.command import command
-from tests.programs.studies.tables.comparison import Target, compared
 from tests.programs.studies.tables.figures import geomean, throughput, ttft, unfairness
 from tests.programs.studies.tables.fingerprint import PLAYS, _closure, code_of
 from tests.programs.studies.tables.plays import Throughput
@@ -103,36 +102,6 @@ def result(mean_s, rate, region_means=(1.0, 2.0)):
         "shed": 0,
         "failed": 1,
     }
-
-
-def test_a_comparison_takes_the_best_rival_of_each_measure():
-    by_name = {
-        "quick": result(2.0, 80.0),
-        "wide": result(4.0, 100.0),
-        "skywalker": result(3.0, 90.0),
-        "mesh": result(1.0, 99.0),
-        "oracle": result(0.8, 101.0),
-    }
-    cases = [
-        case(("chat", "L4", 0.6, name), ROUND_ROBIN, fleet(2), workload="chat") for name in by_name
-    ]
-    text = compared(
-        Results(cases, list(by_name.values())),
-        ours="mesh",
-        rivals=["quick", "wide"],
-        skywalker="skywalker",
-        oracles=["oracle"],
-    )
-    assert "| throughput, every cell | ≥ 1.00× | 0.99× | 0 of 1 | **miss** |" in text
-    assert "| TTFT mean, geometric mean | ≥ 1.80× | 2.00× | 1 of 1 | hit |" in text
-    assert "| TTFT mean over the oracle's, below saturation | ≤ 1.05× | 1.25× |" in text
-    assert "| chat, L4, 0.6 | 1.00 | 2.00× |" in text
-
-
-@pytest.mark.parametrize(("value", "met"), [(0.996, "hit"), (0.994, "**miss**")])
-def test_a_target_is_met_to_two_digits(value, met):
-    target = Target("x", 1.0, lambda cell: cell)
-    assert target.row([value, 2.0])[-1] == met
 
 
 def test_figures_of_results():

@@ -1,0 +1,249 @@
+"""The page of the mesh study: targets, all policies, the cold start, every cell, what is missing.
+
+A cell is judged once `mesh` and every rival of every cell have been played with the same two seeds
+or more. Runs that are still to be played are named at the end, so that a page can be written at any
+time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.problems import counted
+from tests.programs.studies.mesh.judge import (
+    TARGETS,
+    Cell,
+    Compared,
+    Judged,
+    Place,
+    Verdict,
+)
+from tests.programs.studies.mesh.matrix import EVERYWHERE, MESH, ORACLES, Matrix, name_of
+from tests.programs.studies.mesh.samples import (
+    Interval,
+    Rows,
+    Sample,
+    geomean,
+    interval,
+    percentile,
+)
+from tests.programs.studies.tables.client_view import (
+    SLO_FIXED_S,
+    SLO_PREFILLS,
+    WARM_UP_PER_REPLICA,
+)
+from tests.programs.studies.tables.markdown import seconds, share, table, times
+from tests.programs.studies.tables.result_files import Result, ResultFiles
+
+NONE = "–"
+TIMES: Mapping[str, Callable[[Sample], Rows]] = {
+    "TTFT mean": lambda sample: sample.mean,
+    "p50": percentile(0.5),
+    "p90": percentile(0.9),
+    "p99": percentile(0.99),
+    "latency": lambda sample: sample.latency,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedCell:
+    """A cell, its cold start, and how many seeds it is judged with."""
+
+    cell: Cell
+    cold: Cell
+    seeds: int
+
+
+def written(matrix: Matrix, files: ResultFiles) -> str:
+    """The page."""
+    cells: list[PlayedCell] = []
+    missing: list[str] = []
+    for place in matrix.places():
+        played, seeds = matrix.played(place, files), matrix.seeds(place, files)
+        runs, wanted = sum(map(len, played.values())), len(seeds) * len(matrix.systems(place))
+        if runs < wanted:
+            missing.append(f"{name_of(place)} ({runs} of {wanted} runs)")
+        found = _cell(matrix, place, played, seeds)
+        if found is not None:
+            cells.append(found)
+    parts = [_head(matrix, cells)]
+    if cells:
+        targets = _targets([one.cell for one in cells])
+        parts += [
+            f"**Targets**, {counted(len(cells), 'cell')}\n\n{targets}",
+            f"**All policies**, theirs over ours, geometric means\n\n{_policies(matrix, cells)}",
+            f"**Cold start**, the best rival's mean TTFT over ours\n\n{_cold(cells)}",
+            f"**Cells**, the best rival of each metric over ours\n\n{_cells(cells)}",
+        ]
+    if missing:
+        parts.append(f"**Not played to the end**: {'; '.join(missing)}.")
+    return "\n\n".join(parts)
+
+
+def _head(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
+    rivals = ", ".join(one.name for one in matrix.rivals)
+    return f"""\
+A request whose first token has not come after {matrix.patience_s:g} s is lost, as is one that is
+refused, fails, or follows a lost one; it counts with that time. No rival is compared in a cell
+where it loses over one point more than `mesh`. The first {WARM_UP_PER_REPLICA} requests
+a replica (at most half) are the cold start. Goodput: first tokens within {SLO_FIXED_S:g} s and
+{SLO_PREFILLS:g} times the request's own prefill on the fleet's slowest GPU. Intervals hold 95% of
+a block bootstrap over requests and the value of every seed; a target inside one is inconclusive.
+The load is the one asked for, so cells below saturation are those under 1.
+{len(cells)} of {counted(len(matrix.places()), "cell")}; rivals: {rivals}."""
+
+
+def _cell(
+    matrix: Matrix, place: Place, played: Mapping[str, Mapping[int, Result]], wanted: Sequence[int]
+) -> PlayedCell | None:
+    """None if it has too few seeds that `mesh` and all of its rivals have played."""
+    needed = [MESH.name, *(one.name for one in matrix.rivals_of(place) if one.everywhere)]
+    seeds = [seed for seed in wanted if all(seed in played.get(name, {}) for name in needed)]
+    if len(seeds) < matrix.size.seeds:
+        return None
+    whole = {name: found for name, found in played.items() if all(seed in found for seed in seeds)}
+    return PlayedCell(
+        _judged_cell(matrix, place, whole, seeds, cold=False),
+        _judged_cell(matrix, place, whole, seeds, cold=True),
+        len(seeds),
+    )
+
+
+def _judged_cell(
+    matrix: Matrix,
+    place: Place,
+    played: Mapping[str, Mapping[int, Result]],
+    seeds: Sequence[int],
+    *,
+    cold: bool,
+) -> Cell:
+    samples = {
+        name: Sample({seed: found[seed] for seed in seeds}, cold=cold)
+        for name, found in played.items()
+    }
+    rivals = [one for one in matrix.rivals_of(place) if one.name in samples]
+    return Cell(
+        place,
+        samples[MESH.name],
+        {one.name: samples[one.name] for one in rivals},
+        frozenset(one.name for one in rivals if one.is_central),
+        {one.name: samples[one.name] for one in ORACLES if one.name in samples},
+        samples.get(EVERYWHERE.name),
+    )
+
+
+def _targets(cells: Sequence[Cell]) -> str:
+    head = [
+        "target",
+        "wanted",
+        "value",
+        "interval",
+        "in",
+        "hit",
+        "inconclusive",
+        "miss",
+        "worst",
+        "",
+    ]
+    return table(head, [_target(target.judged(cells)) for target in TARGETS])
+
+
+def _target(one: Judged) -> list[str]:
+    target = one.target
+    wanted = f"{'≤' if target.at_most else '≥'} {times(target.wanted)}"
+    if not one.found:
+        return [target.text, wanted, *[NONE] * 7, "not played"]
+    counts = [str(one.verdicts.count(verdict)) for verdict in Verdict]
+    without = f", {one.without} without a rival" if one.without else ""
+    return [
+        *(target.text, wanted, times(one.summary.value), _range(one.summary)),
+        f"{len(one.found)}{without}",
+        *(counts if not target.is_mean else [NONE] * 3),
+        *(name_of(one.worst), str(one.verdict)),
+    ]
+
+
+def _policies(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
+    settings = {one.name: one.settings[one.chosen].text for one in matrix.rivals}
+    names = [*settings, MESH.name, EVERYWHERE.name, *(one.name for one in ORACLES)]
+    rows = [
+        [name, settings.get(name, ""), *_policy(name, [one.cell for one in cells])]
+        for name in names
+        if any(_sample(one.cell, name) for one in cells)
+    ]
+    head = ["policy", "setting", "cells", *TIMES, "goodput", "throughput", "lost", "left out in"]
+    return table(head, rows)
+
+
+def _policy(name: str, cells: Sequence[Cell]) -> list[str]:
+    found = [(one, sample) for one in cells if (sample := _sample(one, name)) is not None]
+    ratios = [
+        float(geomean([figure(theirs) / figure(one.ours) for one, theirs in found])[0])
+        for figure in (*TIMES.values(), lambda sample: sample.goodput, lambda s: s.throughput)
+    ]
+    lost = sum(float(theirs.lost[0]) for _, theirs in found) / len(found)
+    left_out = sum(name in one.rivals and name not in one.eligible for one, _ in found)
+    return [str(len(found)), *map(times, ratios), share(lost), str(left_out)]
+
+
+def _sample(cell: Cell, name: str) -> Sample | None:
+    if name == MESH.name:
+        return cell.ours
+    if name == EVERYWHERE.name:
+        return cell.everywhere
+    return cell.rivals.get(name) or cell.oracles.get(name)
+
+
+def _cold(cells: Sequence[PlayedCell]) -> str:
+    by_workload: dict[str, list[Cell]] = {}
+    for one in cells:
+        by_workload.setdefault(one.cell.place.workload, []).append(one.cold)
+    rows = []
+    for workload, colds in by_workload.items():
+        found = [one for cold in colds if (one := cold.time(TIMES["TTFT mean"])) is not None]
+        ours = sum(float(cold.ours.mean[0]) for cold in colds) / len(colds)
+        lost = sum(float(cold.ours.lost[0]) for cold in colds) / len(colds)
+        ratio = interval(geomean([one.rows for one in found])) if found else None
+        least = min((float(one.rows[0]) for one in found), default=None)
+        rows.append(
+            [
+                *(workload, str(len(colds)), seconds(ours)),
+                *((times(ratio.value), _range(ratio)) if ratio else (NONE, NONE)),
+                *(NONE if least is None else times(least), share(lost)),
+            ]
+        )
+    head = ["workload", "cells", "TTFT mean s", "geometric mean", "interval", "least", "lost"]
+    return table(head, rows)
+
+
+def _cells(cells: Sequence[PlayedCell]) -> str:
+    head = ["cell", "seeds", "TTFT mean s", "mean", "by", "p99", "goodput /s", "goodput"]
+    more = ["throughput", "over oracle", "federation", "lost", "left out"]
+    return table([*head, *more], [_row(one) for one in cells])
+
+
+def _row(played: PlayedCell) -> list[str]:
+    cell = played.cell
+    mean = cell.time(TIMES["TTFT mean"])
+    left_out = [
+        f"{name} {share(float(one.lost[0]))}"
+        for name, one in cell.rivals.items()
+        if name not in cell.eligible
+    ]
+    return [
+        *(name_of(cell.place), str(played.seeds), seconds(float(cell.ours.mean[0]))),
+        *(_ratio(mean), mean.name if mean else NONE, _ratio(cell.time(TIMES["p99"]))),
+        *(f"{cell.ours.goodput[0]:.2f}", _ratio(cell.rate(lambda sample: sample.goodput))),
+        *(_ratio(cell.rate(lambda sample: sample.throughput)), _ratio(cell.over_oracle())),
+        *(_ratio(cell.federation()), share(float(cell.ours.lost[0])), ", ".join(left_out) or NONE),
+    ]
+
+
+def _ratio(found: Compared | None) -> str:
+    if found is None:
+        return NONE
+    one = interval(found.rows)
+    return f"{times(one.value)} ({_range(one)})"
+
+
+def _range(one: Interval) -> str:
+    return f"{one.low:.2f}–{one.high:.2f}"

@@ -1,0 +1,76 @@
+"""Which setting of each rival plays the reported cells: the best of those that `rivals` lists.
+
+Every setting plays the same sample of cells with seeds that no reported cell has. The best has the
+least geometric mean of mean times to first token, lost requests counted with the patience.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.programs.studies.mesh.judge import Place
+from tests.programs.studies.mesh.matrix import Matrix
+from tests.programs.studies.mesh.rivals import Rival
+from tests.programs.studies.mesh.samples import Sample, geomean
+from tests.programs.studies.tables.case import Case
+from tests.programs.studies.tables.markdown import share, table, times
+from tests.programs.studies.tables.result_files import ResultFiles
+
+SEEDS = (11, 12)
+PLACES = (
+    *(Place("chat", "L4", 0.6), Place("mixed-tree", "H100", 1.0), Place("toolbench", "L4", 1.0)),
+    *(Place("programming", "mixed", 1.0), Place("loogle", "L4", 0.3)),
+    *(Place("video-qa", "H100", 1.0), Place("short", "L4", 1.3)),
+)
+
+
+def wanted(matrix: Matrix) -> list[Case]:
+    """Every run of the search. A rival with a single setting plays none."""
+    return [
+        run
+        for rival in _searched(matrix)
+        for setting in range(len(rival.settings))
+        for run in _runs(matrix, rival, setting)
+    ]
+
+
+def written(matrix: Matrix, files: ResultFiles) -> str:
+    """A table: each setting's mean TTFT, the rival's first setting being 1; less is better."""
+    rows: list[list[str]] = []
+    for rival in _searched(matrix):
+        found = [list(_samples(matrix, rival, at, files)) for at in range(len(rival.settings))]
+        if not all(len(samples) == len(PLACES) for samples in found):
+            rows.append([rival.name, "", "", "", "not played to the end"])
+            continue
+        means = [
+            float(geomean([a.mean / b.mean for a, b in zip(one, found[0], strict=True)])[0])
+            for one in found
+        ]
+        for at, (setting, samples) in enumerate(zip(rival.settings, found, strict=True)):
+            lost = sum(float(sample.lost[0]) for sample in samples) / len(samples)
+            notes = ["best"] if means[at] == min(means) else []
+            notes += ["plays"] if at == rival.chosen else []
+            rows.append([rival.name, setting.text, times(means[at]), share(lost), ", ".join(notes)])
+    head = ["rival", "setting", "TTFT mean", "lost", ""]
+    return f"**Settings**, {len(PLACES)} cells, seeds {SEEDS}\n\n{table(head, rows)}"
+
+
+def _searched(matrix: Matrix) -> list[Rival]:
+    return [rival for rival in matrix.rivals if len(rival.settings) > 1]
+
+
+def _runs(matrix: Matrix, rival: Rival, setting: int) -> Iterator[Case]:
+    for place in PLACES:
+        yield from _place(matrix, rival, setting, place)
+
+
+def _place(matrix: Matrix, rival: Rival, setting: int, place: Place) -> list[Case]:
+    whole = replace(matrix, size=replace(matrix.size, quick=False))
+    return [run for seed in SEEDS for run in whole.runs(place, seed, [rival.system(setting)])]
+
+
+def _samples(matrix: Matrix, rival: Rival, setting: int, files: ResultFiles) -> Iterator[Sample]:
+    for place in PLACES:
+        results = [files.get(run.key()) for run in _place(matrix, rival, setting, place)]
+        whole = {at: one for at, one in enumerate(results) if one is not None}
+        if len(whole) == len(SEEDS):
+            yield Sample(whole)

@@ -1,0 +1,92 @@
+"""What a run's file says of each request."""
+
+from dataclasses import replace
+
+import pytest
+
+from agents.sim.profiles import H100_LLAMA, L4_LLAMA
+from mesh.replay.tally import RequestOutcome
+from mesh.sim.workload import Arrival, RequestEnd, RequestNode, Segment, Workload
+from mesh.sim.world import SETTLE_S
+from tests.programs.studies.tables.client_view import ClientView, alone_s
+
+OK = RequestEnd(RequestOutcome.OK)
+SHED = RequestEnd(RequestOutcome.SHED)
+
+
+def node(number, *children, prompt=512, answer=100):
+    return RequestNode(
+        prompt=(Segment(number, prompt),),
+        answer=Segment(number + 1000, answer),
+        pause_s=1.0,
+        children=children,
+    )
+
+
+class Sent:
+    """As much of a sent request as the view reads."""
+
+    def __init__(self, one, sent_s, ttft_s):
+        self.node = one
+        self.sent_at = SETTLE_S + sent_s
+        self.first_at = None if ttft_s is None else self.sent_at + ttft_s
+
+
+def view(nodes, *, warm_up=0, patience_s=60.0, gap_s=10.0, profiles=(L4_LLAMA,)):
+    arrivals = tuple(Arrival(gap_s * at, "us", one) for at, one in enumerate(nodes))
+    workload = Workload(name="test", arrivals=arrivals)
+    return ClientView(workload, list(profiles), warm_up=warm_up, patience_s=patience_s)
+
+
+def test_a_lost_request_counts_with_the_patience_and_never_with_less():
+    nodes = [node(number) for number in range(3)]
+    seen = view(nodes, patience_s=20.0)
+    seen.add(Sent(nodes[0], 0.0, 0.3), OK, SETTLE_S + 8.0)
+    seen.add(Sent(nodes[1], 10.0, None), SHED, SETTLE_S + 10.001)
+    seen.add(Sent(nodes[2], 20.0, 25.0), OK, SETTLE_S + 50.0)  # answered too late
+    found = seen.figures()
+    assert found["end"] == "+xx"
+    assert found["ttft_s"] == [0.3, 20.0, 20.0]
+    stream_s = 99 * 0.0457
+    assert found["latency_s"] == pytest.approx([8.0, 20.0 + stream_s, 20.0 + stream_s], abs=0.001)
+
+
+def test_what_follows_a_lost_request_is_lost_too():
+    chain = node(1, node(2, node(3)))
+    seen = view([chain, node(4)])
+    seen.add(Sent(chain, 0.0, None), SHED, SETTLE_S)
+    assert seen.figures()["end"] == "xxxx"
+
+
+def test_the_service_level_is_of_the_request_and_the_slowest_gpu():
+    assert alone_s(L4_LLAMA, 1024) == pytest.approx(2 * (0.045 + 0.256))
+    both = (H100_LLAMA, replace(L4_LLAMA, arrival_s=0.1))
+    long, short = node(1, prompt=1024), node(2, prompt=512)
+    for ttft_s, ends in ((1.0 + 3 * 0.401, "++"), (1.0 + 3 * 0.401 + 0.01, "+-")):
+        seen = view([long, short], profiles=both)
+        for at, one in enumerate((long, short)):
+            seen.add(Sent(one, 10.0 * at, ttft_s), OK, SETTLE_S + 30)
+        assert seen.figures()["end"] == ends
+
+
+def test_the_warm_up_is_set_apart_by_the_order_in_which_requests_would_be_sent():
+    late = node(9)
+    nodes = [node(1, node(2)), node(3), late]
+    seen = view(nodes, warm_up=2)
+    found = seen.figures()
+    assert found["measured_from"] == 2
+    assert found["offered_s"] == pytest.approx(10.0)  # from the second tree to the third
+    assert view(nodes, warm_up=100).figures()["measured_from"] == 2, "half of them at most"
+
+
+def test_tokens_count_when_the_answer_ends_while_requests_are_measured():
+    nodes = [node(number, answer=10 * (number + 1)) for number in range(4)]
+    seen = view(nodes, warm_up=2)  # measured from 20 s to 30 s
+    for one, ended_s in zip(nodes, (19.9, 20.1, 30.0, 30.1), strict=True):
+        seen.add(Sent(one, 0.0, 0.1), OK, SETTLE_S + ended_s)
+    assert seen.figures()["tokens"] == [0, 20, 30, 0]
+
+
+def test_a_closed_loop_is_refused():
+    with pytest.raises(ValueError, match="closed loop"):
+        ClientView(Workload(name="loop", clients=(None,)), [L4_LLAMA])
