@@ -28,7 +28,8 @@ def result(seed, *, factor=1.0, lost=0.0, patience_s=60.0, noise=0.2, late=0.0):
         "end": end,
         "ttft_s": ttft_s,
         "latency_s": [time + 5.0 for time in ttft_s],
-        "tokens": [0 if one == "x" else 10 for one in end],
+        "tokens": [10] * REQUESTS,
+        "ended_s": [None if one == "x" else float(at) for at, one in enumerate(end)],
         "batch_occupancy": 0.5,
     }
 
@@ -115,7 +116,10 @@ def test_figures_of_a_sample():
     one = sample(lost=0.1, late=0.2)
     assert one.lost[0] == pytest.approx(0.1)
     assert one.goodput[0] == pytest.approx(0.7 * 2 * REQUESTS / 200.0)
-    assert one.throughput[0] == pytest.approx(0.9 * 2 * REQUESTS * 10 / 200.0)
+    # Ten of each hundred are lost, so the last answer makes nine tenths; one ends every second.
+    assert one.throughput[0] == pytest.approx(0.9 * REQUESTS * 10 / (REQUESTS - 1))
+    assert sample().throughput[0] == pytest.approx(10.0, rel=0.01)
+    assert sample(lost=1.0).throughput[0] < 1.0
     assert one.percentile(0.5)[0] == pytest.approx(np.median(one.ttft_s), rel=0.02)
     assert one.unfairness[0] >= 1.0
     assert geomean([one.mean, one.mean])[0] == pytest.approx(one.mean[0])

@@ -18,12 +18,11 @@ on the slowest GPU of the fleet. One second is what round trips and a person's a
 three times its own work lets two others of its kind go before it, in every workload, and no fleet
 is judged by its quick half. It depends on the request and the fleet alone, not on what is cached.
 
-Throughput counts the tokens of answers that were completed while measured requests were offered.
+Clocks begin when the first measured request would be sent.
 """
 
 from collections import deque
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from agents.sim.profiles import Profile
@@ -64,7 +63,7 @@ class Client:
     region: str = ""
     ttft_s: float | None = None
     latency_s: float = 0.0
-    ended_s: float = inf  # on the workload's clock; inf: no complete answer
+    ended_s: float | None = None  # on the workload's clock; None: no complete answer
 
 
 class ClientView:
@@ -130,7 +129,11 @@ class ClientView:
             "end": "".join(map(self._end_of, clients)),
             "ttft_s": [round(self._ttft_s(one), 5) for one in clients],
             "latency_s": [round(self._latency_s(one), 3) for one in clients],
-            "tokens": [self._counted_tokens(one) for one in clients],
+            "tokens": [one.tokens for one in clients],
+            "ended_s": [
+                None if one.ended_s is None else round(one.ended_s - self._from_s, 3)
+                for one in clients
+            ],
         }
 
     def _end_of(self, client: Client) -> str:
@@ -144,6 +147,3 @@ class ClientView:
     def _latency_s(self, client: Client) -> float:
         lost_s = self._patience_s + client.stream_s
         return lost_s if client.ttft_s is None else client.latency_s
-
-    def _counted_tokens(self, client: Client) -> int:
-        return client.tokens if self._from_s <= client.ended_s <= self._until_s else 0

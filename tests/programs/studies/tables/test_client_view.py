@@ -79,12 +79,14 @@ def test_the_warm_up_is_set_apart_by_the_order_in_which_requests_would_be_sent()
     assert view(nodes, warm_up=100).figures()["measured_from"] == 2, "half of them at most"
 
 
-def test_tokens_count_when_the_answer_ends_while_requests_are_measured():
+def test_clocks_begin_with_the_first_measured_request():
     nodes = [node(number, answer=10 * (number + 1)) for number in range(4)]
     seen = view(nodes, warm_up=2)  # measured from 20 s to 30 s
-    for one, ended_s in zip(nodes, (19.9, 20.1, 30.0, 30.1), strict=True):
+    for one, ended_s in zip(nodes[:3], (19.9, 20.1, 30.0), strict=True):
         seen.add(Sent(one, 0.0, 0.1), OK, SETTLE_S + ended_s)
-    assert seen.figures()["tokens"] == [0, 20, 30, 0]
+    found = seen.figures()
+    assert found["tokens"] == [10, 20, 30, 40]
+    assert found["ended_s"] == [-0.1, 0.1, 10.0, None]
 
 
 def test_a_closed_loop_is_refused():
