@@ -11,6 +11,7 @@ from functools import cache
 
 from schemas import exchange
 from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.request_headers import ENGINE_HEADERS
 from schemas.residency import TEXT_CHARS_MAX
 from schemas.subjects import INBOX_ROOT
 
@@ -111,6 +112,10 @@ REQUEST = (
             r"^1$",
             "A line of a batch job: computed with what online requests leave, and given back when "
             "they need it.",
+        ),
+        *(
+            Header(each.on_bus, each.pattern, each.about, chars_max=each.chars_max)
+            for each in ENGINE_HEADERS.values()
         ),
     ),
 )

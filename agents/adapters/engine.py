@@ -37,6 +37,9 @@ NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that ma
 PATHS_S = 0.5  # of one scrape, for finding out about paths
 PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
 JSON_BODY = {"Content-Type": "application/json"}
+BOUNDARY = "mesh-probe"
+FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+NO_HEADERS: Mapping[str, str] = {}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
@@ -60,16 +63,19 @@ class EngineClient:
         models: tuple[ModelId, ...] = (),
         reads_batch_max: bool = True,
         asks_usage: bool | None = None,
+        routes: tuple[str, ...] = (),
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
 
         `key`: the engine's API key, sent to its own origin alone. `reads_batch_max`: read its batch
         size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
-        counts of every stream; None: where its kind takes that.
+        counts of every stream; None: where its kind takes that. `routes`: other paths, which its
+        operator says that it answers.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
         self._kind = kind
         self._given_models = models
+        self._listed = routes
         self._reads_batch_max = reads_batch_max
         self.version: str | None = None  # of the engine, where its settings show it
         self._settings_due_at = float("-inf")
@@ -109,9 +115,9 @@ class EngineClient:
         A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
         counts only where no metrics could show that the engine computes.
         """
-        body = _smallest_body(path, model)
+        headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
+            status, _ = await _exchange(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
@@ -176,12 +182,15 @@ class EngineClient:
                 break  # an engine at work is slow, and the scrape must end: the rest at the next
             if now >= self._paths_due_at.get(path, now):
                 await self._find_out(path, models[0])
-        return tuple(sorted(path for path, answers in self._answers.items() if answers))
+        found = (path for path, answers in self._answers.items() if answers)
+        return (*sorted(found), *self._listed)
 
     async def _find_out(self, path: str, model: ModelId) -> None:
-        body = _smallest_body(path, model)
+        headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, self._scrape_timeout_s, body)
+            status, _ = await _exchange(
+                self.api, "POST", path, self._scrape_timeout_s, body, headers
+            )
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             status = STATUS_SERVER_ERROR
         if status in SUCCESS or status in NOT_THIS_PATH:
@@ -227,18 +236,34 @@ class EngineClient:
         return page
 
 
-def _smallest_body(path: str, model: ModelId) -> bytes:
-    """A request for one token, or for the vector of one."""
-    return orjson.dumps({"model": model, **ENGINE_ROUTES[path].smallest})
+def _smallest_request(path: str, model: ModelId) -> tuple[dict[str, str], bytes]:
+    """Headers and body of a request for one token, or for the vector of one."""
+    route = ENGINE_ROUTES[path]
+    if route.takes_json:
+        return JSON_BODY, orjson.dumps({"model": model, **route.smallest})
+    parts = []
+    for name, value in {"model": model, **route.smallest}.items():
+        is_file = isinstance(value, bytes)
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"'
+        head += '; filename="silence.wav"' if is_file else ""
+        parts.append(head.encode() + b"\r\n\r\n")
+        parts.append(value if isinstance(value, bytes) else str(value).encode())
+        parts.append(b"\r\n")
+    return FORM_BODY, b"".join((*parts, f"--{BOUNDARY}--\r\n".encode()))
 
 
 async def _exchange(
-    client: HttpClient, method: str, path: str, timeout_s: float, body: bytes = b""
+    client: HttpClient,
+    method: str,
+    path: str,
+    timeout_s: float,
+    body: bytes = b"",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> tuple[int, bytes]:
     """Status and body of a short response."""
     page = bytearray()
     async with asyncio.timeout(timeout_s):
-        response = await client.request(method, path, JSON_BODY if body else {}, body)
+        response = await client.request(method, path, headers, body)
         try:
             status = (await response.head()).status
             while chunk := await response.read():

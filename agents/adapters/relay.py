@@ -46,12 +46,13 @@ from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from schemas.engine_routes import (
     EARLY_USAGE_PATHS,
+    GENERATING_PATHS,
     OPENING_EVENTS,
     OPTIONAL_PATHS,
-    PROMPT_ONLY_PATHS,
 )
 from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.ids import RegionId, ReplicaId
+from schemas.request_headers import for_engine
 from schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Relay:
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
         self._adds_usage = H_ADD_USAGE in start.headers
+        self._for_engine = for_engine(start.headers)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
@@ -195,7 +197,7 @@ class Relay:
                 self._trace.engine_ended()
 
     async def _request(self) -> RelayResult:
-        headers = {"Content-Type": JSON, **self._trace.headers}
+        headers = {"Content-Type": JSON, **self._trace.headers, **self._for_engine}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
         api = self._engine.api
@@ -254,7 +256,7 @@ class Relay:
             return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
         if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN:
             return None
-        if status == STATUS_NOT_IMPLEMENTED and self._path not in PROMPT_ONLY_PATHS:
+        if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
             return None  # vLLM's answer to a field of the request that it does not support
         # It answered on this path before: another engine has its place. Another replica may serve.
         self._engine.lacks(self._path)

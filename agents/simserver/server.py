@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import orjson
@@ -24,6 +25,7 @@ from agents.sim.events import NeverFits, QueueFull
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import Profile
 from agents.sim.text import TOKEN_BYTES, count
+from agents.simserver.audio import transcribe
 from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
@@ -40,6 +42,7 @@ from agents.simserver.requests import ApiError, GenerationRequest, RequestParser
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
 from infra.process import write_ready_file
+from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
 from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
 
@@ -112,6 +115,8 @@ class SimServer:
                 web.post(COUNT_TOKENS, self._count_message_tokens),
                 web.post(RESPONSES, self._response),
                 *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
+                *(web.post(path, self._audio) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
+                web.post("/echo", self._echo),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -173,6 +178,18 @@ class SimServer:
         asked = PROMPT_WORK[request.path](self._parser, await request.read())
         await self._compute(asked.inputs)
         return web.Response(body=asked.body, content_type="application/json")
+
+    async def _audio(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        asked = await transcribe(self._parser, request)
+        await self._compute(asked.inputs)
+        return web.Response(body=asked.body, content_type=asked.content_type)
+
+    async def _echo(self, request: web.Request) -> web.StreamResponse:
+        """A route that no table knows: what an engine gets of a request, for tests."""
+        body = await request.read()
+        headers = {str(name).lower(): text for name, text in request.headers.items()}
+        return _json({"headers": headers, "body_sha256": sha256(body).hexdigest()})
 
     async def _compute(self, inputs: Collection[bytes]) -> None:
         """Return when all these prompts are computed."""

@@ -76,6 +76,7 @@ def _built_in(config: RouterConfig) -> dict[str, Any]:
         **{key: getattr(config.settings, name) for name, key in KEYS.items()},
         "regions and routing.topology": config.peers,
         "workers": config.workers,
+        "routes": config.routes,
         "http": (config.http_host, config.http_port),
         "metrics": config.metrics,
         "nats": config.bus.url,

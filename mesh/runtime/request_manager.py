@@ -45,7 +45,7 @@ from mesh.session.record import (
 )
 from mesh.session.session import Session
 from schemas import state, subjects
-from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
@@ -229,9 +229,9 @@ class RequestManager:
             now = self._clock()
             spans = self._spans(headers)
             answer_tokens: int | None = None
-            if parsed.path in OPTIONAL_PATHS:
+            if parsed.path not in PLAIN_PATHS:
                 model = self._on_path(model, parsed.path)
-                answer_tokens = 0 if parsed.path in PROMPT_ONLY_PATHS else None
+                answer_tokens = None if parsed.path in GENERATING_PATHS else 0
             text = parsed.text
             request = Request(
                 key=next(self.session.keys),
@@ -258,6 +258,7 @@ class RequestManager:
             request=request,
             path=parsed.path,
             adds_usage=parsed.adds_usage,
+            for_engine=parsed.for_engine,
             body=parsed.body,
             tenant=tenant,
             size=text.size,

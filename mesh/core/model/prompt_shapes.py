@@ -18,7 +18,7 @@ from mesh.core.model.prompt import (
     write_parts,
 )
 from mesh.core.model.prompt_parts import part_kind
-from schemas.engine_routes import ENGINE_ROUTES, PromptShape
+from schemas.engine_routes import PromptShape, engine_route
 
 INPUT_SHAPE = (
     "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
@@ -35,9 +35,14 @@ PAIRS = (
 )
 
 
-def text_at(path: str, body: Mapping[str, Any]) -> PromptText:
-    """The prompt of a request for that path. Raises PromptInvalid."""
-    return _AT[path](body)
+def text_at(path: str, body: Mapping[str, Any], body_bytes: int = 0) -> PromptText:
+    """The prompt of a request for that path; `body_bytes`: of all of its body, which is what counts
+    where nothing else is known of it. Raises PromptInvalid."""
+    shape = engine_route(path).prompt
+    if (bytes_per_token := _BY_SIZE.get(shape)) is not None:
+        tokens = max(1, body_bytes // bytes_per_token)
+        return PromptText(b"", is_certain=False, token_ids=tokens, is_prefix=False)
+    return _READERS[shape](body)
 
 
 def inputs_text(body: Mapping[str, Any]) -> PromptText:
@@ -259,4 +264,7 @@ _READERS: Mapping[PromptShape, Callable[[Mapping[str, Any]], PromptText]] = {
     PromptShape.TOKENIZE: tokenize_text,
     PromptShape.TOKENS: tokens_text,
 }
-_AT = {path: _READERS[route.prompt] for path, route in ENGINE_ROUTES.items()}
+# Bodies whose work is estimated by their size alone, in bytes per token. Of audio: Whisper computes
+# a position of each 20 ms (arXiv:2212.04356, 2.2), 640 bytes at 16 kHz and 16 bits; compressed
+# recordings have more in them, and what such work takes is learned by itself.
+_BY_SIZE = {PromptShape.BODY: 4, PromptShape.AUDIO: 640}

@@ -12,23 +12,22 @@ model in every table and rule.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
-_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS))
-_GENERATING_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS - PROMPT_ONLY_PATHS))
+_ON = " on /"
+_GENERATING_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS & GENERATING_PATHS))
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
     """What a request for that path asks for."""
-    return ModelId(f"{model} on {path}") if path in OPTIONAL_PATHS else model
+    return model if path in PLAIN_PATHS else ModelId(f"{model} on {path}")
 
 
 def model_of(name: ModelId) -> ModelId:
     """The model, as its engine names it."""
-    end = next(filter(name.endswith, _ENDS), "")
-    return ModelId(name.removesuffix(end))
+    return ModelId(name.rpartition(_ON)[0]) if _ON in name else name
 
 
 def prompts_name(name: ModelId) -> ModelId:
@@ -39,12 +38,12 @@ def prompts_name(name: ModelId) -> ModelId:
 
 def is_model(name: ModelId) -> bool:
     """Whether that is a model for chats and completions."""
-    return not name.endswith(_ENDS)
+    return _ON not in name
 
 
 def beat_by_name(beat: Heartbeat) -> Heartbeat:
     """The heartbeat, its models with their optional paths."""
-    paths = [path for path in beat.paths if path in OPTIONAL_PATHS]
+    paths = [path for path in beat.paths if path not in PLAIN_PATHS]
     more = (served_name(model, path) for path in paths for model in beat.models)
     names = tuple(name for name in more if len(name) <= MODEL_CHARS_MAX)
     return replace(beat, models=beat.models + names) if names else beat
@@ -59,7 +58,7 @@ def digest_by_name(digest: Digest) -> Digest:
     names = {
         served_name(model, path): (model, capacity)
         for path, models in digest.models_by_path.items()
-        if path in OPTIONAL_PATHS
+        if path not in PLAIN_PATHS
         for model, capacity in models.items()
     }
     if not names:
