@@ -102,6 +102,12 @@ REQUEST = (
             "learn the token counts, and takes their event out of the answer.",
         ),
         Header(
+            exchange.H_KEEPER,
+            NAME_PATTERN,
+            "The replica, of the region that is asked, which keeps the response that it goes on "
+            "with.",
+        ),
+        Header(
             exchange.H_WARM,
             r"^1$",
             "No client waits: it is computed on an idle replica to be cached, and gives way to "

@@ -73,6 +73,7 @@ class EngineClient:
         operator says that it answers.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
+        self.takes_response_ids = kind.takes_response_ids
         self._kind = kind
         self._given_models = models
         self._listed = routes

@@ -36,7 +36,7 @@ from agents.simserver.messages import (
     read_messages,
 )
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
-from agents.simserver.openai_responses import ResponseRenderer, read_response
+from agents.simserver.openai_responses import KeptResponses, ResponseRenderer
 from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, tokenize
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
@@ -98,6 +98,7 @@ class SimServer:
         self._facts = PageFacts(config.models[0], engine.block_tokens, self._started_at)
         self._nonce = secrets.token_hex(4)
         self._meters = Meters()
+        self._responses = KeptResponses()
         self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
         self._driver = Driver(engine, self._meters, config.time_scale, self._count_tokens)
         self._thawed = asyncio.Event()
@@ -165,7 +166,9 @@ class SimServer:
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
-        return await self._generate(request, read_response(self._parser, await request.read()))
+        own_id = f"resp_{self._nonce}{secrets.token_hex(8)}"
+        name, job = self._responses.read(self._parser, await request.read(), own_id)
+        return await self._generate(request, job, name)
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
@@ -210,10 +213,12 @@ class SimServer:
         if self._faults.request_fails():
             raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
 
-    async def _generate(self, request: web.Request, job: GenerationRequest) -> web.StreamResponse:
+    async def _generate(
+        self, request: web.Request, job: GenerationRequest, name: str = ""
+    ) -> web.StreamResponse:
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
-        answer = _renderer(request, job, attempt)
+        answer = _renderer(request, job, attempt, name)
         ended = "abort"
         try:
             if job.stream:
@@ -312,14 +317,16 @@ def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
-def _renderer(request: web.Request, job: GenerationRequest, attempt: str) -> EventRenderer:
-    """What writes the answer to a request, by its path."""
+def _renderer(
+    request: web.Request, job: GenerationRequest, attempt: str, name: str
+) -> EventRenderer:
+    """What writes the answer to a request, by its path; `name`: of a response."""
     given = request.headers.get("x-request-id", "")
     own = given if is_request_id(given) else attempt
     if request.path == MESSAGES:
         return MessageRenderer(job, f"msg_{own}", attempt)
     if request.path == RESPONSES:
-        return ResponseRenderer(job, f"resp_{own}", int(time.time()), attempt)
+        return ResponseRenderer(job, name, int(time.time()), attempt)
     response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
     return SseRenderer(job, response_id, int(time.time()), attempt)
 

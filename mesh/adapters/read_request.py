@@ -45,12 +45,21 @@ from schemas.http import (
     H_TIMEOUT_S,
     ONCE_ONLY,
     OWN_PREFIX,
+    RESPONSES,
     Fault,
 )
-from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
+from schemas.ids import (
+    MODEL_CHARS_MAX,
+    ModelId,
+    RegionId,
+    ReplicaId,
+    RequestId,
+    is_request_id,
+)
 from schemas.problems import did_you_mean
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS, fits
 from schemas.residency import Labels, parse_labels
+from schemas.response_ids import keeper_of
 
 
 class RequestRefused(Exception):
@@ -76,7 +85,8 @@ class RequestRefused(Exception):
 BODIES_BYTES_MAX = 512 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024  # ten times what a prompt of 25,000 tokens takes
 FOR_SMALL_BYTES = 64 * 1024 * 1024
-IN_BODY = ("user", "cache_salt")  # what of a body is read here
+PREVIOUS = "previous_response_id"
+IN_BODY = ("user", "cache_salt", PREVIOUS)  # what of a body is read here
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
 JSON = "a JSON object"
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
@@ -159,6 +169,7 @@ class ParsedRequest:
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
+    keeper: tuple[RegionId, ReplicaId] | None = None  # of what the request goes on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +276,14 @@ def parsed_request(
     if fields.options or not OPTION_HEADERS.isdisjoint(headers):  # mostly there are none
         options, timeout = read_options(headers, fields.options), timeout_s(headers)
     kept_bytes = len(body) + len(fields.text.data)
+    previous = fields.options.get(PREVIOUS) if path == RESPONSES else None
     of_engine = None if path in PLAIN_PATHS else headers_for_engine(path, headers)
     return ParsedRequest(
         *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
         kept_bytes,
         fields.adds_usage,
         of_engine,
+        None if previous is None else keeper_of(previous),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from mesh.core.model.effects import Dispatch, Forward
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import model_of, served_name
+from mesh.core.model.served_names import keeper_name, model_of, served_name
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
@@ -20,6 +20,7 @@ from schemas.ids import (
     ModelId,
     NameInvalid,
     RegionId,
+    ReplicaId,
     RequestId,
     RouterId,
     checked_name,
@@ -85,6 +86,8 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
     headers[exchange.H_ATTEMPT] = str(attempt)
     if record.adds_usage:
         headers[exchange.H_ADD_USAGE] = "1"
+    if record.keeper is not None:
+        headers[exchange.H_KEEPER] = record.keeper
     if record.for_engine:
         headers.update(record.for_engine)
     if request.priority is not Priority.NORMAL:
@@ -159,6 +162,8 @@ def read_forwarded(
         if not is_path(path) or not is_request_id(request_id):
             raise IngressInvalid("path or request id")
         model, priority = served_name(_model(headers), path), _priority(headers)
+        if exchange.H_KEEPER in headers and home is not None:
+            model = keeper_name(model, home, _keeper(headers))
         return Request(
             key=key,
             request_id=request_id,
@@ -197,6 +202,13 @@ def _model(headers: Mapping[str, str]) -> ModelId:
         return subjects.decode_model(headers[exchange.H_MODEL])
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
+
+
+def _keeper(headers: Mapping[str, str]) -> ReplicaId:
+    try:
+        return ReplicaId(checked_name("replica", headers[exchange.H_KEEPER]))
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_KEEPER}: {error}"[:300]) from error
 
 
 def _priority(headers: Mapping[str, str]) -> Priority:

@@ -12,12 +12,13 @@ model in every table and rule.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
-from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
+from schemas.http import RESPONSES
+from schemas.ids import MODEL_CHARS_MAX, ModelId, RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
 _ON = " on /"
-_GENERATING_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS & GENERATING_PATHS))
+_AT = " at "
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
@@ -30,10 +31,24 @@ def model_of(name: ModelId) -> ModelId:
     return ModelId(name.rpartition(_ON)[0]) if _ON in name else name
 
 
+def keeper_name(name: ModelId, region: RegionId, replica: ReplicaId | None = None) -> ModelId:
+    """What a request asks for that only one replica can answer, as it keeps what came before: of
+    its own region's routers by the replica, of others by the region alone."""
+    return ModelId(f"{name}{_AT}{region}/{replica or ''}")
+
+
+def is_keeper_name(name: ModelId) -> bool:
+    """Whether it is one replica's, or one region's."""
+    return _ON in name and _AT in name.rpartition(_ON)[2]
+
+
 def prompts_name(name: ModelId) -> ModelId:
     """The name that its prompts are hashed under and their tokens learned by: the model's own where
     tokens are generated, so that one conversation over two APIs is one prefix."""
-    return model_of(name) if name.endswith(_GENERATING_ENDS) else name
+    if _ON not in name:
+        return name
+    model, _, path = name.rpartition(_ON)
+    return ModelId(model) if "/" + path.partition(" ")[0] in GENERATING_PATHS else name
 
 
 def is_model(name: ModelId) -> bool:
@@ -49,6 +64,17 @@ def beat_by_name(beat: Heartbeat) -> Heartbeat:
     return replace(beat, models=beat.models + names) if names else beat
 
 
+def with_keeper_names(beat: Heartbeat) -> Heartbeat:
+    """A heartbeat by name, with the names of what only this replica can answer."""
+    if RESPONSES not in beat.paths:
+        return beat
+    on_path = (served_name(model, RESPONSES) for model in beat.models if is_model(model))
+    names = (keeper_name(name, beat.region, beat.replica) for name in on_path)
+    return replace(
+        beat, models=(*beat.models, *(name for name in names if len(name) <= MODEL_CHARS_MAX))
+    )
+
+
 def digest_by_name(digest: Digest) -> Digest:
     """The digest, its models with their optional paths.
 
@@ -61,6 +87,9 @@ def digest_by_name(digest: Digest) -> Digest:
         if path not in PLAIN_PATHS
         for model, capacity in models.items()
     }
+    for name, known in list(names.items()):
+        if name.endswith(f" on {RESPONSES}"):
+            names[keeper_name(name, digest.region)] = known
     if not names:
         return digest
     more = {name: capacity for name, (_, capacity) in names.items()}
@@ -79,10 +108,10 @@ def models_only(capacities: Mapping[ModelId, ModelCapacity]) -> dict[ModelId, Mo
 def models_by_path(
     capacities: Mapping[ModelId, ModelCapacity],
 ) -> dict[str, dict[ModelId, ModelCapacity]]:
-    """The others, by path and model."""
+    """The others, by path and model; what only one replica answers is not for peers."""
     found: dict[str, dict[ModelId, ModelCapacity]] = {}
     for name, capacity in capacities.items():
-        if not is_model(name):
+        if not is_model(name) and not is_keeper_name(name):
             model = model_of(name)
             path = name.removeprefix(f"{model} on ")
             found.setdefault(path, {})[model] = capacity
