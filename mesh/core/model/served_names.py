@@ -1,10 +1,10 @@
 """What replicas serve and requests ask for, by name: a model, or a model on an optional path.
 
-Engines answer chats and completions, and only some of them `/v1/embeddings`, which is another kind
-of work: a prompt is computed and nothing is generated. All that a router knows by model (who serves
-it and has room, the hold queue and its pace, speeds, tokens per byte, offline rooms) it must know
-of such work apart, so the work has a name of its own, `MODEL on /v1/embeddings`. Only routers' and
-batch runners' tables, messages between batch runners and texts for people have these names;
+Engines answer chats and completions, and only some of them `/v1/embeddings` or `/v1/messages`. Who
+serves a model and has room a router must know apart for such paths, so a model there has a name of
+its own, `MODEL on /v1/embeddings`. Where a prompt is computed and nothing is generated it is
+another kind of work too, with its own pace, speeds and tokens per byte (`work_name`). Only routers'
+and batch runners' tables, messages between batch runners and texts for people have these names;
 clients, agents, heartbeats and digests name the model and the path. Rejected: a path beside the
 model in every table and rule.
 """
@@ -42,9 +42,9 @@ def is_keeper_name(name: ModelId) -> bool:
     return _ON in name and _AT in name.rpartition(_ON)[2]
 
 
-def prompts_name(name: ModelId) -> ModelId:
-    """The name that its prompts are hashed under and their tokens learned by: the model's own where
-    tokens are generated, so that one conversation over two APIs is one prefix."""
+def work_name(name: ModelId) -> ModelId:
+    """The name of its kind of work, by which prompts are hashed, tokens and speeds learned, and the
+    wait in the hold queue measured: the model's own where tokens are generated, by whatever API."""
     if _ON not in name:
         return name
     model, _, path = name.rpartition(_ON)
