@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine_kinds import EngineDialect, MetricsPage, read_object
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage
 from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
@@ -132,6 +132,17 @@ class EngineClient:
         is found out again. A single request's answer would let its client decide that for all."""
         self._probed.discard(path)
 
+    @property
+    def paths_to_try(self) -> bool:
+        """Whether the next scrape may find out about more optional paths."""
+        now = self._clock()
+        return any(now >= self._paths_due_at.get(path, now) for path in self.paths_unknown)
+
+    @property
+    def paths_unknown(self) -> tuple[str, ...]:
+        """Optional paths of which it is not known whether the engine answers them."""
+        return tuple(sorted(OPTIONAL_PATHS - self._probed))
+
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
         began_at = self._clock()
@@ -222,7 +233,7 @@ class EngineClient:
         self._settings_due_at = self._clock() + again_s
 
     def _take_settings(self, page: bytes) -> None:
-        self.version = _text(read_object(page).get(self._kind.version_field)) or self.version
+        self.version = self._kind.version(page) or self.version
         if self._reads_batch_max:
             self._batch_max = self._kind.batch_max(page) or self._batch_max
 
@@ -235,6 +246,16 @@ class EngineClient:
         if status >= STATUS_SERVER_ERROR if is_health else status != STATUS_OK:
             raise UnexpectedAnswer(f"{url} answers HTTP {status}")
         return page
+
+
+async def fetched(url: str, path: str, key: str | None, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of one short page. Raises OSError (TimeoutError among them), HttpBroken and
+    UnexpectedAnswer."""
+    client = HttpClient(url, key)
+    try:
+        return await _exchange(client, "GET", path, timeout_s)
+    finally:
+        client.close()
 
 
 def _smallest_request(path: str, model: ModelId) -> tuple[dict[str, str], bytes]:

@@ -29,6 +29,7 @@ import orjson
 
 from agents.config import BATCH_MAX_MOST
 from agents.core.events import EngineReading
+from schemas.state import CARD_CHARS_MAX
 
 SERIES_MAX = 4096  # label sets of one name; more is no engine's page
 
@@ -132,6 +133,11 @@ class EngineDialect:
     @property
     def has_metrics(self) -> bool:
         return self.read is not None
+
+    def version(self, page: bytes) -> str | None:
+        """Its version, where the page of its settings shows it."""
+        found = read_object(page).get(self.version_field)
+        return found if isinstance(found, str) and len(found) <= CARD_CHARS_MAX else None
 
 
 def read_object(data: bytes) -> dict[str, Any]:

@@ -413,8 +413,7 @@ class MeshPolicy:
     def _speeds(self, request: Request) -> SpeedModel:
         """Of its model: a fleet of large and small ones has no speed in common."""
         work = work_name(request.model)
-        speeds = self._models.get(work)
-        if speeds is None:
+        if (speeds := self._models.get(work)) is None:
             speeds = SpeedModel(generates=request.answer_tokens != 0)
             self._weigh(speeds)
             _keep(self._models, work, speeds, MODELS_MAX)
