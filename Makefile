@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
+.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
@@ -37,6 +37,11 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines
+
+test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (minutes; installs 2 GB once)
+	$(BIN)/python -m tests.clients.install
+	$(BIN)/pytest -rP -m clients tests/clients
+	$(BIN)/python -m tests.clients.table
 
 test-tools: $(STAMP) ## other people's tools on a running mesh: `nats`, Jaeger, Chromium, pip with the wheel (minutes; needs Go)
 	$(BIN)/python -m tests.tools.go_tools

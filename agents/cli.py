@@ -9,6 +9,10 @@ main = click.version_option(package_name="inference-mesh")(
         help="The process beside one inference engine.",
         modules={
             "run": ("agents.runtime.command", "Serve the work of one engine from the bus."),
+            "probe": (
+                "agents.runtime.probe_command",
+                "Examine an engine: what an agent learns from it, and how to install the agent.",
+            ),
             "profile": (
                 "agents.profiler.command",
                 "Find how much offline work an engine takes beside online requests.",

@@ -24,6 +24,7 @@ from agents.core.offline_profile import (
     decode_profile,
 )
 from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
+from schemas.listed_routes import ListedRoutes
 from schemas.residency import Label, parse_labels
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class AgentConfig(EngineConfig):
     ready_file: str | None = None
     # Ask the engine for the token counts of every stream; None: where its kind takes that.
     ask_usage: bool | None = None
+    # Paths that clients may call at the engine, beside those of the table of routes.
+    routes: ListedRoutes = ()
     # Of its region's residency labels, those that hold here; None: all of them.
     residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
 

@@ -46,6 +46,7 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.listed_routes import ListedRoutes
 from schemas.problems import KeyPath, problems
 from schemas.residency import LABELS_MAX, Ground, Label, Labels, checked_labels, ground
 from schemas.settings import (
@@ -203,6 +204,9 @@ class RegionTable(Table):
         HostPort | None,
         Option("host:port of its operators' console, for the operators' network.", default="none"),
     ] = None
+    routes: Annotated[
+        ListedRoutes, Option("Paths of its engines that clients may call beside those known.")
+    ] = ()
     cors_origins: Annotated[
         Origins, Option('Pages that may call from a browser; `"*"` for all.')
     ] = ()

@@ -2,9 +2,11 @@
 
 The router looks up how a prompt is read, whether tokens are generated and which form errors have;
 the agent which paths it may call, how it finds out whether its engine has one, and where an answer
-says its usage. A path that is not here is never called for a client.
+says its usage. Other paths are called for clients only where an operator lists them; what is known
+of these is in `engine_route`.
 """
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +27,7 @@ from schemas.http import (
     TOKENIZE,
     ErrorForm,
 )
+from schemas.request_headers import ANTHROPIC_HEADERS
 
 
 class PromptShape(Enum):
@@ -40,16 +43,21 @@ class PromptShape(Enum):
     PAIRS = "pairs"
     TOKENIZE = "tokenize"
     TOKENS = "tokens"
+    BODY = "body"  # all of it, whatever it means
+    AUDIO = "audio"  # a form with a recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRoute:
-    """One path of engines, always POST with a JSON object that names a model."""
+    """One path of engines, always POST with a JSON object, or a form, that names a model."""
 
     path: str
     prompt: PromptShape
     smallest: Mapping[str, object] = field(default_factory=dict)
-    """Beside the model, the fields of the smallest request: an agent's probe."""
+    """Beside the model, the fields of the smallest request: an agent's probe. In a form, bytes are
+    a file."""
+    takes_json: bool = True
+    takes_form: bool = False
     generates: bool = True
     """Whether it answers with tokens; else its work is to compute a prompt, priced as that."""
     is_optional: bool = True
@@ -61,6 +69,20 @@ class EngineRoute:
     opening_events: frozenset[bytes] = frozenset()
     """Names of stream events that engines may send before they have computed anything."""
     errors: ErrorForm = ErrorForm.OPENAI
+    headers: tuple[str, ...] = ()
+    """Of the client's request, in lower case, those that reach the engine beside its content-type:
+    see `schemas.request_headers`."""
+
+
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+
+
+def _silence() -> bytes:
+    """A tenth of a second of it, as WAV: PCM, one channel, 16 kHz, 16 bits."""
+    samples = bytes(3200)
+    head = struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", 36 + len(samples), b"WAVEfmt ", 16, 1, 1,
+                       16_000, 32_000, 2, 16, b"data", len(samples))  # fmt: skip
+    return head + samples
 
 
 _TABLE = (
@@ -92,6 +114,7 @@ _TABLE = (
         smallest={"max_tokens": 1, "messages": [{"role": "user", "content": "1"}]},
         opening_events=frozenset({b"message_start", b"content_block_start", b"ping"}),
         errors=ErrorForm.ANTHROPIC,
+        headers=ANTHROPIC_HEADERS,
     ),
     EngineRoute(
         path=COUNT_TOKENS,
@@ -99,6 +122,7 @@ _TABLE = (
         smallest={"messages": [{"role": "user", "content": "1"}]},
         generates=False,
         errors=ErrorForm.ANTHROPIC,
+        headers=ANTHROPIC_HEADERS,
     ),
     EngineRoute(
         path=RESPONSES,
@@ -135,19 +159,39 @@ _TABLE = (
     EngineRoute(
         path=DETOKENIZE, prompt=PromptShape.TOKENS, smallest={"tokens": [1]}, generates=False
     ),
+    *(
+        EngineRoute(
+            path=path,
+            prompt=PromptShape.AUDIO,
+            smallest={"file": _silence()},
+            generates=False,  # the recording takes most of the time, the text is short
+            takes_json=False,
+            takes_form=True,
+        )
+        for path in (TRANSCRIPTIONS, TRANSLATIONS)
+    ),
 )
 
 ENGINE_ROUTES: Mapping[str, EngineRoute] = MappingProxyType({row.path: row for row in _TABLE})
 ENGINE_PATHS = frozenset(ENGINE_ROUTES)
 # Other names of paths, as engines have them.
 ALIASES: Mapping[str, str] = MappingProxyType({"/rerank": RERANK, "/score": SCORE})
-# Paths that some engines answer and others don't.
+# Paths that some engines answer and others don't, as listed ones are.
 OPTIONAL_PATHS = frozenset(row.path for row in _TABLE if row.is_optional)
-PROMPT_ONLY_PATHS = frozenset(row.path for row in _TABLE if not row.generates)
+# Those of every engine, and those whose answers are generated tokens: no listed ones.
+PLAIN_PATHS = ENGINE_PATHS - OPTIONAL_PATHS
+GENERATING_PATHS = frozenset(row.path for row in _TABLE if row.generates)
 STREAM_OPTIONS_PATHS = frozenset(row.path for row in _TABLE if row.takes_stream_options)
 EARLY_USAGE_PATHS = frozenset(row.path for row in _TABLE if row.has_early_usage)
 OPENING_EVENTS = {row.path: row.opening_events for row in _TABLE if row.opening_events}
 _ERRORS = {row.path: row.errors for row in _TABLE}
+
+
+def engine_route(path: str) -> EngineRoute:
+    """What is known of a path: of one that only an operator lists, nothing but the path."""
+    return ENGINE_ROUTES.get(path) or EngineRoute(
+        path=path, prompt=PromptShape.BODY, generates=False, takes_form=True
+    )
 
 
 def error_form(path: str) -> ErrorForm:

@@ -52,6 +52,16 @@ class PromptWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AudioForm:
+    """A recording. Every other field passes to the engine untouched; the router reads the model."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    file: Annotated[str, Field(json_schema_extra={"format": "binary"})]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAnswer:
     """The engine's answer, byte for byte; errors of the router have the route's own form."""
 

@@ -53,6 +53,7 @@ H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up 
 H_WARM = "Mesh-Warm"  # "1": a warm-up, which no client waits for; only where there is idle time
 H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
+H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 

@@ -11,6 +11,7 @@ from functools import cache
 
 from schemas import exchange
 from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.request_headers import ENGINE_HEADERS
 from schemas.residency import TEXT_CHARS_MAX
 from schemas.subjects import INBOX_ROOT
 
@@ -101,6 +102,12 @@ REQUEST = (
             "learn the token counts, and takes their event out of the answer.",
         ),
         Header(
+            exchange.H_KEEPER,
+            NAME_PATTERN,
+            "The replica, of the region that is asked, which keeps the response that it goes on "
+            "with.",
+        ),
+        Header(
             exchange.H_WARM,
             r"^1$",
             "No client waits: it is computed on an idle replica to be cached, and gives way to "
@@ -111,6 +118,10 @@ REQUEST = (
             r"^1$",
             "A line of a batch job: computed with what online requests leave, and given back when "
             "they need it.",
+        ),
+        *(
+            Header(each.on_bus, each.pattern, each.about, chars_max=each.chars_max)
+            for each in ENGINE_HEADERS.values()
         ),
     ),
 )

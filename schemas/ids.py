@@ -35,6 +35,10 @@ ValidModelId = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
+PATH_PATTERN = r"^(/[a-z0-9_-]+){1,4}$"  # of an engine's route, without a query
+PATH_CHARS_MAX = 64
+_PATH = re.compile(PATH_PATTERN)
+
 
 class NameInvalid(ValueError):
     """A name that can't be a subject token; the message says what is allowed."""
@@ -50,3 +54,8 @@ def checked_name(kind: str, text: str) -> str:
 def is_request_id(text: str) -> bool:
     """Whether a client's own `x-request-id` may be kept: short, printable, safe in logs."""
     return _REQUEST_ID.fullmatch(text) is not None
+
+
+def is_path(text: str) -> bool:
+    """Whether it may be the path of an engine's route."""
+    return len(text) <= PATH_CHARS_MAX and _PATH.fullmatch(text) is not None

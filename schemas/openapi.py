@@ -13,7 +13,7 @@ from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
 from schemas.headers import LABELS_PATTERN
 from schemas.http import Answer, ErrorForm, Fault
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
-from schemas.routes import ROUTES, Route
+from schemas.routes import FORMS, ROUTES, Route
 
 VERSION = "1.0.0"
 JSON = "application/json"
@@ -181,11 +181,11 @@ def _operation(route: Route) -> dict[str, Any]:
         "parameters": _parameters(route),
     }
     if route.request is not None:
-        is_form = route.request is FileUpload
+        is_form = route.request in FORMS
         about = f"At most {BODY_BYTES_MAX} bytes."
         operation["requestBody"] = {
             "required": True,
-            "description": FORM_ABOUT if is_form else about,
+            "description": FORM_ABOUT if route.request is FileUpload else about,
             "content": {FORM if is_form else JSON: {"schema": _shape(route.request)}},
         }
     operation["responses"] = {"200": _answer(route)} | _errors(route)

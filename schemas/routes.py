@@ -12,7 +12,14 @@ from schemas.batch_http import (
     FileObject,
     FileUpload,
 )
-from schemas.engine_shapes import EngineAnswer, MessagesRequest, PromptWork, ResponsesRequest
+from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
+from schemas.engine_shapes import (
+    AudioForm,
+    EngineAnswer,
+    MessagesRequest,
+    PromptWork,
+    ResponsesRequest,
+)
 from schemas.http import (
     BATCH,
     BATCH_CANCEL,
@@ -58,10 +65,11 @@ class Route(NamedTuple):
     name: str
     about: str
     faults: Sequence[Fault] = ()
-    request: type[Any] | None = None  # a form where it is `FileUpload`, else JSON
+    request: type[Any] | None = None  # a form where it is in `FORMS`, else JSON
     answer: type[Any] | str = "text/plain"  # a media type when it is no JSON of ours
 
 
+FORMS = (FileUpload, AudioForm)
 _STORED = (Fault.INVALID, Fault.KEY_MISSING, Fault.NO_BATCH, Fault.STORE_AWAY)
 _STORING = (*_STORED, Fault.REQUEST_TIMEOUT, Fault.EXPECTATION, Fault.DRAINING)
 _OF_FILE = (*_STORED, Fault.FILE_UNKNOWN)
@@ -139,6 +147,24 @@ ROUTES = (
         "OpenAI's Responses without state, where an engine of the model answers them.",
         (*_OPTIONAL_FAULTS, Fault.STATE_GONE),
         ResponsesRequest,
+        EngineAnswer,
+    ),
+    Route(
+        "POST",
+        TRANSCRIPTIONS,
+        "createTranscription",
+        "The text of a recording, where an engine of the model writes it.",
+        _OPTIONAL_FAULTS,
+        AudioForm,
+        EngineAnswer,
+    ),
+    Route(
+        "POST",
+        TRANSLATIONS,
+        "createTranslation",
+        "The same in English.",
+        _OPTIONAL_FAULTS,
+        AudioForm,
         EngineAnswer,
     ),
     *(

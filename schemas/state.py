@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal, TypeVar, overload
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from schemas.ids import NAME_PATTERN, ValidModelId, ValidRegionId, ValidReplicaId, ValidRouterId
+from schemas.ids import (
+    NAME_PATTERN,
+    PATH_CHARS_MAX,
+    PATH_PATTERN,
+    ValidModelId,
+    ValidRegionId,
+    ValidReplicaId,
+    ValidRouterId,
+)
 from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
@@ -76,7 +84,7 @@ class ModelCard:
 
 
 PATHS_MAX = 16  # that a heartbeat or digest names
-OptionalPath = Annotated[str, Field(pattern=r"^(/[a-z0-9_-]+){1,4}$", max_length=64)]
+OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_MAX)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 
 

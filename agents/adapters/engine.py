@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine_kinds import EngineDialect, MetricsPage, read_object
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage
 from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
@@ -37,6 +37,9 @@ NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that ma
 PATHS_S = 0.5  # of one scrape, for finding out about paths
 PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
 JSON_BODY = {"Content-Type": "application/json"}
+BOUNDARY = "mesh-probe"
+FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+NO_HEADERS: Mapping[str, str] = {}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
@@ -60,16 +63,20 @@ class EngineClient:
         models: tuple[ModelId, ...] = (),
         reads_batch_max: bool = True,
         asks_usage: bool | None = None,
+        routes: tuple[str, ...] = (),
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
 
         `key`: the engine's API key, sent to its own origin alone. `reads_batch_max`: read its batch
         size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
-        counts of every stream; None: where its kind takes that.
+        counts of every stream; None: where its kind takes that. `routes`: other paths, which its
+        operator says that it answers.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
+        self.takes_response_ids = kind.takes_response_ids
         self._kind = kind
         self._given_models = models
+        self._listed = routes
         self._reads_batch_max = reads_batch_max
         self.version: str | None = None  # of the engine, where its settings show it
         self._settings_due_at = float("-inf")
@@ -109,9 +116,9 @@ class EngineClient:
         A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
         counts only where no metrics could show that the engine computes.
         """
-        body = _smallest_body(path, model)
+        headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
+            status, _ = await _exchange(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
@@ -124,6 +131,17 @@ class EngineClient:
         """It answered a request on that optional path as one that it doesn't know: whether it does
         is found out again. A single request's answer would let its client decide that for all."""
         self._probed.discard(path)
+
+    @property
+    def paths_to_try(self) -> bool:
+        """Whether the next scrape may find out about more optional paths."""
+        now = self._clock()
+        return any(now >= self._paths_due_at.get(path, now) for path in self.paths_unknown)
+
+    @property
+    def paths_unknown(self) -> tuple[str, ...]:
+        """Optional paths of which it is not known whether the engine answers them."""
+        return tuple(sorted(OPTIONAL_PATHS - self._probed))
 
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
@@ -176,12 +194,15 @@ class EngineClient:
                 break  # an engine at work is slow, and the scrape must end: the rest at the next
             if now >= self._paths_due_at.get(path, now):
                 await self._find_out(path, models[0])
-        return tuple(sorted(path for path, answers in self._answers.items() if answers))
+        found = (path for path, answers in self._answers.items() if answers)
+        return (*sorted(found), *self._listed)
 
     async def _find_out(self, path: str, model: ModelId) -> None:
-        body = _smallest_body(path, model)
+        headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, self._scrape_timeout_s, body)
+            status, _ = await _exchange(
+                self.api, "POST", path, self._scrape_timeout_s, body, headers
+            )
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             status = STATUS_SERVER_ERROR
         if status in SUCCESS or status in NOT_THIS_PATH:
@@ -212,7 +233,7 @@ class EngineClient:
         self._settings_due_at = self._clock() + again_s
 
     def _take_settings(self, page: bytes) -> None:
-        self.version = _text(read_object(page).get(self._kind.version_field)) or self.version
+        self.version = self._kind.version(page) or self.version
         if self._reads_batch_max:
             self._batch_max = self._kind.batch_max(page) or self._batch_max
 
@@ -227,18 +248,44 @@ class EngineClient:
         return page
 
 
-def _smallest_body(path: str, model: ModelId) -> bytes:
-    """A request for one token, or for the vector of one."""
-    return orjson.dumps({"model": model, **ENGINE_ROUTES[path].smallest})
+async def fetched(url: str, path: str, key: str | None, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of one short page. Raises OSError (TimeoutError among them), HttpBroken and
+    UnexpectedAnswer."""
+    client = HttpClient(url, key)
+    try:
+        return await _exchange(client, "GET", path, timeout_s)
+    finally:
+        client.close()
+
+
+def _smallest_request(path: str, model: ModelId) -> tuple[dict[str, str], bytes]:
+    """Headers and body of a request for one token, or for the vector of one."""
+    route = ENGINE_ROUTES[path]
+    if route.takes_json:
+        return JSON_BODY, orjson.dumps({"model": model, **route.smallest})
+    parts = []
+    for name, value in {"model": model, **route.smallest}.items():
+        is_file = isinstance(value, bytes)
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"'
+        head += '; filename="silence.wav"' if is_file else ""
+        parts.append(head.encode() + b"\r\n\r\n")
+        parts.append(value if isinstance(value, bytes) else str(value).encode())
+        parts.append(b"\r\n")
+    return FORM_BODY, b"".join((*parts, f"--{BOUNDARY}--\r\n".encode()))
 
 
 async def _exchange(
-    client: HttpClient, method: str, path: str, timeout_s: float, body: bytes = b""
+    client: HttpClient,
+    method: str,
+    path: str,
+    timeout_s: float,
+    body: bytes = b"",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> tuple[int, bytes]:
     """Status and body of a short response."""
     page = bytearray()
     async with asyncio.timeout(timeout_s):
-        response = await client.request(method, path, JSON_BODY if body else {}, body)
+        response = await client.request(method, path, headers, body)
         try:
             status = (await response.head()).status
             while chunk := await response.read():

@@ -29,6 +29,7 @@ import orjson
 
 from agents.config import BATCH_MAX_MOST
 from agents.core.events import EngineReading
+from schemas.state import CARD_CHARS_MAX
 
 SERIES_MAX = 4096  # label sets of one name; more is no engine's page
 
@@ -126,11 +127,17 @@ class EngineDialect:
     settings_paths: tuple[str, ...] = ()
     batch_max: Callable[[bytes], int | None] = lambda page: None
     version_field: str = "version"  # of the same page
+    takes_response_ids: bool = False  # whether a response has the id that its request gives
     takes_usage_option: bool = False  # whether every version takes `stream_options.include_usage`
 
     @property
     def has_metrics(self) -> bool:
         return self.read is not None
+
+    def version(self, page: bytes) -> str | None:
+        """Its version, where the page of its settings shows it."""
+        found = read_object(page).get(self.version_field)
+        return found if isinstance(found, str) and len(found) <= CARD_CHARS_MAX else None
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -235,13 +242,18 @@ def read_llamacpp(page: MetricsPage) -> EngineReading:
 # protected by it: 8 is what a small server batches without its latency collapsing.
 KINDS: dict[str, EngineDialect] = {
     "vllm": EngineDialect(
-        read_vllm, outstanding_max=256, settings_paths=("/version",), takes_usage_option=True
+        read_vllm,
+        outstanding_max=256,
+        settings_paths=("/version",),
+        takes_response_ids=True,
+        takes_usage_option=True,
     ),
     "sglang": EngineDialect(
         read_sglang,
         outstanding_max=256,
         settings_paths=("/get_server_info", "/server_info"),  # the second one is its later name
         batch_max=_sglang_batch_max,
+        takes_response_ids=True,
         takes_usage_option=True,
     ),
     "llamacpp": EngineDialect(  # has the counts in every stream, and moves them where it is asked

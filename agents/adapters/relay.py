@@ -12,6 +12,7 @@ whose first event is an error becomes the HTTP error that it amounts to.
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,11 @@ from agents.adapters.engine import (
 from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.spans import Answered, AnswerTrace
-from agents.core.added_usage import UsageEventRemoval, with_usage_requested
+from agents.core.added_usage import (
+    UsageEventRemoval,
+    with_response_id,
+    with_usage_requested,
+)
 from agents.core.answer_stream import (
     FlowWindow,
     StreamError,
@@ -46,12 +51,15 @@ from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from schemas.engine_routes import (
     EARLY_USAGE_PATHS,
+    GENERATING_PATHS,
     OPENING_EVENTS,
     OPTIONAL_PATHS,
-    PROMPT_ONLY_PATHS,
 )
-from schemas.exchange import H_ADD_USAGE, End, Frame, Head, Outcome, Refusal, Refused
+from schemas.exchange import H_ADD_USAGE, H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
+from schemas.http import RESPONSES
 from schemas.ids import RegionId, ReplicaId
+from schemas.request_headers import for_engine
+from schemas.response_ids import SECRET_BYTES, response_id
 from schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -103,6 +111,8 @@ class Relay:
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
         self._adds_usage = H_ADD_USAGE in start.headers
+        self._goes_on = H_KEEPER in start.headers
+        self._for_engine = for_engine(start.headers)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
@@ -195,7 +205,7 @@ class Relay:
                 self._trace.engine_ended()
 
     async def _request(self) -> RelayResult:
-        headers = {"Content-Type": JSON, **self._trace.headers}
+        headers = {"Content-Type": JSON, **self._trace.headers, **self._for_engine}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
         api = self._engine.api
@@ -204,6 +214,9 @@ class Relay:
             if self._adds_usage and self._engine.asks_usage:
                 body = with_usage_requested(body)
                 self._removal = UsageEventRemoval()
+            if self._path == RESPONSES and self._engine.takes_response_ids:
+                name = response_id(self._region, self._replica, os.urandom(SECRET_BYTES))
+                body = with_response_id(body, name)
             response = await api.request("POST", self._path, headers, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
@@ -252,9 +265,9 @@ class Relay:
         if status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
             self._engine.refused_key()
             return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
-        if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN:
-            return None
-        if status == STATUS_NOT_IMPLEMENTED and self._path not in PROMPT_ONLY_PATHS:
+        if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN or self._goes_on:
+            return None  # 404 may be what vLLM says of a response that it does not keep
+        if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
             return None  # vLLM's answer to a field of the request that it does not support
         # It answered on this path before: another engine has its place. Another replica may serve.
         self._engine.lacks(self._path)

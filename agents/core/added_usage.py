@@ -24,8 +24,18 @@ _has_a_choice = re.compile(rb'"choices"\s*:\s*\[\s*[^\s\]]').search
 
 def with_usage_requested(body: bytes) -> bytes:
     """The body of a request, a JSON object with fields but no `stream_options`, with these."""
+    return _with_field(body, REQUESTED)
+
+
+def with_response_id(body: bytes, response_id: str) -> bytes:
+    """The body of a request for `/v1/responses`, a JSON object with fields, that gives its answer
+    this id; one that the client gives comes later and holds."""
+    return _with_field(body, b'{"request_id":"%b",' % response_id.encode())
+
+
+def _with_field(body: bytes, field: bytes) -> bytes:
     begin = body.find(b"{")
-    return body if begin < 0 else b"%b%b%b" % (body[:begin], REQUESTED, body[begin + 1 :])
+    return body if begin < 0 else b"%b%b%b" % (body[:begin], field, body[begin + 1 :])
 
 
 class UsageEventRemoval:

@@ -26,7 +26,7 @@ from statistics import median
 from typing import NamedTuple
 
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
-from schemas.engine_routes import OPTIONAL_PATHS
+from schemas.engine_routes import PLAIN_PATHS
 from schemas.ids import ModelId
 from schemas.state import ModelCard
 
@@ -292,7 +292,7 @@ class EngineLoad:
 
     def serves(self, model: ModelId, path: str) -> bool:
         """Whether it has the model and answers on that path."""
-        return model in self.models and (path not in OPTIONAL_PATHS or path in self.paths)
+        return model in self.models and (path in PLAIN_PATHS or path in self.paths)
 
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""

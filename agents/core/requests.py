@@ -16,7 +16,8 @@ dropped a part, and the body is lost: the router still has all of it and places 
 
 Headers are read strictly: unreadable ones are refused as BAD_WORK, so that a router learns of its
 mistake at once. The path must be in a fixed list, so that no bus user reaches an engine's
-administrative endpoints through its agent.
+administrative endpoints through its agent: one of the table of routes, or one that the agent's
+operator lists (`EngineLoad.serves`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ from agents.core.engine_load import PrefillLine, ScrapeCounters
 from agents.core.events import RouterKey
 from agents.core.routers import HandoffNumber
 from schemas import subjects
-from schemas.engine_routes import ENGINE_PATHS, PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS
 from schemas.exchange import (
     BODY_BYTES_MAX,
     H_BODY_BYTES,
@@ -46,7 +47,15 @@ from schemas.exchange import (
     H_TERM,
     H_WARM,
 )
-from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
+from schemas.ids import (
+    ModelId,
+    NameInvalid,
+    RegionId,
+    RouterId,
+    checked_name,
+    is_path,
+    is_request_id,
+)
 from schemas.residency import Labels, parse_labels
 
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
@@ -89,7 +98,7 @@ class WorkRequest:
     @property
     def generates(self) -> bool:
         """Whether its answer is tokens, and not only a computed prompt."""
-        return self.path not in PROMPT_ONLY_PATHS
+        return self.path in GENERATING_PATHS
 
     @property
     def is_odd(self) -> bool:
@@ -100,8 +109,8 @@ class WorkRequest:
 def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
     """The work described by `headers`. Raises BadWork if it can't be served."""
     path = headers.get(H_PATH, "")
-    if path not in ENGINE_PATHS:
-        raise BadWork(f"{H_PATH} {path!r} is none of {', '.join(sorted(ENGINE_PATHS))}"[:300])
+    if not is_path(path):
+        raise BadWork(f"{H_PATH} {path[:80]!r} is no path of an engine's route")
     parts = _body_bytes(headers)
     if parts is None and not body:
         raise BadWork("an empty body")

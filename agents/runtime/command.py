@@ -80,6 +80,16 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "it. [MESH_ASK_USAGE]",
     show_default="asked of vLLM and SGLang; llama.cpp sends them anyway",
 )
+@click.option(
+    "--route",
+    "routes",
+    multiple=True,
+    envvar="MESH_ENGINE_ROUTES",
+    metavar="PATH",
+    help="Another route that clients may call at the engine, like /v1/foo, where its region's "
+    "routes list it too; repeat it, or separate by spaces in the environment. "
+    "[MESH_ENGINE_ROUTES]",
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(

@@ -1,4 +1,4 @@
-"""`/v1/responses` of a simulated engine, which keeps no responses.
+"""`/v1/responses` of a simulated engine, which keeps the latest responses, as vLLM does on demand.
 
 A request is read as the chat of the same words, so both hit the same KV.
 """
@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BeforeValidator, PositiveInt
 
-from agents.simserver.requests import Flag, GenerationRequest, Part, RequestParser, invalid
+from agents.simserver.requests import ApiError, Flag, GenerationRequest, Part, RequestParser
 from agents.simserver.responses import AnswerText
 
+KEPT_MAX = 1024
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -45,24 +46,43 @@ class _Body(Part):
     input: Annotated[list[dict[str, Any]], BeforeValidator(_messages)]
     instructions: str | None = None
     previous_response_id: str | None = None
+    request_id: str | None = None
+    store: bool | None = None
     max_output_tokens: PositiveInt | None = None
     tools: Any = None
     stream: Flag = False
     stamp: Flag = False
 
 
-def read_response(parser: RequestParser, raw: bytes) -> GenerationRequest:
-    """A /v1/responses body. Raises ApiError."""
-    body = _Body.read(raw)
-    if body.previous_response_id is not None:
-        message = f"Previous response with id {body.previous_response_id!r} not found"
-        raise invalid(message, "previous_response_id", "previous_response_not_found")
-    messages = body.input
-    if body.instructions:
-        messages = [{"role": "system", "content": body.instructions}, *messages]
-    chat = {"model": body.model, "messages": messages, "max_tokens": body.max_output_tokens}
-    more = {"tools": body.tools, "stream": body.stream, "stamp": body.stamp}
-    return parser.chat(orjson.dumps(chat | more))
+class KeptResponses:
+    """The conversations of the latest responses, by their ids."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, list[dict[str, Any]]] = {}
+
+    def read(self, parser: RequestParser, raw: bytes, own_id: str) -> tuple[str, GenerationRequest]:
+        """A /v1/responses body: the id of its answer, which is kept from now on unless it is not to
+        be, and what to generate. `own_id`: for a request that gives none. Raises ApiError."""
+        body = _Body.read(raw)
+        before: list[dict[str, Any]] = []
+        if (previous := body.previous_response_id) is not None:
+            if previous not in self._turns:
+                message = f"Response with id {previous!r} not found."
+                raise ApiError(404, message, "previous_response_id")
+            before = self._turns[previous]
+        messages = before + body.input
+        first = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        chat = {"model": body.model, "messages": first + messages}
+        chat["max_tokens"] = body.max_output_tokens
+        more = {"tools": body.tools, "stream": body.stream, "stamp": body.stamp}
+        job = parser.chat(orjson.dumps(chat | more))
+        name = body.request_id or own_id
+        if body.store is not False:
+            while len(self._turns) >= KEPT_MAX:
+                del self._turns[next(iter(self._turns))]
+            said = {"role": "assistant", "content": job.answer.text}
+            self._turns[name] = [*messages, said]
+        return name, job
 
 
 class ResponseRenderer:

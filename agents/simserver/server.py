@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import orjson
@@ -24,6 +25,7 @@ from agents.sim.events import NeverFits, QueueFull
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import Profile
 from agents.sim.text import TOKEN_BYTES, count
+from agents.simserver.audio import transcribe
 from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
@@ -34,12 +36,13 @@ from agents.simserver.messages import (
     read_messages,
 )
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
-from agents.simserver.openai_responses import ResponseRenderer, read_response
+from agents.simserver.openai_responses import KeptResponses, ResponseRenderer
 from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, tokenize
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
 from infra.process import write_ready_file
+from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
 from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
 
@@ -95,6 +98,7 @@ class SimServer:
         self._facts = PageFacts(config.models[0], engine.block_tokens, self._started_at)
         self._nonce = secrets.token_hex(4)
         self._meters = Meters()
+        self._responses = KeptResponses()
         self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
         self._driver = Driver(engine, self._meters, config.time_scale, self._count_tokens)
         self._thawed = asyncio.Event()
@@ -112,6 +116,8 @@ class SimServer:
                 web.post(COUNT_TOKENS, self._count_message_tokens),
                 web.post(RESPONSES, self._response),
                 *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
+                *(web.post(path, self._audio) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
+                web.post("/echo", self._echo),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/version", self._version),
@@ -160,7 +166,9 @@ class SimServer:
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
-        return await self._generate(request, read_response(self._parser, await request.read()))
+        own_id = f"resp_{self._nonce}{secrets.token_hex(8)}"
+        name, job = self._responses.read(self._parser, await request.read(), own_id)
+        return await self._generate(request, job, name)
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
@@ -173,6 +181,18 @@ class SimServer:
         asked = PROMPT_WORK[request.path](self._parser, await request.read())
         await self._compute(asked.inputs)
         return web.Response(body=asked.body, content_type="application/json")
+
+    async def _audio(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        asked = await transcribe(self._parser, request)
+        await self._compute(asked.inputs)
+        return web.Response(body=asked.body, content_type=asked.content_type)
+
+    async def _echo(self, request: web.Request) -> web.StreamResponse:
+        """A route that no table knows: what an engine gets of a request, for tests."""
+        body = await request.read()
+        headers = {str(name).lower(): text for name, text in request.headers.items()}
+        return _json({"headers": headers, "body_sha256": sha256(body).hexdigest()})
 
     async def _compute(self, inputs: Collection[bytes]) -> None:
         """Return when all these prompts are computed."""
@@ -193,10 +213,12 @@ class SimServer:
         if self._faults.request_fails():
             raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
 
-    async def _generate(self, request: web.Request, job: GenerationRequest) -> web.StreamResponse:
+    async def _generate(
+        self, request: web.Request, job: GenerationRequest, name: str = ""
+    ) -> web.StreamResponse:
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
-        answer = _renderer(request, job, attempt)
+        answer = _renderer(request, job, attempt, name)
         ended = "abort"
         try:
             if job.stream:
@@ -295,14 +317,16 @@ def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
-def _renderer(request: web.Request, job: GenerationRequest, attempt: str) -> EventRenderer:
-    """What writes the answer to a request, by its path."""
+def _renderer(
+    request: web.Request, job: GenerationRequest, attempt: str, name: str
+) -> EventRenderer:
+    """What writes the answer to a request, by its path; `name`: of a response."""
     given = request.headers.get("x-request-id", "")
     own = given if is_request_id(given) else attempt
     if request.path == MESSAGES:
         return MessageRenderer(job, f"msg_{own}", attempt)
     if request.path == RESPONSES:
-        return ResponseRenderer(job, f"resp_{own}", int(time.time()), attempt)
+        return ResponseRenderer(job, name, int(time.time()), attempt)
     response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
     return SseRenderer(job, response_id, int(time.time()), attempt)
 

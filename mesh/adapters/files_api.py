@@ -28,6 +28,7 @@ from mesh.adapters.batch_requests import (
     unknown_as,
 )
 from mesh.adapters.byte_range import ByteRange, RangeOutside, byte_range
+from mesh.adapters.form_parts import STEP_BYTES
 from mesh.adapters.metrics import BatchMetrics
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.upload_form import (
@@ -36,7 +37,6 @@ from mesh.adapters.upload_form import (
     FILE,
     PURPOSE,
     SECONDS,
-    STEP_BYTES,
     UploadForm,
 )
 from mesh.batch.records import (

@@ -45,6 +45,7 @@ from schemas.engine_routes import ALIASES, ENGINE_PATHS, error_form
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.problems import did_you_mean
+from schemas.request_headers import ENGINE_HEADERS
 from schemas.routes import ROUTES
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,10 @@ log = logging.getLogger(__name__)
 RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 
 
-OTHER_WORK = (*("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),)
+OTHER_WORK = (
+    *("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),
+    *("createTranscription", "createTranslation"),
+)
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
 PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
@@ -77,10 +81,12 @@ class HttpApi:
         count: Callable[[str], None] = lambda why: None,
         cors_origins: Collection[str] = (),
         batch: BatchApi | None = None,
+        routes: Collection[str] = (),
     ) -> None:
         """`elsewhere`: where the paths are that are left out. `connections`: of the clients' port.
         `count` is called with why a body is refused: the code of the fault. `batch`: the routes of
-        files and batches, where the region keeps any."""
+        files and batches, where the region keeps any. `routes`: of engines, which the operator
+        lists."""
         self._batch = batch
         self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
@@ -110,9 +116,10 @@ class HttpApi:
             if route.path in paths:
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
-        completions = {
-            f"POST {path} HTTP/1.1".encode(): path for path in ENGINE_PATHS if path in self._by_path
-        }
+        for path in routes:
+            self._by_path[path] = {"POST": self._ask}
+        of_engines = [path for path in (*ENGINE_PATHS, *routes) if path in self._by_path]
+        completions = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
         # What connections need to serve requests for work themselves.
         self.completions = CompletionRoutes(completions, self._reader, door, region, self._cors)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
@@ -238,6 +245,9 @@ class HttpApi:
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         client = cast(AiohttpConnection, request.protocol).client
         headers = {name.lower(): request.headers[name] for name in request.headers}
+        for name in ENGINE_HEADERS:
+            if len(lines := request.headers.getall(name, ())) > 1:  # RFC 9110, 5.3: they are one
+                headers[name] = ", ".join(lines)
         parsed = await self._bodies.read(request, _path(request), headers, known_id)
         over = asyncio.Event()
         writer = AnswerWriter(

@@ -86,12 +86,14 @@ class LargeBodies:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
+    async def read(
+        self, path: str, chunks: list[bytes], content_type: str = ""
+    ) -> tuple[bytes, BodyFields]:
         """Join and parse a body. Raises RequestRefused."""
         size = sum(map(len, chunks))
         if size <= LARGE_BYTES:
             body = b"".join(chunks)
-            return body, read_fields(path, body)
+            return body, read_fields(path, body, content_type)
         try:
             async with asyncio.timeout(QUEUE_S_MAX):
                 await self._turns.take(size)
@@ -99,7 +101,7 @@ class LargeBodies:
             message = "too many large bodies wait to be read"
             raise RequestRefused(Fault.SATURATED, message) from error
         # Its turn ends when it is read, also if its client leaves meanwhile.
-        self._reading = asyncio.create_task(self._read(path, chunks))
+        self._reading = asyncio.create_task(self._read(path, chunks, content_type))
         self._reading.add_done_callback(self._over)
         return await asyncio.shield(self._reading)
 
@@ -114,11 +116,13 @@ class LargeBodies:
         if not reading.cancelled():
             reading.exception()  # retrieved, though its client may have left
 
-    async def _read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
+    async def _read(
+        self, path: str, chunks: list[bytes], content_type: str
+    ) -> tuple[bytes, BodyFields]:
         body = await asyncio.to_thread(b"".join, chunks)
         try:
             async with asyncio.timeout(READ_S_MAX):
-                return body, await self._ask(path, body)
+                return body, await self._ask(path, body, content_type)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._end()  # it is out of time or memory
             raise too_complex() from error
@@ -126,10 +130,10 @@ class LargeBodies:
             await self._end()
             raise
 
-    async def _ask(self, path: str, body: bytes) -> BodyFields:
+    async def _ask(self, path: str, body: bytes, content_type: str) -> BodyFields:
         process = await self._started()
         assert process.stdin is not None and process.stdout is not None
-        name = path.encode()
+        name = f"{path} {content_type}".encode("utf-8", "replace")  # no path has a space
         process.stdin.write(ASKED.pack(len(name), len(body)) + name)
         with memoryview(body) as view:
             for start in range(0, len(body), PIPE_BYTES):

@@ -6,7 +6,7 @@ other request, the memory is freed with the process, and where memory is short t
 process first. (A limit of address space would not do: orjson asks for gigabytes that it never
 touches, and does not survive a refusal.)
 
-    in:  >IQ  bytes of the path, bytes of the body;  the path;  the body
+    in:  >IQ  bytes of the path and content-type, bytes of the body;  path, space, type;  the body
     out: >BBIQ whether it is to be ended, what it is (fields or problem), bytes of its msgpack,
          bytes of the prompt's text;  both
 
@@ -66,11 +66,12 @@ def serve(asked: BinaryIO, answered: BinaryIO) -> None:
     """Answer until the input ends."""
     while len(head := asked.read(ASKED.size)) == ASKED.size:
         path_bytes, body_bytes = ASKED.unpack(head)
-        path, body = asked.read(path_bytes).decode(), asked.read(body_bytes)
+        about, body = asked.read(path_bytes).decode(), asked.read(body_bytes)
+        path, _, content_type = about.partition(" ")
         if len(body) < body_bytes:
             return
         try:
-            pieces = pack(read_fields(path, body))
+            pieces = pack(read_fields(path, body, content_type))
         except RequestRefused as problem:
             pieces = pack_problem(problem)
         except MemoryError:

@@ -28,9 +28,10 @@ import orjson
 import xxhash
 from multidict import MultiMapping
 
+from mesh.adapters.form_parts import FORM, FormInvalid, form_model
 from mesh.core.model.prompt import PromptInvalid, PromptText, StateUnknown
 from mesh.core.model.prompt_shapes import text_at
-from schemas.engine_routes import STREAM_OPTIONS_PATHS
+from schemas.engine_routes import PLAIN_PATHS, STREAM_OPTIONS_PATHS, engine_route
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
 from schemas.http import (
     H_DEBUG,
@@ -44,11 +45,21 @@ from schemas.http import (
     H_TIMEOUT_S,
     ONCE_ONLY,
     OWN_PREFIX,
+    RESPONSES,
     Fault,
 )
-from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
+from schemas.ids import (
+    MODEL_CHARS_MAX,
+    ModelId,
+    RegionId,
+    ReplicaId,
+    RequestId,
+    is_request_id,
+)
 from schemas.problems import did_you_mean
+from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS, fits
 from schemas.residency import Labels, parse_labels
+from schemas.response_ids import keeper_of
 
 
 class RequestRefused(Exception):
@@ -74,8 +85,10 @@ class RequestRefused(Exception):
 BODIES_BYTES_MAX = 512 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024  # ten times what a prompt of 25,000 tokens takes
 FOR_SMALL_BYTES = 64 * 1024 * 1024
-IN_BODY = ("user", "cache_salt")  # what of a body is read here
+PREVIOUS = "previous_response_id"
+IN_BODY = ("user", "cache_salt", PREVIOUS)  # what of a body is read here
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
+JSON = "a JSON object"
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
 
@@ -155,6 +168,8 @@ class ParsedRequest:
     options: RequestOptions = DEFAULT_OPTIONS
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
+    for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
+    keeper: tuple[RegionId, ReplicaId] | None = None  # of what the request goes on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +185,19 @@ class BodyFields:
     adds_usage: bool = False
 
 
-def read_fields(path: str, body: bytes) -> BodyFields:
-    """Read a whole body, sent to that path.
+def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
+    """Read a whole body of that content-type, sent to that path.
 
     Raises RequestRefused for anything that an engine should not see. Holds the interpreter for up
     to seconds where a body is large.
     """
-    fields = _json_object(body)
+    route = engine_route(path)
+    is_form = content_type[: len(FORM)].lower() == FORM
+    if not (route.takes_form if is_form else route.takes_json):
+        raise RequestRefused(
+            Fault.INVALID, f"{path} takes {JSON if is_form else FORM}", CONTENT_TYPE
+        )
+    fields = _form(content_type, body) if is_form else _json_object(body)
     model = fields.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS_MAX:
         raise RequestRefused(
@@ -186,13 +207,20 @@ def read_fields(path: str, body: bytes) -> BodyFields:
     if not isinstance(stream, bool | None):
         raise RequestRefused(Fault.INVALID, "stream must be true or false", "stream")
     try:
-        text = text_at(path, fields)
+        text = text_at(path, fields, len(body))
     except PromptInvalid as error:
         fault = Fault.STATE_GONE if isinstance(error, StateUnknown) else Fault.INVALID
         raise RequestRefused(fault, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
     adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
     return BodyFields(model, options, text, adds_usage)
+
+
+def _form(content_type: str, body: bytes) -> dict[str, Any]:
+    try:
+        return {"model": form_model(content_type, body)}
+    except FormInvalid as error:
+        raise RequestRefused(Fault.INVALID, str(error), error.param) from error
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -225,7 +253,8 @@ class RequestReader:
                 if not self.bodies.take(len(body)):
                     raise no_room()
                 charged = len(body)
-            parsed = parsed_request(path, headers, body, read_fields(path, body), known_id)
+            fields = read_fields(path, body, headers.get(CONTENT_TYPE, ""))
+            parsed = parsed_request(path, headers, body, fields, known_id)
         except BaseException as error:
             self.refused(error, charged)
             raise
@@ -247,11 +276,34 @@ def parsed_request(
     if fields.options or not OPTION_HEADERS.isdisjoint(headers):  # mostly there are none
         options, timeout = read_options(headers, fields.options), timeout_s(headers)
     kept_bytes = len(body) + len(fields.text.data)
+    previous = fields.options.get(PREVIOUS) if path == RESPONSES else None
+    of_engine = None if path in PLAIN_PATHS else headers_for_engine(path, headers)
     return ParsedRequest(
         *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
         kept_bytes,
         fields.adds_usage,
+        of_engine,
+        None if previous is None else keeper_of(previous),
     )
+
+
+def headers_for_engine(path: str, headers: LowerHeaders) -> dict[str, str]:
+    """Those of a client's headers that the engine is to have, by their names on the bus.
+
+    Raises RequestRefused for one of another form: left out, the engine would answer otherwise.
+    """
+    route, found = engine_route(path), {}
+    names = (CONTENT_TYPE, *route.headers) if route.takes_form else route.headers
+    for name in names:
+        text = headers.get(name)
+        if text is None or (name == CONTENT_TYPE and not text.lower().startswith(FORM)):
+            continue
+        header = ENGINE_HEADERS[name]
+        if not fits(name, text):
+            message = f"{name} must have the form {header.pattern}, up to {header.chars_max} long"
+            raise RequestRefused(Fault.INVALID, message, name)
+        found[header.on_bus] = text
+    return found
 
 
 def no_room() -> RequestRefused:

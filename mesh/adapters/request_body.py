@@ -27,6 +27,7 @@ from mesh.adapters.read_request import (
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import H_EXPECT, Fault
 from schemas.ids import RequestId
+from schemas.request_headers import CONTENT_TYPE
 
 CONTINUE = "100-continue"
 WINDOW_S = 10.0  # longer than any pause of a network that recovers, or of a process of ours
@@ -283,7 +284,9 @@ class BodyReader:
             else:
                 await self._continue(request, headers)
                 await self._arrival(request, upload)
-            body, fields = await self._large.read(path, upload.chunks())
+            body, fields = await self._large.read(
+                path, upload.chunks(), headers.get(CONTENT_TYPE, "")
+            )
             if not self._reader.bodies.take(len(fields.text.data), upload.size):
                 raise no_room()
             upload.taken += len(fields.text.data)

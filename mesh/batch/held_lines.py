@@ -29,7 +29,7 @@ from mesh.core.offline.events import answer_tokens_max
 from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.batch import BatchJob
-from schemas.engine_routes import PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS
 from schemas.ids import RequestId
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class HeldLines:
             request_id=RequestId(f"{line.job}:{line.number}"),
             model=model,
             prompt=prompt,
-            answer_tokens=0 if line.url in PROMPT_ONLY_PATHS else answer_tokens_max(fields),
+            answer_tokens=answer_tokens_max(fields) if line.url in GENERATING_PATHS else 0,
             body_bytes=len(line.body),
         )
         return read, text.size

@@ -75,6 +75,7 @@ def read_config(options: RouterOptions) -> RouterConfig:
             console=None if options.console else own.console,
             workers=own.workers if options.workers is None else options.workers,
             cors_origins=own.cors_origins,
+            routes=own.routes,
             by_option=frozenset(name for name in given if getattr(options, name)),
             bus=BusAddress(
                 options.nats_url or f"nats://{own.nats}", options.nats_user, options.nats_password

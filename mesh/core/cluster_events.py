@@ -23,7 +23,13 @@ from mesh.core.membership.region_digest import RegionalDigest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import beat_by_name, digest_by_name, is_model
+from mesh.core.model.served_names import (
+    beat_by_name,
+    digest_by_name,
+    is_keeper_name,
+    is_model,
+    with_keeper_names,
+)
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
 from mesh.core.view.peers import PeerTable
@@ -51,8 +57,10 @@ class KnownModels:
     def see(self, models: Iterable[ModelId], now: float) -> None:
         known = len(self._seen_at)
         for model in models:
-            if model in self._seen_at or len(self._seen_at) < MODELS_MAX:
-                self._seen_at[model] = now
+            is_new = model not in self._seen_at
+            if is_new and (len(self._seen_at) >= MODELS_MAX or is_keeper_name(model)):
+                continue
+            self._seen_at[model] = now
         if len(self._seen_at) != known:
             self.names = tuple(sorted(filter(is_model, self._seen_at)))
 
@@ -210,7 +218,7 @@ class ClusterEvents:
         if beat.term:
             self.ownership.saw_term(beat.region, beat.term)
         if beat.paths:
-            beat = beat_by_name(beat)
+            beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:
             return beat
         if beat.region not in self.ownership.adopted:

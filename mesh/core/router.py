@@ -173,6 +173,12 @@ class RouterCore:
         """Whether some replica serves, or may serve again, that model on that optional path."""
         return name in self._cluster_events.models
 
+    def is_served(self, name: ModelId) -> bool:
+        """Whether a replica here has that name, ready or not, or one of a peer is ready for it."""
+        return bool(self.replicas.serving(name)) or any(
+            peer.ready(name) > 0 for _, peer in self.peers
+        )
+
     # Requests.
 
     def _on_request(self, event: ev.RequestArrived, now: float) -> None:

@@ -151,6 +151,8 @@ class Commands:
         words += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
         words += [word for model in engine.models for word in ("--model", model)]
         words += [] if profile is None else ["--profile", str(profile)]
+        routes = self.topology.regions[RegionId(region)].routes
+        words += [word for path in routes for word in ("--route", path)]
         key = {} if engine.key is None else {ENGINE_KEY: engine.key.get_secret_value()}
         return Program(
             name=name,

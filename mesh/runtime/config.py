@@ -59,6 +59,7 @@ class RouterConfig:
     by_option: frozenset[str] = frozenset()  # of `http` and `metrics`, those given by options
     connections_max: int = CONNECTIONS_MAX  # of clients
     cors_origins: tuple[str, ...] = ()  # whose pages may call; "*" for all
+    routes: tuple[str, ...] = ()  # of engines, beside those known, that clients may call
     http_times: HttpTimes = field(default_factory=HttpTimes)
     bus: BusAddress
     settings: RouterSettings

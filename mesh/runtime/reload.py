@@ -80,6 +80,7 @@ def _built_in(config: RouterConfig) -> dict[str, Any]:
         },
         "regions and routing.topology": config.peers,
         "workers": config.workers,
+        "routes": config.routes,
         "http": (config.http_host, config.http_port),
         "metrics": config.metrics,
         "console": config.console,

@@ -20,7 +20,7 @@ from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
+from mesh.adapters.read_request import PREVIOUS, BodyBudget, ParsedRequest, RequestRefused
 from mesh.adapters.spans import PassedOn, request_trace
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.adapters.tenants import Tenants
@@ -28,7 +28,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import served_name
+from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
@@ -45,7 +45,7 @@ from mesh.session.record import (
 )
 from mesh.session.session import Session
 from schemas import state, subjects
-from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
@@ -229,9 +229,9 @@ class RequestManager:
             now = self._clock()
             spans = self._spans(headers)
             answer_tokens: int | None = None
-            if parsed.path in OPTIONAL_PATHS:
-                model = self._on_path(model, parsed.path)
-                answer_tokens = 0 if parsed.path in PROMPT_ONLY_PATHS else None
+            if parsed.path not in PLAIN_PATHS:
+                model = self._on_path(model, parsed)
+                answer_tokens = None if parsed.path in GENERATING_PATHS else 0
             text = parsed.text
             request = Request(
                 key=next(self.session.keys),
@@ -258,6 +258,8 @@ class RequestManager:
             request=request,
             path=parsed.path,
             adds_usage=parsed.adds_usage,
+            for_engine=parsed.for_engine,
+            keeper=None if parsed.keeper is None else parsed.keeper[1],
             body=parsed.body,
             tenant=tenant,
             size=text.size,
@@ -269,13 +271,21 @@ class RequestManager:
         self.session.admit(admitted)
         return admitted
 
-    def _on_path(self, model: ModelId, path: str) -> ModelId:
+    def _on_path(self, model: ModelId, parsed: ParsedRequest) -> ModelId:
         """The model on that optional path. Raises RequestRefused if no replica serves it there."""
+        path = parsed.path
         name = served_name(model, path)
         if self._core.known_models() and not self._core.knows(name):
             message = f"no replica that serves the model {model!r} answers {path}"
             raise RequestRefused(Fault.PATH_UNSERVED, message, "model")
-        return name
+        if parsed.keeper is None:
+            return name
+        region, replica = parsed.keeper
+        for kept in (keeper_name(name, region, replica), keeper_name(name, region)):
+            if self._core.is_served(kept):
+                return kept
+        message = f"{replica} of {region}, which kept that response, is gone; send all as input"
+        raise RequestRefused(Fault.STATE_GONE, message, PREVIOUS)
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""

@@ -41,9 +41,11 @@ from mesh.session.headers import (
 from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
+from schemas.engine_routes import engine_route
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.parcels import PARCEL
+from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS
 
 log = logging.getLogger(__name__)
 
@@ -246,10 +248,11 @@ def _prompt(
             if not 0 < sketch.prompt_tokens <= exchange.BODY_BYTES_MAX:
                 raise IngressInvalid(f"a prompt of {sketch.prompt_tokens} tokens")
             return Prompt(sketch.prompt_tokens, sketch.block_hashes)
-        fields = orjson.loads(data)
+        is_form = ENGINE_HEADERS[CONTENT_TYPE].on_bus in headers and engine_route(path).takes_form
+        fields = {} if is_form else orjson.loads(data)
         if not isinstance(fields, dict):
             raise IngressInvalid("the body is no JSON object")
-        text = text_at(path, fields)
+        text = text_at(path, fields, len(data))
         return read_prompt(model, text, salt_of(fields), read_tenant(headers))
     except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
         raise IngressInvalid(str(error)) from error

@@ -295,7 +295,7 @@ class Router:
             paths = EVERY_PATH - {http.METRICS}
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
         batch = None if self._batch is None else self._batch.api
-        api = self._api(paths, connections, elsewhere, batch)
+        api = self._api(paths, connections, elsewhere, batch, config.routes)
         server = HttpServer(
             api.handle,
             region=config.region,
@@ -321,6 +321,7 @@ class Router:
         connections: ConnectionLimit,
         elsewhere: str = "",
         batch: BatchApi | None = None,
+        routes: Collection[str] = (),
     ) -> HttpApi:
         api = HttpApi(
             self._config.region,
@@ -332,6 +333,7 @@ class Router:
             self._turned_away,
             self._config.cors_origins,
             batch,
+            routes,
         )
         self._apis.append(api)
         return api

@@ -10,19 +10,21 @@ from collections.abc import Callable, Mapping
 from mesh.core.model.effects import Dispatch, Forward
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import model_of, served_name
+from mesh.core.model.served_names import keeper_name, model_of, served_name
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects
-from schemas.engine_routes import ENGINE_PATHS, OPTIONAL_PATHS, PROMPT_ONLY_PATHS
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
 from schemas.ids import (
     ModelId,
     NameInvalid,
     RegionId,
+    ReplicaId,
     RequestId,
     RouterId,
     checked_name,
+    is_path,
     is_request_id,
 )
 from schemas.residency import Labels, labels_text, parse_labels
@@ -78,12 +80,16 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
     headers = {exchange.H_DEADLINE_MS: _deadline_ms(request, now)}
     headers[exchange.H_REQUEST] = request.request_id
     path = record.path
-    model = request.model if path not in OPTIONAL_PATHS else model_of(request.model)
+    model = request.model if path in PLAIN_PATHS else model_of(request.model)
     headers[exchange.H_MODEL] = subjects.encode_model(model)
     headers[exchange.H_PATH] = path
     headers[exchange.H_ATTEMPT] = str(attempt)
     if record.adds_usage:
         headers[exchange.H_ADD_USAGE] = "1"
+    if record.keeper is not None:
+        headers[exchange.H_KEEPER] = record.keeper
+    if record.for_engine:
+        headers.update(record.for_engine)
     if request.priority is not Priority.NORMAL:
         headers[exchange.H_PRIORITY] = request.priority.value
     if request.slo_ttft_s is not None:
@@ -153,9 +159,11 @@ def read_forwarded(
     try:
         path = headers[exchange.H_PATH]
         request_id = RequestId(headers[exchange.H_REQUEST])
-        if path not in ENGINE_PATHS or not is_request_id(request_id):
+        if not is_path(path) or not is_request_id(request_id):
             raise IngressInvalid("path or request id")
         model, priority = served_name(_model(headers), path), _priority(headers)
+        if exchange.H_KEEPER in headers and home is not None:
+            model = keeper_name(model, home, _keeper(headers))
         return Request(
             key=key,
             request_id=request_id,
@@ -174,7 +182,7 @@ def read_forwarded(
             warm=exchange.H_WARM in headers,
             offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
-            answer_tokens=0 if path in PROMPT_ONLY_PATHS else None,
+            answer_tokens=None if path in GENERATING_PATHS else 0,
         )
     except KeyError as error:
         raise IngressInvalid(f"no header {error}") from error
@@ -194,6 +202,13 @@ def _model(headers: Mapping[str, str]) -> ModelId:
         return subjects.decode_model(headers[exchange.H_MODEL])
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
+
+
+def _keeper(headers: Mapping[str, str]) -> ReplicaId:
+    try:
+        return ReplicaId(checked_name("replica", headers[exchange.H_KEEPER]))
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_KEEPER}: {error}"[:300]) from error
 
 
 def _priority(headers: Mapping[str, str]) -> Priority:

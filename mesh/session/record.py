@@ -99,6 +99,8 @@ class OpenRequest:
     request: Request
     path: str = CHAT  # the HTTP path that is requested of the engine
     adds_usage: bool = False  # an agent may add `stream_options` to its body
+    for_engine: Mapping[str, str] | None = None  # of its headers, by their names on the bus
+    keeper: ReplicaId | None = None  # the replica that has what it goes on with, if it is at a peer
     body: bytes = b""
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE

@@ -108,6 +108,29 @@ MISTAKES = {
         'regions.us.cors_origins: write a list of origins, like ["https://app.example.com"], '
         "or [\"*\"] (there is '*')",
     ),
+    "a route of the mesh itself": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nroutes = ["/v1/files/x"]',
+        "regions.us.routes: /v1/files/x is a path of the mesh itself: leave it out "
+        "(there is ['/v1/files/x'])",
+    ),
+    "a route that is known": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nroutes = ["/v1/foo", "/v1/embeddings"]',
+        "regions.us.routes: /v1/embeddings is served anyway: leave it out "
+        "(there is ['/v1/foo', '/v1/embeddings'])",
+    ),
+    "a route that is a pattern": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nroutes = ["/v1/*"]',
+        "regions.us.routes: '/v1/*' is no path: write it like /v1/foo, in lower-case letters, "
+        "digits, hyphens and underscores (there is ['/v1/*'])",
+    ),
+    "more routes than may be": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nroutes = ["/a", "/b", "/c", "/d", "/e"]',
+        "regions.us.routes: must have at most 4 (there is ['/a', '/b', '/c', '/d', '/e'])",
+    ),
     "location that is a name": (
         'leaf = "127.0.0.1:4201"',
         'leaf = "127.0.0.1:4201"\nlocation = "Dublin"',

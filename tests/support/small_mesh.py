@@ -80,6 +80,7 @@ class SmallMesh:
         http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
         connections_max: int = CONNECTIONS_MAX,
         cors_origins: tuple[str, ...] = (),
+        routes: tuple[str, ...] = (),
         drain_s: float = 5.0,
         access_log: AccessLogFormat = AccessLogFormat.OFF,
         **settings: object,
@@ -112,6 +113,7 @@ class SmallMesh:
             http_times=http_times,
             connections_max=connections_max,
             cors_origins=cors_origins,
+            routes=routes,
             batch=self._batch_access(region),
         )
         router = Router(config)

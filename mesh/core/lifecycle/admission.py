@@ -48,6 +48,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.rates import EventRate, ReleasePace
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
 from schemas.decision import Placement
@@ -218,30 +219,31 @@ class Admission:
         self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
 
     def waits(self, request: Request, now: float) -> None:
-        if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
+        work = work_name(request.model)
+        if work not in self._paces and len(self._paces) >= MODELS_MAX:
             oldest = next(iter(self._paces))
             del self._paces[oldest]
             self._retry_after.pop(oldest, None)
-        self._paces.setdefault(request.model, ReleasePace()).waits(now)
+        self._paces.setdefault(work, ReleasePace()).waits(now)
 
     def look(self, now: float) -> None:
         """A tick: time in which no replica serves a queue does not count for its pace."""
         held = self._held.held_kinds
         self._absent.clear()
         self._absent.update(kind for kind in held if not self._serving(kind, now, 1))
-        served = {kind[0] for kind in held if kind not in self._absent}
-        for model in self._held.models():
-            if (pace := self._paces.get(model)) is not None:
-                (pace.waits if model in served else pace.nobody_waits)(now)
+        served = {work_name(kind[0]) for kind in held if kind not in self._absent}
+        for work in self._held.works():
+            if (pace := self._paces.get(work)) is not None:
+                (pace.waits if work in served else pace.nobody_waits)(now)
         self.delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
-        if (pace := self._paces.get(request.model)) is not None:
+        if (pace := self._pace(request)) is not None:
             pace.released(now)
         self.left(request, now)
 
     def left(self, request: Request, now: float) -> None:
-        pace = self._paces.get(request.model)
+        pace = self._pace(request)
         if pace is not None and not self._held.waiting(request.model):
             pace.nobody_waits(now)
 
@@ -290,7 +292,7 @@ class Admission:
         """
         back = replace(request, arrived_at=now)
         ahead = self._held.ahead(back, self._absent) - (request in self._held)
-        pace_per_s = self._pace_per_s(request.model, now)
+        pace_per_s = self._pace_per_s(request, now)
         wait_s: float | None = 0.0
         if ahead:
             wait_s = ahead / pace_per_s if pace_per_s > 0.0 else None
@@ -299,19 +301,22 @@ class Admission:
         elif wait_s is not None and request.slo_ttft_s is None:
             place_s = 1.0 / pace_per_s if ahead and self._held.is_full else 0.0
             wait_s = max(place_s, wait_s - self.delay.limit_s)
-        if request.model in self._paces:
-            retry_after = self._retry_after.setdefault(request.model, RetryAfter())
+        if self._pace(request) is not None:
+            retry_after = self._retry_after.setdefault(work_name(request.model), RetryAfter())
         else:
             retry_after = RetryAfter()
         return retry_after.after_s(wait_s, pace_per_s, now, self._dice)
 
     def _line_s(self, request: Request, now: float) -> float | None:
-        pace = self._paces.get(request.model)
+        pace = self._pace(request)
         per_s = None if pace is None else pace.per_s(now)
         return None if not per_s else (self._held.ahead(request, self._absent) + 1) / per_s
 
-    def _pace_per_s(self, model: ModelId, now: float) -> float:
-        """Of the model's queue; before that is known, of all attempts."""
-        pace = self._paces.get(model)
+    def _pace(self, request: Request) -> ReleasePace | None:
+        return self._paces.get(work_name(request.model))
+
+    def _pace_per_s(self, request: Request, now: float) -> float:
+        """Of the queue for its work; before that is known, of all attempts."""
+        pace = self._pace(request)
         known = None if pace is None else pace.per_s(now)
         return self.begun.per_s(now) if known is None else known

@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import work_name
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 from schemas.residency import Labels
@@ -153,7 +154,8 @@ class HoldQueue:
         return len(self) >= self._length_max
 
     def waiting(self, model: ModelId) -> int:
-        return self._waiting.get(model, 0)
+        """How many requests are held for that kind of work."""
+        return self._waiting.get(work_name(model), 0)
 
     def alike(self, kind: RequestKind) -> int:
         return len(self._alike.get(kind, ()))
@@ -163,7 +165,7 @@ class HoldQueue:
         return self._alike.keys()
 
     def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
-        """Requests held for its model that go before it, whether it is held or not.
+        """Requests held for its kind of work that go before it, whether it is held or not.
 
         `without`: requests of these kinds are not counted, unless it is one of them.
         """
@@ -174,15 +176,16 @@ class HoldQueue:
         return sum(bisect_left(line, place) for line in lines)
 
     def next_of(self, model: ModelId, without: Container[RequestKind] = ()) -> Request | None:
-        """The first request held for that model; None if there is none."""
+        """The first request held for that kind of work; None if there is none."""
         lines = self._lines_of(model, without)
         return min((line[0] for line in lines), default=(0.0, 0, None))[2]
 
     def _lines_of(
         self, model: ModelId, without: Container[RequestKind]
     ) -> Iterator[WaitingRequests]:
+        work = work_name(model)
         for kind, line in self._alike.items():
-            if kind[0] == model and kind not in without:
+            if work_name(kind[0]) == work and kind not in without:
                 yield line
 
     def newest_below(self, priority: Priority) -> Request | None:
@@ -201,7 +204,8 @@ class HoldQueue:
         if not comes_back:
             insort(self._untried[request.priority], entry)
         self.group_of[request.key] = group
-        self._waiting[request.model] = self.waiting(request.model) + 1
+        work = work_name(request.model)
+        self._waiting[work] = self._waiting.get(work, 0) + 1
         insort(self._alike.setdefault(kind_of(request), []), entry)
 
     def reorder(self, turns: QueueOrder) -> None:
@@ -235,15 +239,21 @@ class HoldQueue:
             del lines[request.model]
         if not lines:
             del self._lines[group]
-        self._waiting[request.model] -= 1
-        if not self._waiting[request.model]:
-            del self._waiting[request.model]
+        work = work_name(request.model)
+        self._waiting[work] -= 1
+        if not self._waiting[work]:
+            del self._waiting[work]
         _take_out(alike := self._alike[kind := kind_of(request)], request)
         if not alike:
             del self._alike[kind]
         return True
 
     def models(self) -> tuple[ModelId, ...]:
+        """What is requested by those held, by served names."""
+        return tuple(dict.fromkeys(kind[0] for kind in self._alike))
+
+    def works(self) -> tuple[ModelId, ...]:
+        """The same, by kinds of work."""
         return tuple(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:

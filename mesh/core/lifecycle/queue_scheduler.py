@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.view.bus_status import AWAY
 from mesh.core.view.replica_table import ReplicaTable
@@ -91,17 +92,18 @@ class QueueScheduler:
         self._tried_at = now
         stuck: set[tuple[RequestKind, str, frozenset[str]]] = set()
         kinds_left = len(self._held.held_kinds) * self._placer.policy_count
-        ahead: Counter[ModelId] = Counter()  # requests of a model that stay held, up to here
+        ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
         for request in self._held:
             record = self._inflight[request.key]
             kind, avoid = (kind_of(request), self._placer.policy_name(request)), record.avoided(now)
+            work = work_name(request.model)
             if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
-                ahead[request.model] += 1
+                ahead[work] += 1
                 continue
             queue = len(self._held)
-            place = self._placer.place(request, avoid, now, ahead[request.model], queue)
+            place = self._placer.place(request, avoid, now, ahead[work], queue)
             record.decided(place)
-            ahead[request.model] += place.target is None
+            ahead[work] += place.target is None
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)

@@ -1,12 +1,12 @@
 """This region's digest: what its router publishes to peers, and when."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
+from itertools import filterfalse, islice
 from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
-from mesh.core.model.served_names import models_by_path, models_only
+from mesh.core.model.served_names import is_keeper_name, models_by_path, models_only
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
@@ -149,7 +149,7 @@ class RegionalDigest:
     def _counts(self, now: float, within: Collection[Replica] | None = None) -> Counts:
         """Of each model: a change of these is published at once. `within`: of these replicas."""
         counts = {}
-        for model in sorted(self._replicas.models()):
+        for model in sorted(filterfalse(is_keeper_name, self._replicas.models())):
             among = self._serving(model, within)
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)

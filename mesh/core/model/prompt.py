@@ -39,7 +39,7 @@ from mesh.core.model.prompt_parts import (
     part_kind,
     stand_in,
 )
-from mesh.core.model.served_names import prompts_name
+from mesh.core.model.served_names import work_name
 from schemas.ids import ModelId
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
@@ -191,14 +191,14 @@ class PromptReader:
 
     def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
         """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
-        model = prompts_name(model)
+        model = work_name(model)
         data = text.data if text.is_prefix else b""
         hashes = block_hashes(data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
         return self._estimate(model).prompt(text, hashes)
 
     def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
         """What an engine counted for a text of that size."""
-        self._estimate(prompts_name(model)).observe(size, prompt_tokens)
+        self._estimate(work_name(model)).observe(size, prompt_tokens)
 
     def _estimate(self, model: ModelId) -> TokenEstimate:
         estimate = self._estimates.get(model)

@@ -18,7 +18,8 @@ from mesh.core.model.prompt import (
     write_parts,
 )
 from mesh.core.model.prompt_parts import part_kind
-from schemas.engine_routes import ENGINE_ROUTES, PromptShape
+from schemas.engine_routes import PromptShape, engine_route
+from schemas.response_ids import keeper_of
 
 INPUT_SHAPE = (
     "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
@@ -35,9 +36,14 @@ PAIRS = (
 )
 
 
-def text_at(path: str, body: Mapping[str, Any]) -> PromptText:
-    """The prompt of a request for that path. Raises PromptInvalid."""
-    return _AT[path](body)
+def text_at(path: str, body: Mapping[str, Any], body_bytes: int = 0) -> PromptText:
+    """The prompt of a request for that path; `body_bytes`: of all of its body, which is what counts
+    where nothing else is known of it. Raises PromptInvalid."""
+    shape = engine_route(path).prompt
+    if (bytes_per_token := _BY_SIZE.get(shape)) is not None:
+        tokens = max(1, body_bytes // bytes_per_token)
+        return PromptText(b"", is_certain=False, token_ids=tokens, is_prefix=False)
+    return _READERS[shape](body)
 
 
 def inputs_text(body: Mapping[str, Any]) -> PromptText:
@@ -113,7 +119,7 @@ def messages_once_text(body: Mapping[str, Any]) -> PromptText:
 def responses_text(body: Mapping[str, Any]) -> PromptText:
     """The prompt of OpenAI's Responses: tools, instructions, input. Raises PromptInvalid, and
     StateUnknown where the input continues what an engine would have kept."""
-    _check_stateless(body)
+    is_whole = _check_state(body)
     given = body.get("input")
     if not isinstance(given, str | list) or not given:
         raise PromptInvalid("input must be a string or a non-empty array of items", "input")
@@ -138,17 +144,26 @@ def responses_text(body: Mapping[str, Any]) -> PromptText:
     if response_format is not None:
         written.add(b"\x00response_format\x00" + bytes_of(response_format, "text"))
     data = b"".join(written.pieces)
-    return PromptText(data, tuple(written.parts), response_format is None)
+    is_certain = response_format is None and is_whole
+    return PromptText(data, tuple(written.parts), is_certain, is_prefix=is_whole)
 
 
-def _check_stateless(body: Mapping[str, Any]) -> None:
-    for param in ("previous_response_id", "conversation"):
-        if body.get(param) is not None:
-            message = f"{param} is not kept by this mesh; send the whole conversation as input"
-            raise StateUnknown(message, param)
+def _check_state(body: Mapping[str, Any]) -> bool:
+    """Whether the input is the whole prompt; else a replica has the rest."""
+    previous = body.get("previous_response_id")
+    is_whole = previous is None
+    if not is_whole and not (isinstance(previous, str) and keeper_of(previous)):
+        message = (
+            "no replica of this mesh keeps that response; send the whole conversation as input"
+        )
+        raise StateUnknown(message, "previous_response_id")
+    if body.get("conversation") is not None:
+        message = "conversations are not kept by this mesh; send the whole conversation as input"
+        raise StateUnknown(message, "conversation")
     if body.get("background"):
         message = "background responses can't be fetched here; leave out background"
         raise PromptInvalid(message, "background")
+    return is_whole
 
 
 def rerank_text(body: Mapping[str, Any]) -> PromptText:
@@ -259,4 +274,7 @@ _READERS: Mapping[PromptShape, Callable[[Mapping[str, Any]], PromptText]] = {
     PromptShape.TOKENIZE: tokenize_text,
     PromptShape.TOKENS: tokens_text,
 }
-_AT = {path: _READERS[route.prompt] for path, route in ENGINE_ROUTES.items()}
+# Bodies whose work is estimated by their size alone, in bytes per token. Of audio: Whisper computes
+# a position of each 20 ms (arXiv:2212.04356, 2.2), 640 bytes at 16 kHz and 16 bits; compressed
+# recordings have more in them, and what such work takes is learned by itself.
+_BY_SIZE = {PromptShape.BODY: 4, PromptShape.AUDIO: 640}

@@ -1,10 +1,10 @@
 """What replicas serve and requests ask for, by name: a model, or a model on an optional path.
 
-Engines answer chats and completions, and only some of them `/v1/embeddings`, which is another kind
-of work: a prompt is computed and nothing is generated. All that a router knows by model (who serves
-it and has room, the hold queue and its pace, speeds, tokens per byte, offline rooms) it must know
-of such work apart, so the work has a name of its own, `MODEL on /v1/embeddings`. Only routers' and
-batch runners' tables, messages between batch runners and texts for people have these names;
+Engines answer chats and completions, and only some of them `/v1/embeddings` or `/v1/messages`. Who
+serves a model and has room a router must know apart for such paths, so a model there has a name of
+its own, `MODEL on /v1/embeddings`. Where a prompt is computed and nothing is generated it is
+another kind of work too, with its own pace, speeds and tokens per byte (`work_name`). Only routers'
+and batch runners' tables, messages between batch runners and texts for people have these names;
 clients, agents, heartbeats and digests name the model and the path. Rejected: a path beside the
 model in every table and rule.
 """
@@ -12,42 +12,67 @@ model in every table and rule.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from schemas.engine_routes import OPTIONAL_PATHS, PROMPT_ONLY_PATHS
-from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
+from schemas.http import RESPONSES
+from schemas.ids import MODEL_CHARS_MAX, ModelId, RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
-_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS))
-_GENERATING_ENDS = tuple(f" on {path}" for path in sorted(OPTIONAL_PATHS - PROMPT_ONLY_PATHS))
+_ON = " on /"
+_AT = " at "
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
     """What a request for that path asks for."""
-    return ModelId(f"{model} on {path}") if path in OPTIONAL_PATHS else model
+    return model if path in PLAIN_PATHS else ModelId(f"{model} on {path}")
 
 
 def model_of(name: ModelId) -> ModelId:
     """The model, as its engine names it."""
-    end = next(filter(name.endswith, _ENDS), "")
-    return ModelId(name.removesuffix(end))
+    return ModelId(name.rpartition(_ON)[0]) if _ON in name else name
 
 
-def prompts_name(name: ModelId) -> ModelId:
-    """The name that its prompts are hashed under and their tokens learned by: the model's own where
-    tokens are generated, so that one conversation over two APIs is one prefix."""
-    return model_of(name) if name.endswith(_GENERATING_ENDS) else name
+def keeper_name(name: ModelId, region: RegionId, replica: ReplicaId | None = None) -> ModelId:
+    """What a request asks for that only one replica can answer, as it keeps what came before: of
+    its own region's routers by the replica, of others by the region alone."""
+    return ModelId(f"{name}{_AT}{region}/{replica or ''}")
+
+
+def is_keeper_name(name: ModelId) -> bool:
+    """Whether it is one replica's, or one region's."""
+    return _ON in name and _AT in name.rpartition(_ON)[2]
+
+
+def work_name(name: ModelId) -> ModelId:
+    """The name of its kind of work, by which prompts are hashed, tokens and speeds learned, and the
+    wait in the hold queue measured: the model's own where tokens are generated, by whatever API."""
+    if _ON not in name:
+        return name
+    model, _, path = name.rpartition(_ON)
+    return ModelId(model) if "/" + path.partition(" ")[0] in GENERATING_PATHS else name
 
 
 def is_model(name: ModelId) -> bool:
     """Whether that is a model for chats and completions."""
-    return not name.endswith(_ENDS)
+    return _ON not in name
 
 
 def beat_by_name(beat: Heartbeat) -> Heartbeat:
     """The heartbeat, its models with their optional paths."""
-    paths = [path for path in beat.paths if path in OPTIONAL_PATHS]
+    paths = [path for path in beat.paths if path not in PLAIN_PATHS]
     more = (served_name(model, path) for path in paths for model in beat.models)
     names = tuple(name for name in more if len(name) <= MODEL_CHARS_MAX)
     return replace(beat, models=beat.models + names) if names else beat
+
+
+def with_keeper_names(beat: Heartbeat) -> Heartbeat:
+    """A heartbeat by name, with the names of what only this replica can answer."""
+    if RESPONSES not in beat.paths:
+        return beat
+    on_path = (served_name(model, RESPONSES) for model in beat.models if is_model(model))
+    names = (keeper_name(name, beat.region, beat.replica) for name in on_path)
+    return replace(
+        beat, models=(*beat.models, *(name for name in names if len(name) <= MODEL_CHARS_MAX))
+    )
 
 
 def digest_by_name(digest: Digest) -> Digest:
@@ -59,9 +84,12 @@ def digest_by_name(digest: Digest) -> Digest:
     names = {
         served_name(model, path): (model, capacity)
         for path, models in digest.models_by_path.items()
-        if path in OPTIONAL_PATHS
+        if path not in PLAIN_PATHS
         for model, capacity in models.items()
     }
+    for name, known in list(names.items()):
+        if name.endswith(f" on {RESPONSES}"):
+            names[keeper_name(name, digest.region)] = known
     if not names:
         return digest
     more = {name: capacity for name, (_, capacity) in names.items()}
@@ -80,10 +108,10 @@ def models_only(capacities: Mapping[ModelId, ModelCapacity]) -> dict[ModelId, Mo
 def models_by_path(
     capacities: Mapping[ModelId, ModelCapacity],
 ) -> dict[str, dict[ModelId, ModelCapacity]]:
-    """The others, by path and model."""
+    """The others, by path and model; what only one replica answers is not for peers."""
     found: dict[str, dict[ModelId, ModelCapacity]] = {}
     for name, capacity in capacities.items():
-        if not is_model(name):
+        if not is_model(name) and not is_keeper_name(name):
             model = model_of(name)
             path = name.removeprefix(f"{model} on ")
             found.setdefault(path, {})[model] = capacity

@@ -50,6 +50,7 @@ from random import Random
 from typing import ClassVar, NamedTuple, TypeVar
 
 from mesh.core.model.request import Request, Served
+from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, first_token, own_s, score
@@ -411,11 +412,11 @@ class MeshPolicy:
 
     def _speeds(self, request: Request) -> SpeedModel:
         """Of its model: a fleet of large and small ones has no speed in common."""
-        speeds = self._models.get(request.model)
-        if speeds is None:
+        work = work_name(request.model)
+        if (speeds := self._models.get(work)) is None:
             speeds = SpeedModel(generates=request.answer_tokens != 0)
             self._weigh(speeds)
-            _keep(self._models, request.model, speeds, MODELS_MAX)
+            _keep(self._models, work, speeds, MODELS_MAX)
         return speeds
 
     def _busy_because(self, price: Price) -> str:

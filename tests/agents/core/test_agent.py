@@ -39,7 +39,9 @@ def test_good_work_is_handed_over_untouched(bench) -> None:
         (lambda b: b.read(models=("other",)), {}, Refusal.WRONG_MODEL),
         (lambda b: b.read(EngineReading(waiting=1, running=3)), {}, Refusal.FULL),
         (lambda b: [b.work(n) for n in range(10, 14)], {}, Refusal.FULL),
-        (lambda b: None, {"Mesh-Path": "/metrics"}, Refusal.BAD_WORK),
+        (lambda b: None, {"Mesh-Path": "/metrics"}, Refusal.WRONG_MODEL),
+        (lambda b: None, {"Mesh-Path": "/v1/load_lora_adapter"}, Refusal.WRONG_MODEL),
+        (lambda b: None, {"Mesh-Path": "/v1/completions/../x"}, Refusal.BAD_WORK),
     ],
 )
 def test_refusals(bench, prepare, headers, reason) -> None:

@@ -128,7 +128,7 @@ def test_the_bytes_of_waiting_bodies_are_bounded() -> None:
         (lambda b: b.read(models=("other",)), {}, Refusal.WRONG_MODEL),
         (lambda b: b.read(EngineReading(waiting=1, running=3)), {}, Refusal.NO_OFFLINE_ROOM),
         (lambda b: None, {"Mesh-Prefill-Tokens": "70000"}, Refusal.NO_OFFLINE_ROOM),
-        (lambda b: None, {"Mesh-Path": "/metrics"}, Refusal.BAD_WORK),
+        (lambda b: None, {"Mesh-Path": "/metrics"}, Refusal.WRONG_MODEL),
         (lambda b: b.feed(events.AliveArrived("eu", "r1", 1, 9)), {}, Refusal.NOT_OWNER),
     ],
 )

@@ -30,7 +30,7 @@ def test_deadlines_are_bounded(headers, deadline_s) -> None:
 @pytest.mark.parametrize(
     ("headers", "body", "complaint"),
     [
-        ({"Mesh-Path": "/v1/load_lora_adapter"}, b"{}", "Mesh-Path"),
+        ({"Mesh-Path": "/v1/load_lora_adapter?x=1"}, b"{}", "Mesh-Path"),
         ({"Mesh-Path": "/v1/completions/../x"}, b"{}", "Mesh-Path"),
         ({"Mesh-Model": ""}, b"{}", "Mesh-Model"),
         ({"Mesh-Model": "a/b"}, b"{}", "Mesh-Model"),

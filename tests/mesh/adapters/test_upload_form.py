@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.adapters.form_parts import STEP_BYTES
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.upload_form import (
     BESIDE_BYTES_MAX,
     FILENAME_CHARS_MAX,
-    STEP_BYTES,
     VALUE_BYTES_MAX,
     UploadForm,
 )

@@ -194,3 +194,34 @@ async def test_a_stream_that_breaks_after_content_ends_with_anthropics_error_eve
         _, _, last = (await answer.read()).rpartition(b"event: error\n")
     assert first == START + BLOCK + DELTA
     assert orjson.loads(last.removeprefix(b"data: "))["error"]["type"] == "api_error"
+
+
+async def test_anthropics_headers_reach_the_engine_and_no_others(nats_server):
+    got = []
+
+    async def answer(request: web.Request, body: dict) -> web.StreamResponse:
+        got.append(request.headers)
+        return web.json_response({"usage": {"input_tokens": 1, "output_tokens": 1}})
+
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        engine.on_path = {MESSAGES: answer}
+        await mesh.router("us")
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1, f"tiny on {MESSAGES}")
+        body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+        sent = [("anthropic-version", "2023-06-01"), ("anthropic-beta", "a-1"), ("x-other", "1"),
+                ("anthropic-beta", "b-2"), ("x-api-key", "secret"), ("cookie", "c=1")]  # fmt: skip
+        url = mesh.urls["us"] + MESSAGES
+        async with client() as session:
+            got.clear()  # the agent's own requests
+            async with session.post(url, json=body, headers=sent) as found:
+                assert found.status == 200
+            wrong = {"anthropic-version": "2023 06"}
+            async with session.post(url, json=body, headers=wrong) as found:
+                problem = (await found.json())["error"]
+        (headers,) = got
+        assert headers["anthropic-version"] == "2023-06-01"
+        assert headers["anthropic-beta"] == "a-1, b-2"
+        assert not {"x-other", "x-api-key", "cookie", "authorization"} & {*map(str.lower, headers)}
+        assert (found.status, problem["type"]) == (400, "invalid_request_error")
+        assert "anthropic-version" in problem["message"]

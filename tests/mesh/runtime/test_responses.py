@@ -84,8 +84,16 @@ async def test_a_chat_and_a_response_of_the_same_words_are_one_prefix(simulated,
 
 async def test_state_that_nobody_keeps_is_refused_in_openais_words(simulated):
     async with sdk(simulated) as api:
-        for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}):
-            with pytest.raises(openai.BadRequestError, match="whole conversation") as refused:
+        gone = f"resp_mesh_us_us-9_{'0' * 32}"
+        for more in (
+            {"previous_response_id": "resp_1"},
+            {"previous_response_id": gone},
+            {"conversation": "conv_1"},
+            {"conversation": "conv_1", "previous_response_id": gone},
+        ):
+            with pytest.raises(
+                openai.BadRequestError, match=r"send (the whole conversation|all) as input"
+            ) as refused:
                 await api.responses.create(**asked(**more))
             assert refused.value.code == "previous_response_not_found"
             assert refused.value.param in more

@@ -1,8 +1,8 @@
 """Programs of others, each in a virtual environment of its own.
 
 They pin packages against each other and against us. They are listed once, in
-pyproject.toml's groups `bench-NAME` and `engine-NAME`; a group `…-alone` is installed first, and
-without the dependencies of its packages.
+pyproject.toml's groups `bench-NAME`, `engine-NAME` and `client-NAME`; a group `…-alone`
+is installed first, and without the dependencies of its packages.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from tests.programs.bench.processes import Absent, output_of
 ROOT = Path(__file__).parents[3]
 PYPROJECT = ROOT / "pyproject.toml"
 ENVIRONMENTS = ROOT / "build" / "environments"
-FAMILIES = ("bench", "engine")
+FAMILIES = ("bench", "engine", "client")
 INSTALL_WITHIN_S = 1800.0  # torch alone is a download of gigabytes
 VERSION_WITHIN_S = 30.0
 MODEL_WITHIN_S = 120.0

@@ -14,7 +14,9 @@ from mesh.core.lifecycle.hold_queue import (
     kind_of,
     make_order,
 )
+from mesh.core.model.served_names import served_name
 from schemas.exchange import Priority
+from schemas.http import EMBEDDINGS, MESSAGES
 from schemas.ids import ModelId
 from schemas.settings import HoldOrder
 from tests.mesh.core.build import MODEL, request
@@ -31,6 +33,23 @@ def test_order_is_arrival_whenever_it_was_put():
     for key, arrived_at in ((3, 3.0), (1, 1.0), (2, 2.0), (5, 2.0)):
         queue.put(request(key, arrived_at=arrived_at))
     assert keys(queue) == [1, 2, 5, 3]
+
+
+def test_a_model_on_its_generating_routes_is_one_kind_of_work_and_embeddings_another():
+    message, vector = served_name(MODEL, MESSAGES), served_name(MODEL, EMBEDDINGS)
+    queue = HoldQueue(10)
+    for key, model in enumerate((message, MODEL, vector, message)):
+        queue.put(request(key, arrived_at=float(key), model=model))
+    assert [queue.waiting(name) for name in (MODEL, message, vector)] == [3, 3, 1]
+    later = request(9, arrived_at=9.0)
+    assert queue.ahead(later) == 3
+    assert queue.ahead(later, without={kind_of(request(0, model=message))}) == 1
+    assert queue.next_of(MODEL).key == 0
+    assert set(queue.models()) == {message, MODEL, vector}
+    assert set(queue.works()) == {MODEL, vector}
+    for key, model in enumerate((message, MODEL, vector, message)):
+        assert queue.remove(request(key, arrived_at=float(key), model=model))
+    assert (queue.works(), queue.models(), queue.waiting(MODEL)) == ((), (), 0)
 
 
 def test_models_have_lines_of_their_own():

@@ -5,7 +5,7 @@ import pytest
 from mesh.core.model.prompt import PIECES_MAX, PromptInvalid, StateUnknown
 from mesh.core.model.prompt_parts import STAND_IN_BYTES, PartKind
 from mesh.core.model.prompt_shapes import text_at
-from mesh.core.model.served_names import prompts_name, served_name
+from mesh.core.model.served_names import served_name, work_name
 from schemas.http import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 from schemas.ids import ModelId
 
@@ -46,9 +46,9 @@ def test_a_reference_to_a_kept_item_is_state():
 
 def test_prompts_of_generating_routes_are_known_by_the_model_alone():
     model = ModelId("org/llama")
-    assert prompts_name(model) == prompts_name(served_name(model, MESSAGES)) == model
-    assert prompts_name(served_name(model, RESPONSES)) == model
-    assert prompts_name(served_name(model, EMBEDDINGS)) == served_name(model, EMBEDDINGS)
+    assert work_name(model) == work_name(served_name(model, MESSAGES)) == model
+    assert work_name(served_name(model, RESPONSES)) == model
+    assert work_name(served_name(model, EMBEDDINGS)) == served_name(model, EMBEDDINGS)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def test_a_name_leads_back_to_its_model():
 def test_a_heartbeat_names_what_its_engine_answers():
     plain = beat("a")
     assert beat_by_name(plain) is plain
-    assert beat_by_name(replace(plain, paths=("/v1/unheard-of",))).models == (MODEL,)
+    listed = beat_by_name(replace(plain, paths=("/v1/foo",)))  # by an operator
+    assert listed.models == (MODEL, f"{MODEL} on /v1/foo")
     assert beat_by_name(replace(plain, paths=(EMBEDDINGS,))).models == (MODEL, NAME)
 
 
@@ -55,12 +56,13 @@ def test_within_a_label_the_path_counts_as_the_model_does():
         "eu",
         models={MODEL: TWO},
         models_by_label=by_label,
-        models_by_path={EMBEDDINGS: {MODEL: ONE}, "/v1/unheard-of": {MODEL: ONE}},
+        models_by_path={EMBEDDINGS: {MODEL: ONE}, "/v1/foo": {MODEL: ONE}},
     )
     found = digest_by_name(sent)
-    assert found.models == {MODEL: TWO, NAME: ONE}
+    listed = ModelId(f"{MODEL} on /v1/foo")
+    assert found.models == {MODEL: TWO, NAME: ONE, listed: ONE}
     assert found.models_by_label == {
-        "de": {MODEL: TWO, NAME: TWO},
+        "de": {MODEL: TWO, NAME: TWO, listed: TWO},
         "fr": {ModelId("other"): ONE},
     }
     plain = digest("eu")

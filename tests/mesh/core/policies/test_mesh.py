@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
+from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
@@ -25,6 +26,7 @@ from mesh.core.policies.mesh_prices import (
 from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
+from schemas.http import CHAT, EMBEDDINGS, MESSAGES
 from schemas.ids import ModelId
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import MODEL, ROUTER, beat, digest, foreign, prompt, request, spot
@@ -310,6 +312,18 @@ def test_an_answer_is_held_with_its_prompt():
     policy.left(one, spot("a"), 1.0)
     choice = policy.choose(asked(2, "ABCDE"), [replica("a")], 2.0)
     assert (choice.matched_blocks, choice.held_tokens) == (2, 350)
+
+
+def test_generating_routes_of_a_model_share_what_is_learned_and_embeddings_do_not():
+    policy = mesh()
+    chat, message, vector = (
+        asked(key, model=served_name(MODEL, path), answer_tokens=0 if path == EMBEDDINGS else None)
+        for key, path in enumerate((CHAT, MESSAGES, EMBEDDINGS))
+    )
+    assert policy._speeds(chat) is policy._speeds(message)
+    assert policy._speeds(chat).generates
+    assert policy._speeds(vector) is not policy._speeds(chat)
+    assert not policy._speeds(vector).generates
 
 
 def test_what_is_followed_is_limited(monkeypatch):

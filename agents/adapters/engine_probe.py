@@ -1,0 +1,142 @@
+"""What an engine is and shows, for `mesh-agent probe`: found with the agent's own code.
+
+The kind is told by the names on its metrics page, which no two kinds share. Without a page it is
+told by a page of settings that only one kind has, and is then served as any OpenAI-compatible
+server until its metrics are switched on.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from agents.adapters.engine import MODELS_PATH, EngineClient, UnexpectedAnswer, fetched
+from agents.adapters.engine_kinds import KINDS
+from agents.adapters.http_client import HttpBroken, origin
+from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
+from schemas.ids import ModelId
+from schemas.state import ModelCard
+
+STATUS_OK, STATUS_UNAUTHORIZED = 200, 401
+TIMEOUT_S = 5.0
+SCRAPES_MAX = 40  # each finds out about some paths
+PLAIN = "openai"
+# How a page of metrics begins its names, and where a kind shows what no other does.
+PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llamacpp": "llamacpp:"}
+SETTINGS = {"llamacpp": "/props", "sglang": "/get_server_info", "vllm": "/version"}
+METRICS_BY = {"llamacpp": "--metrics", "sglang": "--enable-metrics", "vllm": "its metrics page"}
+
+
+class NoEngine(Exception):
+    """There is no engine at that URL; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What was found. `kind`: for `--engine-kind`. `seen_kind`: what it is, though it may show no
+    metrics. `unsettled`: paths of which it could not be found out whether they are answered."""
+
+    kind: str
+    seen_kind: str
+    version: str | None
+    models: tuple[ModelId, ...]
+    cards: Mapping[ModelId, ModelCard]
+    paths: tuple[str, ...]
+    unsettled: tuple[str, ...]
+    reading: EngineReading
+
+    @property
+    def shown(self) -> dict[str, bool]:
+        """Each signal of a metrics page, and whether it is there."""
+        unset = NOTHING_KNOWN
+        names = [field.name for field in fields(EngineReading)]
+        return {name: getattr(self.reading, name) != getattr(unset, name) for name in names}
+
+
+async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
+    """The engine there. `metrics_url`: its page. Raises NoEngine."""
+    page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
+    models_status, _ = await _required(url, MODELS_PATH, key)
+    if models_status == STATUS_UNAUTHORIZED:
+        raise NoEngine(f"{url} requires an API key: give it with --engine-key-file")
+    if models_status != STATUS_OK:
+        raise NoEngine(
+            f"{url}{MODELS_PATH} answers HTTP {models_status}: there is a server, but no engine "
+            "with OpenAI's API; give the URL without /v1"
+        )
+    text = "" if page is None else page.decode("utf-8", "replace")
+    lines = tuple(line for line in text.splitlines() if not line.startswith("#"))
+    kind = next(
+        (kind for kind, name in PREFIXES.items() if any(line.startswith(name) for line in lines)),
+        PLAIN,
+    )
+    seen = kind if kind != PLAIN else await _by_settings(url, key)
+    return await _scraped(url, metrics_url, key, kind, seen)
+
+
+async def _by_settings(url: str, key: str | None) -> str:
+    for kind, path in SETTINGS.items():
+        if await _page(url, path, key) is not None:
+            return kind
+    return PLAIN
+
+
+async def _scraped(
+    url: str, metrics_url: str, key: str | None, kind: str, seen: str
+) -> EngineFacts:
+    """The same as an agent learns, scrape by scrape."""
+    clock = asyncio.get_running_loop().time
+    client = EngineClient(
+        api_url=url,
+        metrics_url=metrics_url,
+        kind=KINDS[kind],
+        clock=clock,
+        key=key,
+        scrape_timeout_s=TIMEOUT_S,
+    )
+    models: tuple[ModelId, ...] = ()
+    cards: Mapping[ModelId, ModelCard] = {}
+    paths: tuple[str, ...] = ()
+    reading = NOTHING_KNOWN
+    try:
+        for _ in range(SCRAPES_MAX):
+            client.refresh_models()
+            found = await client.scrape()
+            if isinstance(found, ScrapeFailed):
+                raise NoEngine(found.detail)
+            if found.models is not None:
+                models, cards, paths = found.models, found.cards, found.paths
+            reading = found.reading
+            if not client.paths_to_try:
+                break
+        facts = EngineFacts(
+            kind, seen, client.version, models, cards, paths, client.paths_unknown, reading
+        )
+    finally:
+        client.close()
+    return replace(facts, version=facts.version or await _version(url, key, seen))
+
+
+async def _version(url: str, key: str | None, kind: str) -> str | None:
+    """Of an engine that is served as another kind than it is."""
+    if kind == PLAIN:
+        return None
+    page = await _page(url, SETTINGS[kind], key)
+    return None if page is None else KINDS[kind].version(page)
+
+
+async def _page(url: str, path: str, key: str | None) -> bytes | None:
+    """A page; None where there is none."""
+    try:
+        status, page = await fetched(url, path, key, TIMEOUT_S)
+    except (OSError, HttpBroken, UnexpectedAnswer):
+        return None
+    return page if status == STATUS_OK else None
+
+
+async def _required(url: str, path: str, key: str | None) -> tuple[int, bytes]:
+    try:
+        return await fetched(url, path, key, TIMEOUT_S)
+    except TimeoutError as error:
+        raise NoEngine(f"{url} does not answer within {TIMEOUT_S:g} s") from error
+    except (OSError, HttpBroken, UnexpectedAnswer) as error:
+        raise NoEngine(f"{url} can't be reached: {error}; is the engine running there?") from error

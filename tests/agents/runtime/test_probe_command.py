@@ -1,0 +1,143 @@
+"""`mesh-agent probe`: simulated engines in their flavours, and engines' recorded pages."""
+
+import asyncio
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from agents.cli import main
+from agents.simserver.metrics import PageKind
+from schemas.engine_routes import TRANSCRIPTIONS
+from schemas.http import EMBEDDINGS, MESSAGES, POOLING
+from tests.agents.simserver.support import config, running
+from tests.support.ports import free_ports
+
+pytestmark = pytest.mark.timeout(90)
+PAGES = Path(__file__).parents[2] / "data" / "server_metrics"
+
+
+async def probe(*words: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, ["probe", *words])
+
+
+async def found(url: str, *words: str) -> dict:
+    result = await probe(url, "--json", *words)
+    assert result.exit_code == 0, result.output
+    return orjson.loads(result.output)
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [(PageKind.VLLM, "vllm"), (PageKind.SGLANG, "sglang"), (PageKind.NONE, "openai")],
+)
+async def test_each_flavour_of_the_simulated_engine(page, kind):
+    async with running(config(models=("tiny",), metrics=page)) as engine:
+        facts = await found(engine.url)
+        result = await probe(engine.url)
+    assert (facts["kind"], facts["models"]) == (kind, ["tiny"])
+    assert {EMBEDDINGS, MESSAGES, TRANSCRIPTIONS} <= set(facts["paths"])
+    assert POOLING not in facts["paths"]
+    assert facts["unsettled"] == []
+    assert facts["signals"]["running"] is (kind != "openai")
+    assert facts["environment"] == [f"ENGINE_KIND={kind}", f"ENGINE_URL={engine.url}"]
+    if kind == "vllm":
+        assert facts["version"] == "simulated"
+    assert f"ENGINE_KIND={kind} ENGINE_URL={engine.url} > /etc/mesh/agents/" in result.output
+    assert "add MESH_BATCH_MAX=N" in result.output
+
+
+class Recorded:
+    """A server with the pages of an engine."""
+
+    def __init__(self, pages: dict[str, bytes], key: str = "") -> None:
+        self._pages, self._key = pages, key
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self._key and request.headers.get("authorization") != f"Bearer {self._key}":
+            return web.Response(status=401)
+        page = self._pages.get(request.path) if request.method == "GET" else None
+        return web.Response(status=404) if page is None else web.Response(body=page)
+
+    async def __aenter__(self) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+MODELS = {"/v1/models": b'{"data": [{"id": "m", "max_model_len": 4096}]}'}
+RECORDED = {
+    "llamacpp_metrics_real.txt": ("llamacpp", {"/props": "llamacpp_props_real.json"}),
+    "sglang_0.5.10_datadog_condensed.txt": (
+        "sglang",
+        {"/get_server_info": "sglang_server_info_condensed.json"},
+    ),
+    "sglang_docs_production_metrics.txt": ("sglang", {}),
+    "vllm_datadog_opt125m_excerpt.txt": ("vllm", {}),
+    "vllm_v1_openshift_idle_excerpt.txt": ("vllm", {}),
+    "vllm_v1_prefix_counters_4090_excerpt.txt": ("vllm", {}),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "settings"), [(n, *r) for n, r in RECORDED.items()])
+async def test_a_recorded_page_tells_its_kind(name, kind, settings):
+    pages = {path: (PAGES / file).read_bytes() for path, file in settings.items()}
+    async with Recorded({"/metrics": (PAGES / name).read_bytes(), **pages, **MODELS}) as url:
+        facts = await found(url)
+        result = await probe(url)
+    assert (facts["kind"], facts["seen_kind"]) == (kind, kind)
+    assert any(facts["signals"].values())
+    assert facts["cards"]["m"]["max_model_len"] == 4096
+    assert "m, 4096 tokens of context" in result.output
+    if settings:
+        assert facts["signals"]["batch_max"], "the settings show it"
+
+
+async def test_without_its_metrics_page_it_is_named_and_served_as_any_other():
+    props = (PAGES / "llamacpp_props_real.json").read_bytes()
+    async with Recorded({"/props": props, **MODELS}) as url:
+        facts = await found(url)
+    assert (facts["kind"], facts["seen_kind"]) == ("openai", "llamacpp")
+    assert any("start it with --metrics" in line for line in facts["advice"])
+
+
+async def test_a_page_elsewhere_is_in_the_lines_for_the_agent():
+    page = {"/stats": (PAGES / "vllm_v1_openshift_idle_excerpt.txt").read_bytes()}
+    async with Recorded(page) as metrics, Recorded(MODELS) as url:
+        facts = await found(url, "--metrics-url", metrics + "/stats")
+    assert facts["kind"] == "vllm"
+    assert f"METRICS_URL={metrics}/stats" in facts["environment"]
+
+
+async def test_a_key_is_asked_for_and_taken(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("secret")
+    file.chmod(0o600)
+    async with Recorded(MODELS, key="secret") as url:
+        refused = await probe(url)
+        facts = await found(url, "--engine-key-file", str(file))
+    assert (refused.exit_code, "requires an API key" in refused.output) == (1, True)
+    assert facts["models"] == ["m"]
+
+
+async def test_where_no_engine_is_the_error_says_what_there_is():
+    [port] = free_ports(1)
+    nothing = await probe(f"http://127.0.0.1:{port}")
+    assert (nothing.exit_code, "is the engine running there?" in nothing.output) == (1, True)
+    async with Recorded({}) as url:
+        other = await probe(url)
+    assert "answers HTTP 404" in other.output
+    async with Recorded({"/v1/models": b'{"data": []}'}) as url:
+        empty = await probe(url)
+    assert (empty.exit_code, "lists no model" in empty.output) == (1, True)
+    for given in ("engine:8000", "http://127.0.0.1:1/v1"):
+        wrong = await probe(given)
+        assert (wrong.exit_code, "URL" in wrong.output) == (2, True)

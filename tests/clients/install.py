@@ -1,0 +1,76 @@
+"""Puts the clients that `make test-clients` points at a mesh into environments of their own.
+
+    python -m tests.clients.install
+
+What is there already, made from the same requirements, is kept.
+"""
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tests.programs.bench.installs import (
+    ENVIRONMENTS,
+    ROOT,
+    installed,
+    is_installed,
+    tiny_model,
+)
+from tests.programs.bench.processes import Absent, output_of
+
+SDKS, LITELLM, GUIDELLM, AIPERF = "sdks", "litellm", "guidellm", "aiperf"
+NODE = ROOT / "build" / "node" / "clients"
+NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3")
+TOKENIZER = ENVIRONMENTS.parent / "models" / "clients"
+NPM_WITHIN_S = 300.0
+
+
+def programs(name: str) -> Path:
+    """The folder of an installed client's commands."""
+    assert is_installed(name, ENVIRONMENTS), f"make test-clients installs {name}"
+    return ENVIRONMENTS / name / "bin"
+
+
+async def make_tokenizer() -> None:
+    """A tokenizer for the load generators, which count tokens themselves."""
+    if TOKENIZER.is_dir():
+        return
+    part = TOKENIZER.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    await tiny_model(programs(AIPERF), part)
+    part.rename(TOKENIZER)
+
+
+async def install_node() -> None:
+    """Vercel's packages. Raises Absent."""
+    if (NODE / "node_modules" / "ai").is_dir():
+        return
+    NODE.mkdir(parents=True, exist_ok=True)
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Absent("the tests run Vercel's `ai` with Node: install node 20 or newer, and npm")
+    words = ("install", "--silent", "--no-audit", "--no-fund", *NODE_PACKAGES)
+    await output_of((npm, "--prefix", str(NODE), *words), within_s=NPM_WITHIN_S)
+
+
+async def main() -> None:
+    """Install all that is missing."""
+    for name in (SDKS, LITELLM, GUIDELLM, AIPERF):
+        if is_installed(name, ENVIRONMENTS):
+            continue
+        print(f"installing {name}, which takes minutes", flush=True)
+        began = time.monotonic()
+        await installed(name, ENVIRONMENTS)
+        print(f"installed {name} in {time.monotonic() - began:.0f} s", flush=True)
+    await install_node()
+    await make_tokenizer()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except Absent as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,189 @@
+"""Each client does what its users do, against one region of two simulated engines."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from schemas.engine_routes import TRANSCRIPTIONS
+from schemas.http import EMBEDDINGS, MESSAGES, RESPONSES
+from tests.agents.simserver.support import config, running
+from tests.clients import install
+from tests.clients.table import WORKS, keep
+from tests.programs.bench import aiperf
+from tests.support.ports import free_ports
+from tests.support.small_mesh import PATIENT, small_mesh
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
+SCRIPTS = Path(__file__).with_name("scripts")
+WITHIN_S = 300.0
+REQUESTS = 60
+UNSENT_MAX = 13  # methods whose own checks refuse made-up arguments
+
+
+@pytest.fixture
+async def url(nats_server) -> AsyncIterator[str]:
+    """The base URL of a mesh of two simulated engines."""
+    settings = config(models=("tiny",))
+    async with (
+        running(settings) as one,
+        running(settings) as two,
+        small_mesh({"us": nats_server}) as mesh,
+    ):
+        await mesh.router("us", **PATIENT)
+        for name, engine in (("us-0", one), ("us-1", two)):
+            await mesh.agent("us", name, engine)
+        for path in (EMBEDDINGS, MESSAGES, RESPONSES, TRANSCRIPTIONS):
+            await mesh.until_ready("us", 2, f"tiny on {path}")
+        yield mesh.urls["us"] + "/v1"
+
+
+async def output(*command: str, cwd: Path | None = None, **environment: str) -> str:
+    """What a client printed; it must end well."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "NO_COLOR": "1", **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()[-2000:]
+    return out.decode()
+
+
+async def found_by(client: str, *command: str, **environment: str) -> dict[str, str]:
+    """The last line that a script printed, which is kept for the table."""
+    lines = (await output(*command, **environment)).strip().splitlines()
+    found: dict[str, str] = json.loads(lines[-1])
+    keep(client, found)
+    return found
+
+
+def bad(found: dict[str, str]) -> dict[str, str]:
+    return {what: r for what, r in found.items() if r != WORKS and not r.startswith("refused: ")}
+
+
+async def test_every_method_of_openais_client_works_or_is_refused_in_its_form(url):
+    python = str(install.programs(install.SDKS) / "python")
+    found = await found_by("openai, every method", python, str(SCRIPTS / "openai_walk.py"), url)
+    unsent = {method for method, result in found.items() if result.startswith("not sent: ")}
+    assert len(unsent) < UNSENT_MAX < len(found) / 20, unsent
+    assert bad({method: found[method] for method in found.keys() - unsent}) == {}
+    for method in ("chat.completions.create", "responses.create", "embeddings.create",
+                   "audio.transcriptions.create", "completions.create", "models.list"):  # fmt: skip
+        assert found[method] == WORKS
+
+
+@pytest.mark.parametrize(
+    ("client", "environment", "script", "least"),
+    [
+        ("AsyncOpenAI", install.SDKS, "openai_streams.py", 1),
+        ("anthropic", install.SDKS, "anthropic_client.py", 5),
+        ("langchain-openai", install.SDKS, "langchain_client.py", 5),
+        ("LiteLLM", install.LITELLM, "litellm_client.py", 4),
+    ],
+)
+async def test_a_client_of_python(url, client, environment, script, least):
+    python = str(install.programs(environment) / "python")
+    found = await found_by(client, python, str(SCRIPTS / script), url)
+    assert len(found) >= least
+    assert bad(found) == {}
+
+
+async def test_litellms_proxy_has_the_mesh_as_its_upstream(url, tmp_path):
+    [port], file = free_ports(1), tmp_path / "proxy.yaml"
+    upstream = {"model": "openai/tiny", "api_base": url, "api_key": "unused"}
+    model = {"model_name": "tiny", "litellm_params": upstream}
+    file.write_text(json.dumps({"model_list": [model]}))  # JSON is YAML
+    folder = install.programs(install.LITELLM)
+    python = str(install.programs(install.SDKS) / "python")
+    proxy = await asyncio.create_subprocess_exec(
+        *(str(folder / "litellm"), "--config", str(file), "--host", "127.0.0.1"),
+        *("--port", str(port)),
+        env={
+            "PATH": f"{folder}:/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        },
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await answers(f"http://127.0.0.1:{port}/health/liveliness")
+        script = str(SCRIPTS / "through_proxy.py")
+        found = await found_by("LiteLLM's proxy", python, script, f"http://127.0.0.1:{port}/v1")
+    finally:
+        proxy.terminate()
+        await proxy.wait()
+    assert len(found) == 4
+    assert bad(found) == {}
+
+
+async def answers(url: str) -> None:
+    """Wait until that URL answers."""
+    async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(url) as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+
+
+async def test_vercels_ai(url):
+    node = shutil.which("node")
+    assert node is not None
+    script = install.NODE / "vercel.mjs"  # modules are found beside the script
+    shutil.copy(SCRIPTS / "vercel.mjs", script)
+    found = await found_by("Vercel ai", node, str(script), url)
+    assert len(found) == 5
+    assert bad(found) == {}
+
+
+async def test_aiperf_unmodified(url, tmp_path):
+    program = install.programs(install.AIPERF) / "aiperf"
+    await output(
+        *(str(program), "profile", "--model", "tiny", "--url", url.removesuffix("/v1")),
+        *("--endpoint-type", "chat", "--streaming", "--tokenizer", str(install.TOKENIZER)),
+        *("--isl", "128", "--osl", "16", "--concurrency", "4", "--workers-max", "1"),
+        *("--request-count", str(REQUESTS), "--random-seed", "1", "--use-server-token-count"),
+        *("--ui", "none", "--artifact-dir", str(tmp_path)),
+        HOME=str(tmp_path),
+    )
+    export = next(tmp_path.rglob(aiperf.EXPORT))
+    figures = aiperf.parse(export.read_bytes(), REQUESTS)
+    assert (figures["answered"], figures["failed"]) == (REQUESTS, 0)
+    shutil.copy(export, install.ROOT / "build" / "clients" / "aiperf-report.txt")
+    keep("aiperf", {f"{REQUESTS} streams, 4 at once": WORKS})
+
+
+async def test_guidellm_unmodified(url, tmp_path):
+    program = install.programs(install.GUIDELLM) / "guidellm"
+    report = tmp_path / "guidellm.json"
+    await output(
+        *(str(program), "run", "--tokenizer", f"kind=hf_auto,model={install.TOKENIZER}"),
+        *("--backend", f"kind=openai_http,target={url.removesuffix('/v1')},model=tiny"),
+        *("--data", "kind=synthetic_text,prompt_tokens=128,output_tokens=16"),
+        *("--profile", "kind=concurrent,streams=4"),
+        *("--constraint", f"kind=max_requests,count={REQUESTS}"),
+        *("--output", f"kind=json,path={report}"),
+        HOME=str(tmp_path),
+        HF_HUB_OFFLINE="1",
+    )
+    text = report.read_text()
+    totals = json.loads(text)["benchmarks"][0]["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (REQUESTS, 0)
+    keep("guidellm", {f"{REQUESTS} streams, 4 at once": WORKS})
