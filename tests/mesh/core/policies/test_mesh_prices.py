@@ -8,18 +8,15 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, score
-from mesh.core.policies.mesh_prices import (
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
+from mesh.core.policies.mesh_prices import RTT_START_S, SLOT_START_S, Prices
+from mesh.core.policies.mesh_speeds import (
     BATCH_WEIGHT,
     RESIDENCE_START_S,
-    RTT_START_S,
     RUNNING_START,
-    SLOT_START_S,
     SPEED_START,
     STALL_WEIGHT,
     FittedSpeed,
-    Prices,
-    PromptHolders,
     SpeedModel,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate

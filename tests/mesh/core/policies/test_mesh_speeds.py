@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies import mesh_prices as module
+from mesh.core.policies import mesh_speeds as module
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import MODELS_MAX, MeshPolicy
-from mesh.core.policies.mesh_prices import (
+from mesh.core.policies.mesh_speeds import (
     MEMORY,
     RIDGE,
     SPEED_START,
