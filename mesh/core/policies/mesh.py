@@ -8,10 +8,11 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
                 handed off since
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many requests run
-  + memory_s    until memory for the prompt, or a slot in the batch, is released if all is used
-  + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, a
-                larger batch for all that run there, and the next turns of this conversation, which
-                will follow it to the region it went to
+  + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released
+  + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
+                that come while replicas are busy with our prefill, a larger batch for all that run
+                there, and the next turns of this conversation, which will follow it to the region
+                it went to
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with its effect on others, without which
@@ -167,6 +168,7 @@ class MeshPolicy:
             if replica is not None and replica.heartbeat.running:
                 speeds.batch(replica.heartbeat.running)
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
+            speeds.demand.add(price.prefill_s, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
         estimate = self._estimates.get(request.key)

@@ -13,6 +13,10 @@ from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.core.view.peers import Peer
 
 SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
+# In an M/M/1 queue that is busy for a share b of its time are b / (1 - b) requests, and one more
+# second of work delays each by that second; prompts differ more in length, hence twice that. Up to
+# 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
+WORK_FACTOR, WORK_MAX = 2.0, 3.0
 RTT_START_S = 0.5  # of a peer before its first answered ping
 
 
@@ -25,14 +29,17 @@ class Prices:
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+        self._work_weight = 0.0
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; `holders`: of the prompt."""
         # This loop is half of a decision's cost, so nothing in it is looked up twice.
         rows: list[PriceRow] = []
-        speeds, kept, now, replicas = self._speeds, self._speeds.kept, self._now, 0
+        speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by = holders.replicas
+        replicas = _replicas_among(targets)
+        work_weight = self._work_weight = self._weight_of_work(replicas)
         for target in targets:
             name, load, _, rtt_s, replica, peer, ahead = target
             if replica is None:
@@ -53,16 +60,16 @@ class Prices:
                 queued = speeds.usual_queue_tokens(replica)
             line_s = memory_s = 0.0
             if ahead:
-                replicas = replicas or sum(one.replica is not None for one in targets)
                 line_s = ahead * speeds.prefill_tokens * s_per_token / replicas
                 stalled += ahead / replicas
-            if load and (kv_tokens - sent.tokens < needed_tokens or load > room):
-                free_tokens, slots = kv_tokens - sent.tokens, load - room
-                memory_s = self._room_s(target, free_tokens, slots, running)
+            free_tokens = kv_tokens - sent.tokens + held[1]  # what it holds takes no more memory
+            if load and (free_tokens < needed_tokens or load > room):
+                memory_s = self._room_s(target, free_tokens, load - room, running)
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - held[1]
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
+            stalled += work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
             rows.append((
@@ -70,6 +77,20 @@ class Prices:
                 prefill_s, base_s, memory_s, others_s,
             ))  # fmt: skip
         return rows
+
+    def _weight_of_work(self, among: int) -> float:
+        """What others wait for each second of prefill where prompts are queued.
+
+        By this router's own clients: with others' prompts, replicas are busier than assumed. Where
+        none is queued it is 0: work on an idle replica delays nobody, and if it cost as much there,
+        requests would wait for a busy holder beside it.
+        """
+        speeds = self._speeds
+        replicas = max(among, len(speeds.replicas))  # of a large fleet only a sample is priced
+        if not replicas:
+            return 0.0
+        busy = min(WORK_MAX / (WORK_MAX + WORK_FACTOR), speeds.demand.per_s(self._now) / replicas)
+        return WORK_FACTOR * busy / (1.0 - busy)
 
     def _room_s(self, target: Target, free_tokens: float, slots: float, running: float) -> float:
         """Until answers that run there have released the memory that this request lacks, and so
@@ -98,11 +119,18 @@ class Prices:
             running = speeds.running
         batch_s = speeds.batch_weight * running * base_s
         base_s += s_per_decode * running
-        others_s = (running * speeds.stall_weight + target.ahead / ready) * prefill_s + batch_s
+        weight = running * speeds.stall_weight + target.ahead / ready
+        if queue_s:
+            weight += self._work_weight
+        others_s = weight * prefill_s + batch_s
         others_s += speeds.returns * rtt_s
         # Where no request runs, none will release memory: waiting would not help.
         free_tokens = peer.kv_free_tokens(model) if running else None
-        memory_s = 0.0 if free_tokens is None else self._room_s(target, free_tokens, 0.0, running)
+        memory_s = (
+            0.0
+            if free_tokens is None
+            else self._room_s(target, free_tokens + held.tokens, 0.0, running)
+        )
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
@@ -124,3 +152,11 @@ class Prices:
         if reported_s is None:
             reported_s = typical_s * max(1, peer.ready(model))
         return reported_s + unseen_s
+
+
+def _replicas_among(targets: Sequence[Target]) -> int:
+    """Replicas come before peers, which are few."""
+    count = len(targets)
+    while count and targets[count - 1].replica is None:
+        count -= 1
+    return count

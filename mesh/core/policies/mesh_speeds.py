@@ -35,6 +35,7 @@ RESIDENCE_START_S = 10.0
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
 ANCHOR = 0.3**2  # holds the slope, as short prompts determine none; in squared thousands of tokens
+DEMAND_S = 30.0  # time constant
 WEIGHT = 0.02  # of a new observation in the averages over all, once there are some fifty
 START_COUNTS = 4.0  # observations that the start value of an average counts for
 RETURNS_MAX = 16.0
@@ -153,12 +154,32 @@ class ReplicaSpeeds(NamedTuple):
     batch_room: float  # most load beside which one more has a slot; infinite where not reported
 
 
+class PrefillDemand:
+    """Seconds of prefill that this router's clients asked for, per second, of late."""
+
+    def __init__(self) -> None:
+        self._seconds, self._at, self._since = 0.0, 0.0, math.inf
+
+    def add(self, seconds: float, now: float) -> None:
+        """One more prompt, which takes so long."""
+        self._seconds = self._seconds * math.exp((self._at - now) / DEMAND_S) + seconds
+        self._at, self._since = now, min(self._since, now)
+
+    def per_s(self, now: float) -> float:
+        """As of `now`. A second is added to the time seen: the first prompt alone is no rate."""
+        if now < self._since:
+            return 0.0
+        seen_s = DEMAND_S * (1.0 - math.exp((self._since - now) / DEMAND_S)) + 1.0
+        return self._seconds * math.exp((self._at - now) / DEMAND_S) / seen_s
+
+
 class SpeedModel:
     """Speeds and averages of one model: by candidate, and of all of them together."""
 
     def __init__(self, *, generates: bool = True) -> None:
         """`generates`: whether its answers are tokens, and not only computed prompts."""
         self.replicas: dict[str, CandidateSpeed] = {}
+        self.demand = PrefillDemand()
         # Valid while the heartbeat is the replica's last; dropped with its speed.
         self.kept: dict[str, ReplicaSpeeds] = {}
         self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
