@@ -178,7 +178,8 @@ class MeshPolicy:
         if expected is None or expected.began_at is not None:
             return
         ttft_s = now - expected.placed_at - expected.rtt_s
-        self._speeds(request).began(spot, expected.tokens, expected.running, ttft_s)
+        speeds, tokens = self._speeds(request), expected.tokens
+        speeds.began(spot, tokens, expected.running, ttft_s, now=now)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:

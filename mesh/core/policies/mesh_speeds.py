@@ -22,10 +22,16 @@ from typing import NamedTuple
 from mesh.core.policies.base import Destination, Target
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
-from schemas.state import Heartbeat
+from schemas.state import Heartbeat, PrefillPrior
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
 RIDGE = 8.0  # answers
+# One answer's time to first token is about as far off its line as it is long, so a prior with a
+# relative error of e is worth 1 / e² answers; no agent's word counts for more than these.
+PRIOR_ANSWERS_MIN, PRIOR_ANSWERS_MAX = 1.0, 32.0
+PRIOR_MEMORY = 0.9  # of a prior at each answer: engines at work are not as they are alone
+IDLE_HALF_LIFE_S = 30.0  # of what was learned of a replica that gives no answers
+IDLE_STEP_S = 1.0  # between two fits of it
 FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
@@ -84,8 +90,16 @@ class SpeedFit:
         self.xy = MEMORY * self.xy + x * y
         self.ny = MEMORY * self.ny + n * y
 
-    def speed(self, prior: FittedSpeed, slope_ridge: float = RIDGE) -> FittedSpeed:
-        """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
+    def fade(self, share: float) -> None:
+        """Let all answers so far count for this share of what they did."""
+        share = share if share * self.w > 1e-3 else 0.0
+        for name in self.__slots__:
+            setattr(self, name, share * getattr(self, name))
+
+    def speed(
+        self, prior: FittedSpeed, slope_ridge: float = RIDGE, ridge: float = RIDGE
+    ) -> FittedSpeed:
+        """The ridge towards `prior`, which weighs as much as `ridge` answers like these.
 
         Its slope weighs `slope_ridge` of them, and ANCHOR. No number falls below a tenth of it, or
         below zero.
@@ -99,9 +113,9 @@ class SpeedFit:
             self.ny - base * self.n - slope * self.xn - decode * self.nn,
         )
         db, ds, dn = _solve(
-            (self.w + RIDGE, self.x, self.n),
+            (self.w + ridge, self.x, self.n),
             (self.xx + slope_ridge / self.w * self.xx + ANCHOR, self.xn),
-            self.nn + RIDGE / self.w * self.nn + 1e-9,
+            self.nn + ridge / self.w * self.nn + 1e-9,
             rest,
         )
         return FittedSpeed(
@@ -135,6 +149,36 @@ class CandidateSpeed:
     speed: FittedSpeed | None = None
     residence_s: float = RESIDENCE_START_S
     slot_s: float | None = None  # the same, of observed answers; None before the first
+    prior: PrefillPrior | None = None
+    prior_answers: float = 0.0  # what the prior is worth; each answer makes it less
+    fitted_at: float = -math.inf  # or known to be at work since
+
+    def lean_on(self, prior: PrefillPrior | None) -> None:
+        """Another prior, with its full weight: perhaps of another engine."""
+        self.prior = prior
+        if prior is not None:
+            worth = prior.error**-2
+            self.prior_answers = min(PRIOR_ANSWERS_MAX, max(PRIOR_ANSWERS_MIN, worth))
+
+    def add(self, thousands: float, running: float, ttft_s: float) -> None:
+        """One answer."""
+        self.fit.add(thousands, running, ttft_s)
+        self.prior_answers *= PRIOR_MEMORY
+
+    def fit_to(self, fleet: FittedSpeed) -> None:
+        """Its speed by its answers, leaning on the fleet's and, before many, on its prior."""
+        prior = self.prior
+        if prior is None:
+            self.speed = self.fit.speed(fleet)
+            return
+        answers = RIDGE + self.prior_answers
+        share = self.prior_answers / answers
+        before = FittedSpeed(
+            fleet.base_s + share * (prior.base_s - fleet.base_s),
+            fleet.s_per_token + share * (prior.s_per_token - fleet.s_per_token),
+            fleet.s_per_decode,
+        )
+        self.speed = self.fit.speed(before, answers, answers)
 
 
 UNKNOWN_SPEED = CandidateSpeed()
@@ -207,12 +251,11 @@ class SpeedModel:
     def reported(self, target: Target) -> FittedSpeed | None:
         """By its heartbeat or digest; None if that has no speed."""
         if target.replica is not None:
-            beat = target.replica.heartbeat
-            return self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
+            return self._completed(*target.replica.prefill_line)
         return None if target.peer is None else self._completed(*target.peer.prefill)
 
     def _completed(self, slope: float | None, base_s: float | None) -> FittedSpeed | None:
-        if slope is None:
+        if not slope:
             return None
         usual_s, _, s_per_decode = self.fleet_speed
         return FittedSpeed(usual_s if base_s is None else base_s, slope, s_per_decode)
@@ -220,10 +263,10 @@ class SpeedModel:
     def of_replica(self, replica: Replica) -> ReplicaSpeeds:
         """Compute its `ReplicaSpeeds`; kept if the heartbeat reports how many requests run."""
         beat, kv_tokens = replica.heartbeat, replica.kv_reported_tokens
-        speed = self.replicas.get(beat.replica, UNKNOWN_SPEED).speed
+        speed = self._own_of(replica)
         if speed is None:
             self._at_fleet_speed.add(beat.replica)
-            speed = self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
+            speed = self._completed(*replica.prefill_line)
         base_s, s_per_token, s_per_decode = speed or self.fleet_speed
         running = replica.load if beat.running is None else beat.running
         speeds = ReplicaSpeeds(
@@ -241,19 +284,40 @@ class SpeedModel:
             self.kept[beat.replica] = speeds
         return speeds
 
+    def _own_of(self, replica: Replica) -> FittedSpeed | None:
+        """What its answers showed, less the longer ago they are: a replica that only slow ones were
+        seen of, and that gets no work for that, is tried again."""
+        own = self.replicas.get(replica.heartbeat.replica)
+        if own is None or own.speed is None:
+            return None
+        if replica.load:
+            own.fitted_at = replica.seen_at
+        idle_s = replica.seen_at - own.fitted_at
+        if idle_s >= IDLE_STEP_S or own.prior is not replica.prior:
+            if own.prior != replica.prior:
+                own.lean_on(replica.prior)
+            own.prior = replica.prior
+            own.fit.fade(0.5 ** (idle_s / IDLE_HALF_LIFE_S))
+            own.fitted_at = replica.seen_at
+            own.fit_to(self.fleet_speed)
+        return own.speed
+
     def is_known(self, target: Target) -> bool:
         """Whether its speed is more than a first guess."""
         answers = max(self.of(target).fit.w, self._fleet.w)
         return answers >= ANSWERS_MIN or self.reported(target) is not None
 
-    def began(self, spot: Destination, tokens: float, running: float, ttft_s: float) -> None:
+    def began(
+        self, spot: Destination, tokens: float, running: float, ttft_s: float, *, now: float
+    ) -> None:
         """A first token came `ttft_s` after its placement, round trip not counted."""
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         self._fleet.add(tokens / KILO, running, y)
         self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
-        own.fit.add(tokens / KILO, running, y)
-        own.speed = own.fit.speed(self.fleet_speed)
+        own.add(tokens / KILO, running, y)
+        own.fitted_at = now
+        own.fit_to(self.fleet_speed)
         for name in (*self._at_fleet_speed, spot.name):
             self.kept.pop(name, None)
         self._at_fleet_speed.clear()

@@ -193,8 +193,8 @@ def test_held_requests_that_go_first_are_waited_for():
 def test_each_one_at_its_own_speed():
     speeds = SpeedModel()
     for _ in range(50):
-        speeds.began(spot("slow"), 1000, 0, 5.0)
-        speeds.began(spot("fast"), 1000, 0, 0.05)
+        speeds.began(spot("slow"), 1000, 0, 5.0, now=100.0)
+        speeds.began(spot("fast"), 1000, 0, 0.05, now=100.0)
     slow, fast = (price(replica(name), speeds=speeds) for name in ("slow", "fast"))
     assert slow.prefill_s == pytest.approx(1000 * speeds.speed(slow.target).s_per_token)
     assert slow.prefill_s > 3 * fast.prefill_s
@@ -297,7 +297,9 @@ def test_kept_speeds_change_no_price(seed):
         elif kind == 1:
             one.replica.on_the_way.add(seq, 700, 500, now)
         elif kind == 2:
-            speeds.began(spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random())
+            speeds.began(
+                spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random(), now=100.0
+            )
         else:
             speeds.forget(spot(one.name))
         now += dice.choice([0.0, 0.004, 0.3])
