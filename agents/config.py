@@ -141,6 +141,7 @@ class AgentConfig(EngineConfig):
 
     # How it takes offline work; None: not at all.
     profile: OfflineProfile | None = None
+    state_dir: Path | None = None
     # Of offline requests, in the engine's own field; None: the field is not sent.
     offline_priority: Annotated[int, Field(ge=-PRIORITY_MOST, le=PRIORITY_MOST)] | None = None
 

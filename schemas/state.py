@@ -96,6 +96,36 @@ class Health(StrEnum):
     RED = "red"  # none arrive: it gets no work
 
 
+PriorTokens = Annotated[int, Field(ge=1, le=100_000_000)]
+PriorSeconds = Annotated[float, Field(ge=0.0, le=3600.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPrior:
+    """How long an engine's first tokens take, as known before it has answered requests."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    short_tokens: PriorTokens
+    """A short prompt, of which nothing is cached, alone on the engine."""
+    short_s: PriorSeconds
+    """Its time to first token."""
+    more_tokens: PriorTokens
+    """By how much a long prompt is longer."""
+    more_s: PriorSeconds
+    """By how much its first token comes later."""
+    error: Annotated[float, Field(ge=0.01, le=10.0)]
+    """How far these may be wrong, relative: 0.2 where they are expected to be within a fifth."""
+
+    @property
+    def s_per_token(self) -> float:
+        return self.more_s / self.more_tokens
+
+    @property
+    def base_s(self) -> float:
+        return max(0.0, self.short_s - self.short_tokens * self.s_per_token)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """One replica's state, every 100 ms and at once when it turns full or not full."""
@@ -140,6 +170,9 @@ class Heartbeat:
     """Learned slope of TTFT on uncached prompt tokens, in seconds per token."""
     prefill_base_s: Seconds | None = None
     """Its intercept, in seconds."""
+    prefill_prior: PrefillPrior | None = None
+    """The same before it is learned, of the agent's last run or of a profile. Sent once a second;
+    where there is none, the last one holds."""
     decode_tokens_per_s: PerSecond | None = None
     """Of one running request, the median of recent ones."""
     prefix_hit_ratio: Ratio | None = None

@@ -39,7 +39,7 @@ _CLOSED = {
 _DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
 HANGS = "the engine hangs: it answers scrapes and computes nothing"
 SILENT_ROUTER = "no keep-alive from the requesting router for too long"
-CARDS_EVERY = 10  # heartbeats: model cards hardly ever change
+CARDS_EVERY = 10  # heartbeats: model cards and priors hardly ever change
 STOPPED_S = 1.0  # later than `wake_at`: far more than a busy event loop is ever late
 
 
@@ -69,8 +69,7 @@ class AgentCore:
         self._hangs = HangDetector()
         self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
-        self._seq = 0
-        self._served_total = self._refused_total = 0
+        self._seq = self._served_total = self._refused_total = 0
         self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._has_answered = False
         self._published: tuple[object, ...] | None = None  # what must be published at once
@@ -185,6 +184,7 @@ class AgentCore:
             down_reason=down_reason if state is ReplicaState.DOWN else None,
             cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
             paths=engine.paths,
+            prefill_prior=replica.prior(engine.models) if self._seq % CARDS_EVERY == 1 else None,
         )
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:

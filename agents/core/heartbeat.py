@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from agents.core.known_speed import KnownSpeed
 from agents.core.offline_profile import OfflineProfile
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.residency import Label, Labels
+from schemas.state import PrefillPrior
 
 GAP_MIN_S = 0.01  # a replica that turns full and not full with every request must not flood the bus
 
@@ -27,6 +29,7 @@ class ReplicaConfig:
     counts_own: bool = False  # the engine shows no counts: it runs what this agent sent to it
     offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
     offline_priority: int | None = None  # the engine's own, for offline requests
+    speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
 
     def fits_residency(self, requested: Labels) -> bool:
         """Whether one of these labels holds here. Routers check it first, but a label may have
@@ -34,6 +37,11 @@ class ReplicaConfig:
         mesh.toml lists."""
         labels = self.residency
         return not requested or labels is None or any(label in requested for label in labels)
+
+    def prior(self, models: tuple[ModelId, ...]) -> PrefillPrior | None:
+        """By what is known of an engine of this kind with these models."""
+        fitting = (speed.prior for speed in self.speeds if speed.is_of(self.engine, models))
+        return next(fitting, None) if models else None
 
 
 class HeartbeatTimer:

@@ -14,6 +14,7 @@ from agents.config import AgentConfig
 from agents.core import effects
 from agents.core.agent import AgentCore
 from agents.core.engine_health import PROBE_TIMEOUT_S
+from agents.core.engine_load import PrefillLine
 from agents.core.events import (
     AgentEvent,
     DrainFinished,
@@ -25,6 +26,7 @@ from agents.core.events import (
     StopRequested,
     TimerFired,
 )
+from agents.core.known_speed import KnownSpeed, of_last_run
 from agents.core.offline_work import OfflineTotals
 from infra.process import LimitedLog, end_all
 from infra.services import EndpointFigures
@@ -120,6 +122,14 @@ class Agent:
 
     def heartbeat(self) -> Heartbeat:
         return self._core.heartbeat(self._clock())
+
+    def learned_speed(self) -> KnownSpeed | None:
+        """Of its engine, for the next run; None before it is learned."""
+        beat = self.heartbeat()
+        if beat.prefill_s_per_token is None or not beat.models:
+            return None
+        line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
+        return of_last_run(beat.engine, beat.models, line)
 
     def offline_totals(self) -> OfflineTotals:
         return self._core.offline_totals

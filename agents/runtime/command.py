@@ -66,6 +66,13 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     show_default="no offline work",
 )
 @click.option(
+    "--state-dir",
+    envvar="STATE_DIRECTORY",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the learned speed of its engine is kept for its next start. [STATE_DIRECTORY]",
+    show_default="it is not kept",
+)
+@click.option(
     "--offline-priority",
     type=int,
     metavar="N",

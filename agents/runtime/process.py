@@ -15,8 +15,10 @@ from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.known_speed import KnownSpeed, of_profile
 from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
+from agents.runtime.speed_file import SpeedFile
 from infra import bus
 from infra.process import end_all, write_ready_file
 from infra.service_manager import NO_SERVICE_MANAGER, ServiceManager
@@ -42,11 +44,10 @@ async def run(
     stop: Stop,
     manager: ServiceManager = NO_SERVICE_MANAGER,
 ) -> None:
-    """Serve one engine's work from the bus until `stop`; `manager` learns how it goes.
+    """Serve one engine's work from the bus until `stop`; wait for one that does not answer yet.
 
     `epoch` must rise with every start. Raises BusUnreachable when no server answers or permits
-    this agent, and ReplicaNameTaken when another agent has its name, alone or in a group; waits for
-    an engine that does not answer yet.
+    this agent, and ReplicaNameTaken when another has its name, alone or in a group.
     """
     async with AsyncExitStack() as opened:
         authorization = BusAuthorization(config.region, config.replica)
@@ -58,10 +59,10 @@ async def run(
         engine = _engine(config, clock)
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
+        speeds = SpeedFile(config.state_dir)
+        replica = _replica(config, epoch, speeds.read())
         async with asyncio.TaskGroup() as tasks:
-            agent = Agent(
-                config, AgentCore(_replica(config, epoch)), agent_bus, engine, clock, tasks
-            )
+            agent = Agent(config, AgentCore(replica), agent_bus, engine, clock, tasks)
             if config.metrics_port != 0:
                 host, port = config.metrics_host, config.metrics_port
                 await serve_metrics(opened, host, port, agent, agent_bus)
@@ -75,6 +76,7 @@ async def run(
                 tasks.create_task(agent.keep_alive()),
                 tasks.create_task(connection.report(agent.feed)),
                 tasks.create_task(agent_bus.outbox.run()),
+                tasks.create_task(speeds.keep_current(agent.learned_speed)),
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
             reporting = tasks.create_task(_report(manager, agent))
@@ -129,8 +131,10 @@ async def _connected(
     )
 
 
-def _replica(config: AgentConfig, epoch: int) -> ReplicaConfig:
+def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> ReplicaConfig:
+    """`kept`: what the agent's last run learned of its engine's speed."""
     kind = KINDS[config.engine_kind]
+    profiled = None if config.profile is None else of_profile(config.profile)
     return ReplicaConfig(
         region=config.region,
         replica=config.replica,
@@ -143,6 +147,7 @@ def _replica(config: AgentConfig, epoch: int) -> ReplicaConfig:
         counts_own=not kind.has_metrics,
         offline=config.profile,
         offline_priority=config.offline_priority,
+        speeds=tuple(speed for speed in (kept, profiled) if speed is not None),
     )
 
 

@@ -414,7 +414,7 @@ class RouterCore:
                 self._attempts.cancel(record)
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
-            if now - record.held_since >= self._settings.hold_s_max:
+            if record.queued_s(now) >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
             elif not self._completion.shed_if_too_late(record, record.place, now):
                 self._forwarded_queue.check(record.request, now)

@@ -143,6 +143,7 @@ class WorldConfig:
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
     batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
+    speeds_known: bool = True  # agents know their engines' speeds, of a run before
     kv_tokens: int | None = None  # replaces the profiles' own
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this

@@ -31,7 +31,7 @@ from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiles import Publishing
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Target
-from mesh.core.policies.mesh_prices import STALL_WEIGHT
+from mesh.core.policies.mesh_speeds import STALL_WEIGHT
 from schemas.ids import ReplicaId
 
 if TYPE_CHECKING:

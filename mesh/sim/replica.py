@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
+from agents.core.engine_load import PrefillLine
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.core.offline_profile import OfflineProfile
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
@@ -34,10 +36,29 @@ from schemas.state import Heartbeat
 if TYPE_CHECKING:
     from mesh.sim.world import World
 
+ENGINE = "vllm"
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
+
+
+def known_speed(profile: Profile) -> KnownSpeed:
+    """What an agent's last run has learned of such an engine."""
+    slope = (_alone_s(profile, LONG_TOKENS) - _alone_s(profile, SHORT_TOKENS)) / (
+        LONG_TOKENS - SHORT_TOKENS
+    )
+    base_s = _alone_s(profile, SHORT_TOKENS) - slope * SHORT_TOKENS
+    return of_last_run(ENGINE, (), PrefillLine(slope, base_s))
+
+
+def _alone_s(profile: Profile, tokens: int) -> float:
+    """A prompt's time to first token on an idle engine."""
+    ends = [*range(profile.batch_tokens, tokens, profile.batch_tokens), tokens]
+    starts = [0, *ends[:-1]]
+    chunks = zip(starts, ends, strict=True)
+    seconds = sum(profile.iteration_s(((end - start, end),), 0, 0) for start, end in chunks)
+    return profile.arrival_s + seconds
 
 
 @dataclass(slots=True)
@@ -109,11 +130,12 @@ class SimReplica:
                 region=self._region,
                 replica=self.name,
                 epoch=self._epoch,
-                engine="vllm",
+                engine=ENGINE,
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
                 offline=self._offline_profile(),
+                speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
             )
         )
         self._tick_at = float("inf")

@@ -148,8 +148,7 @@ class QueueDelay:
 
     def _waited_s(self, record: RequestRecord, kind: RequestKind, now: float) -> float:
         """In queues, here and in other regions, since some replica serves its kind."""
-        held_s = record.request.held_before_s + record.waited_s(now)
-        return min(held_s, now - self._unserved_at.get(kind, -inf))
+        return min(record.queued_s(now), now - self._unserved_at.get(kind, -inf))
 
 
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0

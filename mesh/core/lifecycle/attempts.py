@@ -114,7 +114,7 @@ class Attempts:
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._peers.forwarded(peer, now)
         self._placer.placed(request, destination, now)
-        self._effects.append(fx.Forward(request.key, record.attempt, peer, held_s=record.held_s))
+        self._effects.append(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
 
     def began(self, record: RequestRecord, now: float) -> None:
         if record.handoff is not None and record.replica is not None:

@@ -153,6 +153,11 @@ class HoldQueue:
         """Whether a new request must be shed instead of held, or another one for it."""
         return len(self) >= self._length_max
 
+    @property
+    def is_first_come(self) -> bool:
+        """Whether `effective_arrival` alone is its order."""
+        return isinstance(self._turns, FirstCome)
+
     def waiting(self, model: ModelId) -> int:
         """How many requests are held for that kind of work."""
         return self._waiting.get(work_name(model), 0)

@@ -75,6 +75,7 @@ class RequestRecord:
     last_frame_at: float = 0.0  # of this attempt
     held_since: float | None = None
     held_s: float = 0.0
+    held_by_peers_s: float = 0.0  # until each of them placed it, or refused it
     place: PlacementResult | None = None  # the last decision, while held
     failures: int = 0
     refusals: int = 0
@@ -95,6 +96,10 @@ class RequestRecord:
 
     def waited_s(self, now: float) -> float:
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
+
+    def queued_s(self, now: float) -> float:
+        """In hold queues since its arrival: here, in its own region, and in peers that it asked."""
+        return self.request.held_before_s + self.held_by_peers_s + self.waited_s(now)
 
     def avoided(self, now: float) -> frozenset[str]:
         """Places that must not be chosen now."""
@@ -125,6 +130,7 @@ class RequestRecord:
     def hold(self, now: float) -> None:
         """It waits in the hold queue from `now` on; the attempt before is over."""
         self._enter(Transition.HOLD)
+        self._count_peers_hold(now)
         self.held_since = now
         self.peer = self.replica = self.handoff = self.destination = None
 
@@ -158,7 +164,12 @@ class RequestRecord:
 
     def placed_by_peer(self, replica: ReplicaId, now: float) -> None:
         """The peer has named the replica that answers."""
+        self._count_peers_hold(now)
         self.replica, self.last_frame_at = replica, now
+
+    def _count_peers_hold(self, now: float) -> None:
+        if self.waits_at_peer:
+            self.held_by_peers_s += now - self.attempted_at
 
     def progressed(self, now: float) -> None:
         self.last_frame_at = now

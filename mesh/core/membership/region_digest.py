@@ -102,6 +102,7 @@ class RegionalDigest:
         beats = [(replica, replica.heartbeat) for replica in self._replicas]
         ready = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
         ready_beats = [replica.heartbeat for replica in ready]
+        lines = [replica.prefill_line for replica in ready]
         capacities = self._capacities(counts, now)
         self._seq += 1
         self._made_at = now
@@ -116,10 +117,8 @@ class RegionalDigest:
             queue=len(self._held),
             models=models_only(capacities),
             requests_per_s=rounded(self.arrivals.per_s(now)),
-            prefill_s_per_token=rounded(
-                _known(median, [beat.prefill_s_per_token for beat in ready_beats])
-            ),
-            prefill_base_s=rounded(_known(median, [beat.prefill_base_s for beat in ready_beats])),
+            prefill_s_per_token=rounded(_known(median, [s_per_token for s_per_token, _ in lines])),
+            prefill_base_s=rounded(_known(median, [base_s for _, base_s in lines])),
             kv_used_ratio=rounded(_known(_mean, [beat.kv_used_ratio for beat in ready_beats])),
             residency=self._labels,
             models_by_label=self._by_label(now),
@@ -192,7 +191,7 @@ class RegionalDigest:
 
 def _wait_s(replica: Replica, now: float) -> float | None:
     """Until it has computed its queue; None where its speed or its queue is unknown."""
-    s_per_token = replica.heartbeat.prefill_s_per_token
+    s_per_token, _ = replica.prefill_line
     if s_per_token is None:
         return None
     queued = replica.prefill_queue_tokens(now, s_per_token)

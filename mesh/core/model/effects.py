@@ -32,7 +32,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Ask a peer region to place a client's request. `held_s`: seconds that it was held here."""
+    """Ask a peer region to place a client's request. `held_s`: in all queues so far."""
 
     key: int
     attempt: int

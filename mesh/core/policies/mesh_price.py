@@ -1,5 +1,6 @@
 """One candidate's price, for the `mesh` policy, and what is read off it."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mesh.core.policies.base import FirstToken, Score, Target
@@ -13,6 +14,13 @@ class HeldPrefix(NamedTuple):
 
 
 HELD_NOTHING = HeldPrefix(0, 0)
+
+
+class PromptHolders(NamedTuple):
+    """Candidates that hold a part of a prompt, by name; others hold nothing of it."""
+
+    replicas: Mapping[str, HeldPrefix]
+    peers: Mapping[str, HeldPrefix]
 
 
 class Price(NamedTuple):

@@ -1,304 +1,23 @@
-"""What a first token costs at each candidate, for the `mesh` policy: prices and learned speeds.
+"""What a first token costs at each candidate, for the `mesh` policy.
 
-Prices come from heartbeats, digests and hand-offs, at speeds learned from earlier answers. What is
-not reported is estimated, never taken for zero; unreported memory or batch sizes are not priced. A
-first token takes
-
-    ttft_s = base_s + s_per_token × tokens to compute before it + s_per_decode × requests running
-
-(GORGO, section 4.2, has the first two terms). Prefill shares iterations with decodes in a way that
-differs between engines, so each candidate's three numbers are fitted on line to its answers, by
-least squares with forgetting: an engine that slows down is noticed within some thirty answers. A
-ridge as heavy as RIDGE answers pulls a candidate with few towards the fleet's speed; one with none
-has the reported speed. The fleet's slope is pulled little towards the start value, which is off by
-a factor on most GPUs.
-
-Rejected: scaling an estimate by observed over expected: slow engines and those that decode much
-look the same.
+Prices come from heartbeats, digests and hand-offs, at learned speeds (`mesh_speeds.py`). What is
+not reported is estimated, never taken for zero; unreported memory or batch sizes are not priced.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow
+from mesh.core.policies.base import Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
+from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.core.view.peers import Peer
-from mesh.core.view.replica import Replica
-from schemas.decision import CandidateKind
-from schemas.state import Heartbeat
 
-MEMORY = 0.97  # kept of the past at each answer: some thirty of them
-RIDGE = 8.0  # answers
-FLEET_SLOPE_RIDGE = 2.0
-ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
-RUNNING_START = 8.0  # beside a newcomer, where it is not reported
-KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
-TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
-RESIDENCE_START_S = 10.0
-PREFILL_TOKENS_START = 500.0
-OUTPUT_TOKENS_START = 200.0
-ANCHOR = 0.3**2  # holds the slope, as short prompts determine none; in squared thousands of tokens
-WEIGHT = 0.02  # of a new observation in the averages over all, once there are some fifty
-START_COUNTS = 4.0  # observations that the start value of an average counts for
-RETURNS_MAX = 16.0
-STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
-# Of a first token's least time, for each request that runs there: a larger batch makes every
-# iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
-# be preferred a little even for a prompt that a busy one holds.
-BATCH_WEIGHT = 0.02
 SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
+# In an M/M/1 queue that is busy for a share b of its time are b / (1 - b) requests, and one more
+# second of work delays each by that second; prompts differ more in length, hence twice that. Up to
+# 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
+WORK_FACTOR, WORK_MAX = 2.0, 3.0
 RTT_START_S = 0.5  # of a peer before its first answered ping
-
-
-class PromptHolders(NamedTuple):
-    """Candidates that hold a part of a prompt, by name; others hold nothing of it."""
-
-    replicas: Mapping[str, HeldPrefix]
-    peers: Mapping[str, HeldPrefix]
-
-
-class FittedSpeed(NamedTuple):
-    """The three numbers. Seconds, seconds per prompt token, seconds per running request."""
-
-    base_s: float
-    s_per_token: float
-    s_per_decode: float
-
-
-# Before any report or answer: about an 8B model on a recent data centre GPU.
-SPEED_START = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
-
-
-@dataclass(slots=True)
-class SpeedFit:
-    """Decayed sums over answers: of 1, x (thousands of tokens), n (running) and y (seconds)."""
-
-    w: float = 0.0
-    x: float = 0.0
-    n: float = 0.0
-    xx: float = 0.0
-    nn: float = 0.0
-    xn: float = 0.0
-    y: float = 0.0
-    xy: float = 0.0
-    ny: float = 0.0
-
-    def add(self, x: float, n: float, y: float) -> None:
-        """One answer."""
-        self.w = MEMORY * self.w + 1.0
-        self.x = MEMORY * self.x + x
-        self.n = MEMORY * self.n + n
-        self.xx = MEMORY * self.xx + x * x
-        self.nn = MEMORY * self.nn + n * n
-        self.xn = MEMORY * self.xn + x * n
-        self.y = MEMORY * self.y + y
-        self.xy = MEMORY * self.xy + x * y
-        self.ny = MEMORY * self.ny + n * y
-
-    def speed(self, prior: FittedSpeed, slope_ridge: float = RIDGE) -> FittedSpeed:
-        """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
-
-        Its slope weighs `slope_ridge` of them, and ANCHOR. No number falls below a tenth of it, or
-        below zero.
-        """
-        if not self.w:
-            return prior
-        base, slope, decode = prior.base_s, prior.s_per_token * KILO, prior.s_per_decode
-        rest = (
-            self.y - base * self.w - slope * self.x - decode * self.n,
-            self.xy - base * self.x - slope * self.xx - decode * self.xn,
-            self.ny - base * self.n - slope * self.xn - decode * self.nn,
-        )
-        db, ds, dn = _solve(
-            (self.w + RIDGE, self.x, self.n),
-            (self.xx + slope_ridge / self.w * self.xx + ANCHOR, self.xn),
-            self.nn + RIDGE / self.w * self.nn + 1e-9,
-            rest,
-        )
-        return FittedSpeed(
-            max(0.1 * base, base + db), max(0.1 * slope, slope + ds) / KILO, max(0.0, decode + dn)
-        )
-
-
-def _solve(
-    first: tuple[float, float, float],
-    second: tuple[float, float],
-    third: float,
-    rest: tuple[float, float, float],
-) -> tuple[float, float, float]:
-    """The symmetric system of three, by elimination; the ridge keeps it regular."""
-    a, b, c = first
-    d, e = second
-    p, q, r = rest
-    d, e, q = d - b * b / a, e - b * c / a, q - b * p / a
-    f, r = third - c * c / a, r - c * p / a
-    f, r = f - e * e / d, r - e * q / d
-    z = r / f
-    y = (q - e * z) / d
-    return (p - b * y - c * z) / a, y, z
-
-
-@dataclass(slots=True)
-class CandidateSpeed:
-    """What was learned of one candidate."""
-
-    fit: SpeedFit = field(default_factory=SpeedFit)
-    speed: FittedSpeed | None = None
-    residence_s: float = RESIDENCE_START_S
-    slot_s: float | None = None  # the same, of observed answers; None before the first
-
-
-UNKNOWN_SPEED = CandidateSpeed()
-
-
-class ReplicaSpeeds(NamedTuple):
-    """What a replica's last heartbeat comes to at its speed, for the decisions until the next."""
-
-    heartbeat: Heartbeat
-    s_per_token: float
-    running: float
-    base_s: float
-    batch_s: float  # what all requests that run there pay for one more
-    stalled: float  # decodes that a prefill stalls, by their weight
-    kv_tokens: float  # free; infinite where not reported
-    queued_tokens: int | None  # as reported
-    batch_room: float  # most load beside which one more has a slot; infinite where not reported
-
-
-class SpeedModel:
-    """Speeds and averages of one model: by candidate, and of all of them together."""
-
-    def __init__(self, *, generates: bool = True) -> None:
-        """`generates`: whether its answers are tokens, and not only computed prompts."""
-        self.replicas: dict[str, CandidateSpeed] = {}
-        # Valid while the heartbeat is the replica's last; dropped with its speed.
-        self.kept: dict[str, ReplicaSpeeds] = {}
-        self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
-        self._peers: dict[str, CandidateSpeed] = {}
-        self._fleet = SpeedFit()
-        self.fleet_speed = SPEED_START
-        self._prompts = self._answers = self._batches = 0
-        self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
-        self.running = RUNNING_START  # beside a newcomer, usually
-        self.prefill_tokens = PREFILL_TOKENS_START
-        self.output_tokens = OUTPUT_TOKENS_START if generates else 0.0
-        self.kv_tokens = PREFILL_TOKENS_START + self.output_tokens  # of a whole request
-        self.stall_weight, self.generates = STALL_WEIGHT, generates
-        self.batch_weight = BATCH_WEIGHT if generates else 0.0  # it joins no batch that decodes
-
-    def of(self, target: Target) -> CandidateSpeed:
-        """What was learned of that candidate."""
-        of = self.replicas if target.peer is None else self._peers
-        return of.get(target.name, UNKNOWN_SPEED)
-
-    def speed(self, target: Target) -> FittedSpeed:
-        """Its own; until it has answered, the reported one; else the fleet's."""
-        return self.of(target).speed or self.reported(target) or self.fleet_speed
-
-    def reported(self, target: Target) -> FittedSpeed | None:
-        """By its heartbeat or digest; None if that has no speed."""
-        if target.replica is not None:
-            beat = target.replica.heartbeat
-            return self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
-        return None if target.peer is None else self._completed(*target.peer.prefill)
-
-    def _completed(self, slope: float | None, base_s: float | None) -> FittedSpeed | None:
-        if slope is None:
-            return None
-        usual_s, _, s_per_decode = self.fleet_speed
-        return FittedSpeed(usual_s if base_s is None else base_s, slope, s_per_decode)
-
-    def of_replica(self, replica: Replica) -> ReplicaSpeeds:
-        """Compute its `ReplicaSpeeds`; kept if the heartbeat reports how many requests run."""
-        beat, kv_tokens = replica.heartbeat, replica.kv_reported_tokens
-        speed = self.replicas.get(beat.replica, UNKNOWN_SPEED).speed
-        if speed is None:
-            self._at_fleet_speed.add(beat.replica)
-            speed = self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
-        base_s, s_per_token, s_per_decode = speed or self.fleet_speed
-        running = replica.load if beat.running is None else beat.running
-        speeds = ReplicaSpeeds(
-            beat,
-            s_per_token,
-            running,
-            base_s + s_per_decode * running,
-            self.batch_weight * running * base_s,
-            running * self.stall_weight,
-            math.inf if kv_tokens is None else kv_tokens,
-            beat.prefill_queued_tokens,
-            beat.batch_max - 1 if beat.batch_max else math.inf,
-        )
-        if beat.running is not None:
-            self.kept[beat.replica] = speeds
-        return speeds
-
-    def is_known(self, target: Target) -> bool:
-        """Whether its speed is more than a first guess."""
-        answers = max(self.of(target).fit.w, self._fleet.w)
-        return answers >= ANSWERS_MIN or self.reported(target) is not None
-
-    def began(self, spot: Destination, tokens: float, running: float, ttft_s: float) -> None:
-        """A first token came `ttft_s` after its placement, round trip not counted."""
-        y = min(TTFT_S_MAX, max(0.0, ttft_s))
-        self._fleet.add(tokens / KILO, running, y)
-        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
-        own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
-        own.fit.add(tokens / KILO, running, y)
-        own.speed = own.fit.speed(self.fleet_speed)
-        for name in (*self._at_fleet_speed, spot.name):
-            self.kept.pop(name, None)
-        self._at_fleet_speed.clear()
-
-    def resided(self, spot: Destination, seconds: float) -> None:
-        """An answer was complete so long after its first token."""
-        own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
-        own.residence_s += 0.1 * (seconds - own.residence_s)
-        own.slot_s = seconds if own.slot_s is None else 0.9 * own.slot_s + 0.1 * seconds
-
-    def forget(self, spot: Destination) -> None:
-        self._layer(spot).pop(spot.name, None)
-        self.kept.pop(spot.name, None)
-        self._at_fleet_speed.discard(spot.name)
-
-    def _layer(self, spot: Destination) -> dict[str, CandidateSpeed]:
-        return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
-
-    @property
-    def returns(self) -> float:
-        """How many more prompts will follow one and go on from it, on average."""
-        ratio = self._continued_ratio
-        return RETURNS_MAX if ratio >= 1.0 else min(RETURNS_MAX, ratio / (1.0 - ratio))
-
-    def usual_queue_tokens(self, replica: Replica) -> float:
-        """Its queue where it is not reported: by its requests, each as long as usual."""
-        return (replica.load if replica.pending is None else replica.pending) * self.prefill_tokens
-
-    def batch(self, running: float) -> None:
-        """So many ran beside a newcomer."""
-        self._batches += 1
-        self.running += _weight(self._batches) * (running - self.running)
-
-    def prompt(self, prefill_tokens: int, *, goes_on: bool) -> None:
-        """A prompt of which so many tokens had to be computed. `goes_on`: from an answer."""
-        self._prompts += 1
-        weight = _weight(self._prompts)
-        self._continued_ratio += weight * (goes_on - self._continued_ratio)
-        self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
-
-    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
-        """An answer of that length to a prompt of that length."""
-        self._answers += 1
-        weight = _weight(self._answers)
-        self.kv_tokens += weight * (prompt_tokens + output_tokens - self.kv_tokens)
-        self.output_tokens += weight * (output_tokens - self.output_tokens)
-
-
-def _weight(seen: int) -> float:
-    """Of the newest of so many observations: all weigh the same at first, later ones more."""
-    return max(WEIGHT, 1.0 / (START_COUNTS + seen))
 
 
 class Prices:
@@ -310,14 +29,17 @@ class Prices:
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+        self._work_weight = 0.0
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; `holders`: of the prompt."""
         # This loop is half of a decision's cost, so nothing in it is looked up twice.
         rows: list[PriceRow] = []
-        speeds, kept, now, replicas = self._speeds, self._speeds.kept, self._now, 0
+        speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by = holders.replicas
+        replicas = _replicas_among(targets)
+        work_weight = self._work_weight = self._weight_of_work(replicas)
         for target in targets:
             name, load, _, rtt_s, replica, peer, ahead = target
             if replica is None:
@@ -338,16 +60,16 @@ class Prices:
                 queued = speeds.usual_queue_tokens(replica)
             line_s = memory_s = 0.0
             if ahead:
-                replicas = replicas or sum(one.replica is not None for one in targets)
                 line_s = ahead * speeds.prefill_tokens * s_per_token / replicas
                 stalled += ahead / replicas
-            if load and (kv_tokens - sent.tokens < needed_tokens or load > room):
-                free_tokens, slots = kv_tokens - sent.tokens, load - room
-                memory_s = self._room_s(target, free_tokens, slots, running)
+            free_tokens = kv_tokens - sent.tokens + held[1]  # what it holds takes no more memory
+            if load and (free_tokens < needed_tokens or load > room):
+                memory_s = self._room_s(target, free_tokens, load - room, running)
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - held[1]
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
+            stalled += work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
             rows.append((
@@ -355,6 +77,20 @@ class Prices:
                 prefill_s, base_s, memory_s, others_s,
             ))  # fmt: skip
         return rows
+
+    def _weight_of_work(self, among: int) -> float:
+        """What others wait for each second of prefill where prompts are queued.
+
+        By this router's own clients: with others' prompts, replicas are busier than assumed. Where
+        none is queued it is 0: work on an idle replica delays nobody, and if it cost as much there,
+        requests would wait for a busy holder beside it.
+        """
+        speeds = self._speeds
+        replicas = max(among, len(speeds.replicas))  # of a large fleet only a sample is priced
+        if not replicas:
+            return 0.0
+        busy = min(WORK_MAX / (WORK_MAX + WORK_FACTOR), speeds.demand.per_s(self._now) / replicas)
+        return WORK_FACTOR * busy / (1.0 - busy)
 
     def _room_s(self, target: Target, free_tokens: float, slots: float, running: float) -> float:
         """Until answers that run there have released the memory that this request lacks, and so
@@ -383,11 +119,18 @@ class Prices:
             running = speeds.running
         batch_s = speeds.batch_weight * running * base_s
         base_s += s_per_decode * running
-        others_s = (running * speeds.stall_weight + target.ahead / ready) * prefill_s + batch_s
+        weight = running * speeds.stall_weight + target.ahead / ready
+        if queue_s:
+            weight += self._work_weight
+        others_s = weight * prefill_s + batch_s
         others_s += speeds.returns * rtt_s
         # Where no request runs, none will release memory: waiting would not help.
         free_tokens = peer.kv_free_tokens(model) if running else None
-        memory_s = 0.0 if free_tokens is None else self._room_s(target, free_tokens, 0.0, running)
+        memory_s = (
+            0.0
+            if free_tokens is None
+            else self._room_s(target, free_tokens + held.tokens, 0.0, running)
+        )
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
@@ -409,3 +152,11 @@ class Prices:
         if reported_s is None:
             reported_s = typical_s * max(1, peer.ready(model))
         return reported_s + unseen_s
+
+
+def _replicas_among(targets: Sequence[Target]) -> int:
+    """Replicas come before peers, which are few."""
+    count = len(targets)
+    while count and targets[count - 1].replica is None:
+        count -= 1
+    return count

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.state import Heartbeat, ModelCard, ReplicaState
+from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState
 
 
 @dataclass(slots=True)
@@ -101,6 +101,7 @@ class Replica:
     room: int = field(init=False)
     kv_reported_tokens: float | None = field(init=False)
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
+    prior: PrefillPrior | None = None
     # As of the table's last update: its agent takes more work; it is ready and has none.
     takes: bool = False
     is_idle: bool = False
@@ -116,6 +117,8 @@ class Replica:
         self.heartbeat, self.seen_at, self.refused_at = beat, now, None
         if beat.cards:  # sent now and then: the last ones hold
             self.cards = beat.cards
+        if beat.prefill_prior is not None:
+            self.prior = beat.prefill_prior
         self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
         self.room = most - beat.outstanding if is_ready and most is not None else 0
@@ -134,6 +137,15 @@ class Replica:
     def load(self) -> int:
         """Requests in or on their way into this replica: what "least load" compares."""
         return self.inside + self.on_the_way.count
+
+    @property
+    def prefill_line(self) -> tuple[float | None, float | None]:
+        """Seconds per prompt token and of every first token, as its agent learned them, or else as
+        it knew them before; None where unknown."""
+        beat, prior = self.heartbeat, self.prior
+        if beat.prefill_s_per_token is None and prior is not None:
+            return prior.s_per_token, prior.base_s
+        return beat.prefill_s_per_token, beat.prefill_base_s
 
     @property
     def kv_free_tokens(self) -> float | None:

@@ -184,3 +184,19 @@ def test_a_request_that_a_peer_holds_for_ever_is_placed_elsewhere():
     fed(router, ev.DigestSeen(digest("ap", 2)), now=NOW + 3.0)
     again = fed(router, ev.Tick(), now=NOW + 3.1)
     assert [effect.peer for effect in of(fx.Forward, again)] == ["ap"]
+
+
+def test_the_limit_of_a_hold_does_not_begin_anew_with_each_one():
+    router, refused, now = core(hold_s_max=1.0), 0, NOW
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    while now < NOW + 10.0:
+        now += 0.1
+        seen = fed(router, ev.HeartbeatSeen(beat("a", round(now * 10))), now=now)
+        for sent in of(fx.Dispatch, seen):
+            full = ev.AttemptRefused(1, sent.attempt, Refusal.FULL, US, "a", 1, 8)
+            fed(router, full, now=now)
+            refused += 1
+        if of(fx.Fail, fed(router, ev.Tick(), now=now)):
+            break
+    assert refused > 5
+    assert now == pytest.approx(NOW + 1.0, abs=0.15)

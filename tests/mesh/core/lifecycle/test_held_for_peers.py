@@ -86,6 +86,15 @@ def test_it_is_refused_when_it_was_held_for_the_limit():
     assert [effect.key for effect in of(fx.RefusePeer, region.tick(0.6))] == [1]
 
 
+def test_its_hold_at_home_counts_for_the_limit():
+    region = Region(hold_s_max=5.0)
+    region.hear(**BUSY)
+    region.ask(foreign(1, held_before_s=4.6))
+    region.hear(0.3, **BUSY)
+    assert not of(fx.RefusePeer, region.tick(0.3))
+    assert [effect.key for effect in of(fx.RefusePeer, region.tick(0.5))] == [1]
+
+
 def test_an_objective_that_cannot_be_met_any_more_is_refused(region):
     assert of(fx.TellHeld, region.ask(foreign(1, slo_ttft_s=30.0)))
     region.hear(29.8, **BUSY)

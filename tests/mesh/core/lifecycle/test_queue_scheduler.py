@@ -4,8 +4,15 @@ from random import Random
 
 import pytest
 
-from mesh.core.lifecycle.queue_scheduler import CHOOSY_MAX, OTHERS_WAIT
+from mesh.core.lifecycle.queue_scheduler import (
+    CHOOSY_MAX,
+    OTHERS_WAIT,
+    WARM_AMONG,
+    WARM_HEAD_START_S,
+    WARM_KNOWN_S,
+)
 from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered
 from mesh.core.router import RouterCore
@@ -27,6 +34,10 @@ class Picky(Layered):
     def __init__(self):
         self.asked = []
         self.ahead = []
+        self.cached = {}
+
+    def hit_ratio(self, request):
+        return self.cached.get(request.key, 0.0)
 
     def choose(self, request, targets, now):
         self.asked.append(request.key)
@@ -56,9 +67,10 @@ class Region:
         self.seq += 1
         return self._placed(ev.HeartbeatSeen(beat(name, self.seq, **fields)))
 
-    def ask(self, key, wants=None, model=MODEL):
+    def ask(self, key, wants=None, model=MODEL, **fields):
         """A newcomer's decision."""
-        asked = request(key, session=wants, model=model, arrived_at=float(key))
+        fields = {"arrived_at": float(key)} | fields
+        asked = request(key, session=wants, model=model, **fields)
         effects = self.core.handle(ev.RequestArrived(asked), 0.0)
         return next(e.decision for e in effects if hasattr(e, "decision"))
 
@@ -197,3 +209,36 @@ def test_requests_that_avoid_a_place_leave_it_to_others():
     router.inflight[1].avoid = frozenset({"a"})
     assert placed(router.handle(ev.HeartbeatSeen(beat("a")), 0.1)) == [2]
     assert [held.key for held in router.held] == [1]
+
+
+LONG = Prompt(2000, ())
+
+
+def test_cached_prompts_go_first_within_their_head_start(region):
+    region.policy.cached = {2: 0.7, 3: 0.8, 5: 0.9}
+    late = WARM_HEAD_START_S
+    for key, at in enumerate((0.0, 0.1, 0.2, 0.3, late - 0.01, late + 0.01), start=1):
+        region.ask(key, "b", prompt=LONG, arrived_at=at)
+    region.policy.cached[6] = 1.0
+    region.hear("a")
+    assert region.policy.asked == [3, 5, 1, 6, 2, 4], "2 would leave 600 tokens to compute"
+    region.policy.cached[4] = 1.0
+    region.policy.asked.clear()
+    region.core.handle(ev.Tick(), WARM_KNOWN_S + 0.01)
+    assert region.policy.asked[:2] == [3, 4], "it is cached since"
+
+
+def test_a_class_is_worth_more_than_a_cache(region):
+    region.policy.cached = {2: 1.0}
+    region.ask(1, "b", prompt=LONG, arrived_at=1.0, priority=Priority.HIGH)
+    region.ask(2, "b", prompt=LONG, arrived_at=1.0)
+    region.hear("a")
+    assert region.policy.asked == [1, 2]
+
+
+def test_only_the_first_of_many_are_looked_at(region):
+    for key in range(1, WARM_AMONG + 3):
+        region.ask(key, "b", prompt=LONG, arrived_at=key / 1000)
+    region.policy.cached = {WARM_AMONG: 1.0, WARM_AMONG + 1: 1.0}
+    region.hear("a")
+    assert region.policy.asked[:2] == [WARM_AMONG, 1]

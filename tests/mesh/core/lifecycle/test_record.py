@@ -38,6 +38,21 @@ def test_a_life_with_two_holds():
     assert record.state is RequestState.ENDED
 
 
+def test_time_in_queues_adds_up_over_holds_peers_and_the_region_it_came_from():
+    record = RequestRecord(request(1, held_before_s=5.0))
+    record.hold(10.0)
+    record.dispatch(PEER, None, 12.0)
+    record.hold(13.0)
+    assert record.queued_s(13.0) == 7.0, "a peer that refused at once did not hold it"
+    record.dispatch(PEER, None, 14.0)
+    record.progressed(15.0)
+    assert record.queued_s(16.0) == 8.0, "it is counted when the peer has it no more"
+    record.placed_by_peer(ReplicaId("eu-0"), 17.0)
+    record.progressed(30.0)
+    record.hold(50.0)
+    assert record.queued_s(51.0) == 5.0 + 2.0 + 1.0 + 3.0 + 1.0, "not while a replica had it"
+
+
 STEPS = {
     Transition.HOLD: lambda record: record.hold(1.0),
     Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 7, 1.0),

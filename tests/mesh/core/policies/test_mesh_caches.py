@@ -7,9 +7,9 @@ import pytest
 from agents.sim.kv_cache import KvCache
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
-from mesh.core.policies import mesh as module
+from mesh.core.policies import mesh_caches as module
 from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh import SCALE_MIN, SETTLED_S, CacheView
+from mesh.core.policies.mesh_caches import SCALE_MIN, SETTLED_S, CacheView
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import prompt, request, spot

@@ -8,18 +8,15 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, score
-from mesh.core.policies.mesh_prices import (
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
+from mesh.core.policies.mesh_prices import RTT_START_S, SLOT_START_S, WORK_FACTOR, WORK_MAX, Prices
+from mesh.core.policies.mesh_speeds import (
     BATCH_WEIGHT,
     RESIDENCE_START_S,
-    RTT_START_S,
     RUNNING_START,
-    SLOT_START_S,
     SPEED_START,
     STALL_WEIGHT,
     FittedSpeed,
-    Prices,
-    PromptHolders,
     SpeedModel,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate
@@ -120,6 +117,41 @@ def test_missing_memory_is_waited_for_until_running_requests_release_it(running)
     assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
+def test_what_it_holds_takes_no_more_memory():
+    speeds = SpeedModel()
+    tokens, held = round(13_500 - speeds.output_tokens), HeldPrefix(190, 3000)
+    one = price(replica(kv_used_ratio=0.9, running=2), tokens, held)
+    assert one.memory_s == pytest.approx(500 / given_back_per_s(speeds, 2))
+    far = price(peer(kv_free_tokens=10_000, running=2.0), tokens, held)
+    assert far.memory_s == pytest.approx(500 / given_back_per_s(speeds, 2))
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.5, 0.9])
+def test_a_prefill_delays_others_where_prompts_are_queued_as_busy_as_replicas_are(busy):
+    speeds = SpeedModel()
+    for number in range(2000):
+        speeds.demand.add(busy / 10, number / 10)
+    weight = min(WORK_MAX, WORK_FACTOR * busy / (1 - busy))
+    queued = price(replica(prefill_queued_tokens=50), now=200.0, speeds=speeds)
+    assert queued.others_s == 0.0, "computed by now"
+    queued = price(replica(prefill_queued_tokens=50, sent=(9,)), now=200.0, speeds=speeds)
+    assert queued.others_s == pytest.approx(weight * queued.prefill_s, rel=0.1)
+    targets = [replica(), peer(wait_s=0.01), peer("ap")]
+    rows = Prices(speeds, request(1, prompt=Prompt(1000, ())), 100.0).rows(targets, NO_HOLDERS)
+    here, busy_far, idle_far = map(Price._make, rows)
+    assert busy_far.others_s > 0.0
+    assert here.others_s == idle_far.others_s == 0.0, "a replica is idle there"
+
+
+def test_demand_is_forgotten_and_one_prompt_is_no_rate():
+    speeds = SpeedModel()
+    assert speeds.demand.per_s(5.0) == 0.0
+    speeds.demand.add(1.0, 5.0)
+    assert speeds.demand.per_s(5.0) == 1.0
+    assert speeds.demand.per_s(15.0) < 0.1
+    assert speeds.demand.per_s(500.0) < 1e-6
+
+
 def test_memory_that_no_request_will_release_is_not_waited_for():
     assert price(replica(kv_used_ratio=0.9), 50_000).memory_s == 0.0
     assert price(peer(kv_free_tokens=10, running=0.0), 50_000).memory_s == 0.0
@@ -161,8 +193,8 @@ def test_held_requests_that_go_first_are_waited_for():
 def test_each_one_at_its_own_speed():
     speeds = SpeedModel()
     for _ in range(50):
-        speeds.began(spot("slow"), 1000, 0, 5.0)
-        speeds.began(spot("fast"), 1000, 0, 0.05)
+        speeds.began(spot("slow"), 1000, 0, 5.0, now=100.0)
+        speeds.began(spot("fast"), 1000, 0, 0.05, now=100.0)
     slow, fast = (price(replica(name), speeds=speeds) for name in ("slow", "fast"))
     assert slow.prefill_s == pytest.approx(1000 * speeds.speed(slow.target).s_per_token)
     assert slow.prefill_s > 3 * fast.prefill_s
@@ -265,7 +297,9 @@ def test_kept_speeds_change_no_price(seed):
         elif kind == 1:
             one.replica.on_the_way.add(seq, 700, 500, now)
         elif kind == 2:
-            speeds.began(spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random())
+            speeds.began(
+                spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random(), now=100.0
+            )
         else:
             speeds.forget(spot(one.name))
         now += dice.choice([0.0, 0.004, 0.3])

@@ -1,0 +1,87 @@
+"""What an agent knows of its engine's prefill speed before it has answered requests.
+
+The line that its last run learned, kept in a file in its state directory; else what its profile
+predicts. Routers get it as a `PrefillPrior`, with how far it may be off, and lean on it until the
+engine's own answers say more: without it a fleet of two kinds of GPUs is taken for one kind until
+each replica has answered some requests. It counts only while the engine serves the same models.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from agents.core.engine_load import PrefillLine
+from agents.core.latency_predictor import BatchLoad
+from agents.core.offline_profile import OfflineProfile
+from schemas.ids import ModelId, ValidModelId
+from schemas.state import PrefillPrior, decode_json, rounded
+
+SPEED_BYTES_MAX = 16 * 1024
+MODELS_MAX = 128
+# By a line, first tokens of any length; lines of engines are straight up to some thousand tokens.
+SHORT_TOKENS, LONG_TOKENS = 256, 4096
+LAST_RUN_ERROR = 0.2  # the same engine, perhaps with other options or beside other work
+PROFILE_ERROR = 0.4  # measured without its HTTP server and queue
+FIRST_TOKEN_S_MAX, ERROR_MAX = 3600.0, 10.0  # of a heartbeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSpeed:
+    """Of one engine, which served these models; no models: whatever it serves."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    v: Literal[1] = 1
+    engine: Annotated[str, Field(max_length=64)]
+    models: Annotated[tuple[ValidModelId, ...], Field(max_length=MODELS_MAX)]
+    prior: PrefillPrior
+
+    def is_of(self, engine: str, models: tuple[ModelId, ...]) -> bool:
+        """Whether it is likely to hold for this engine."""
+        return self.engine == engine and (not self.models or set(self.models) == set(models))
+
+
+_SPEED: TypeAdapter[KnownSpeed] = TypeAdapter(KnownSpeed)
+
+
+def encode_speed(speed: KnownSpeed) -> bytes:
+    """The file, for people to read too."""
+    return _SPEED.dump_json(speed, indent=2) + b"\n"
+
+
+def decode_speed(data: bytes) -> KnownSpeed:
+    """What a file's bytes say. Raises WireError that names the first wrong field."""
+    return decode_json(_SPEED, data)
+
+
+def of_last_run(engine: str, models: tuple[ModelId, ...], line: PrefillLine) -> KnownSpeed:
+    """What a line that was learned says to the next run."""
+    short_s, long_s = line.ttft_s(SHORT_TOKENS), line.ttft_s(LONG_TOKENS)
+    prior = _prior(short_s, long_s - short_s, LAST_RUN_ERROR)
+    return KnownSpeed(engine=engine, models=models[:MODELS_MAX], prior=prior)
+
+
+def of_profile(profile: OfflineProfile) -> KnownSpeed:
+    """What a profile's iteration times come to, prompt by prompt."""
+    error = max(PROFILE_ERROR, min(ERROR_MAX, profile.predictor_error or 0.0))
+    short_s, long_s = (_alone_s(profile, tokens) for tokens in (SHORT_TOKENS, LONG_TOKENS))
+    prior = _prior(short_s, long_s - short_s, error)
+    return KnownSpeed(engine=profile.engine, models=(ModelId(profile.model),), prior=prior)
+
+
+def _alone_s(profile: OfflineProfile, tokens: int) -> float:
+    times, chunk, seconds = profile.times, profile.chunk_tokens, 0.0
+    for start in range(0, tokens, chunk):
+        seconds += times.predict_s(BatchLoad().with_prefill(min(chunk, tokens - start), start))
+    return seconds
+
+
+def _prior(short_s: float, more_s: float, error: float) -> PrefillPrior:
+    return PrefillPrior(
+        short_tokens=SHORT_TOKENS,
+        short_s=rounded(min(FIRST_TOKEN_S_MAX, max(0.0, short_s))),
+        more_tokens=LONG_TOKENS - SHORT_TOKENS,
+        more_s=rounded(min(FIRST_TOKEN_S_MAX, max(0.0, more_s))),
+        error=error,
+    )

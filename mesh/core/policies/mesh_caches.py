@@ -1,0 +1,215 @@
+"""What candidates hold of a prompt, for the `mesh` policy: estimates, and their correction.
+
+`CacheView` estimates from three sources: the prompts placed there (held from placement on: until
+it is computed, a prompt is in the queue that is priced as well); what peers announce; and answers,
+which engines keep too. The next turn of a chat begins with the last prompt *and its answer*, whose
+text a router doesn't read; so a prompt that continues exactly where a served one ended counts as
+held as far as that prompt and its answer were long.
+
+Estimates are checked against what engines report. An engine evicts by age: if it no longer had a
+block last used at time t, everything last used before t is gone as well, and it keeps less than
+estimated. So both are reduced: the blocks, and the room that the owner is credited with. Each
+confirmed hit gives a little room back.
+
+Rejected: after a miss, removing the missed prompt alone (it was just computed anew; others of its
+age would miss too).
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from mesh.core.model.request import Request, Served
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from schemas.decision import CandidateKind
+
+ENDS_MAX = 131_072  # of served prompts, the oldest out first
+MISS_BELOW = 0.75  # of the tokens estimated to be held: the router's count of them is a guess
+# A younger block may still be computed: two prompts computed side by side both pay, and that is no
+# eviction.
+SETTLED_S = 5.0
+SCALE_MIN = 0.1  # of an owner's room
+SCALE_LOST = 0.25  # how far one miss goes from the room credited to what is left
+SCALE_GAINED = 1.01  # by each confirmed hit
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class CacheEstimate(NamedTuple):
+    """What one placement relied on: blocks, and when the deepest of them was placed there."""
+
+    blocks: int
+    at: float
+    placed_at: float
+    is_computed: bool = False  # its first token has come
+
+
+class LayerCache:
+    """Of replicas, or of peers: the index, and where its served prompts ended."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self.index: PrefixIndex[str] = PrefixIndex(blocks_max)
+        # Tokens of prompt and answer by owner, by the prompt's last block.
+        self.ends: dict[int, dict[str, int]] = {}
+
+    def of(self, request: Request, among: Sequence[Target]) -> dict[str, HeldPrefix]:
+        """What each of these holds of the prompt, and perhaps what others do."""
+        prompt = request.prompt
+        held: dict[str, HeldPrefix] = {}
+        most = max(0, prompt.tokens - 1)  # the last token is always computed
+        # Of many owners only these are looked up; of few, a filter costs more than it saves.
+        few = len(among) < self.index.owner_count
+        only = [target.name for target in among] if few else None
+        for depth, names in self.index.holders(prompt.hashes, only):
+            plain = HeldPrefix(depth, min(prompt.held_tokens(depth), most))
+            held.update(dict.fromkeys(names, plain))
+            ends = self.ends.get(prompt.hashes[depth - 1])
+            if ends is None:
+                continue
+            for name in ends.keys() & held.keys():
+                if held[name] is plain and ends[name] > plain.tokens:
+                    held[name] = HeldPrefix(depth, min(ends[name], most))
+        return held
+
+    def has_ended(self, blocks: Sequence[int]) -> bool:
+        return not self.ends.keys().isdisjoint(blocks)
+
+    def ended(self, name: str, last_block: int, tokens: int) -> None:
+        """A prompt and its answer are held together."""
+        ends = self.ends.pop(last_block, {})
+        ends[name] = tokens
+        keep(self.ends, last_block, ends, ENDS_MAX)
+
+
+class CacheView:
+    """What replicas and peers hold, and how much of their room replicas turned out to keep."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._replicas, self._peers = LayerCache(blocks_max), LayerCache(blocks_max)
+        # Part of a replica's memory that keeps prompts; 1.0 where nothing is known.
+        self.room_ratio: dict[str, float] = {}
+
+    @property
+    def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
+        return {CandidateKind.REPLICA: self._replicas.index, CandidateKind.PEER: self._peers.index}
+
+    def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
+        """What each target holds of the prompt. `targets`: replicas before peers."""
+        here = self._replicas.of(request, targets)
+        if targets[-1].peer is None:
+            return PromptHolders(here, {})
+        there = self._peers.of(request, targets)
+        self._deepen(there, request, [one.name for one in targets if one.peer is not None])
+        return PromptHolders(here, there)
+
+    def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
+        """Up to `most` replicas, those that hold the most first; of equals, any."""
+        found: list[str] = []
+        for names in self._replicas.index.deepest(request.prompt.hashes):
+            room = most - len(found)
+            found += names if len(names) <= room else dice.sample(names, room)
+            if len(found) >= most:
+                break
+        return found
+
+    def goes_on(self, request: Request) -> bool:
+        """Whether it begins with an earlier prompt and continues from its answer."""
+        earlier = request.prompt.hashes[:-1]
+        return self._replicas.has_ended(earlier) or self._peers.has_ended(earlier)
+
+    def _deepen(self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]) -> None:
+        """Peers may announce more than was placed on them from here."""
+        prompt = request.prompt
+        known = {name: held.blocks for name, held in there.items()}
+        for name, depth in self._peers.index.deepen(known, prompt.hashes, names).items():
+            if depth > there.get(name, HELD_NOTHING).blocks:
+                tokens = min(prompt.held_tokens(depth), max(0, prompt.tokens - 1))
+                there[name] = HeldPrefix(depth, max(tokens, there.get(name, HELD_NOTHING).tokens))
+
+    def hit_ratio(self, request: Request) -> float:
+        return self._replicas.index.hit_ratio(request.prompt.hashes)
+
+    def placed(self, request: Request, spot: Destination, now: float) -> CacheEstimate:
+        """Its prompt is held there from now on. Returns what is relied on."""
+        blocks, at = self._layer(spot).index.insert(spot.name, request.prompt.hashes, now)
+        return CacheEstimate(blocks, at, now)
+
+    def left(self, request: Request, spot: Destination, estimate: CacheEstimate) -> None:
+        """It ended. If it was not computed, what it alone brought is not held."""
+        if estimate.is_computed:
+            return
+        new = request.prompt.hashes[estimate.blocks :]
+        self._layer(spot).index.retract(spot.name, new, estimate.placed_at)
+
+    def served(
+        self,
+        request: Request,
+        spot: Destination,
+        served: Served,
+        estimate: CacheEstimate | None = None,
+    ) -> None:
+        """Its answer is held too. Check the estimate against what was cached."""
+        hashes = request.prompt.hashes
+        if served.output_tokens is not None and hashes:
+            tokens = request.prompt.tokens + served.output_tokens
+            self._layer(spot).ended(spot.name, hashes[-1], tokens)
+        # A region chooses among its replicas itself: a miss of one says nothing about the others.
+        if estimate is not None and spot.kind is CandidateKind.REPLICA:
+            self._check(request, spot.name, served, estimate)
+
+    def _check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
+        settled = estimate.placed_at - estimate.at >= SETTLED_S
+        if served.cached_tokens is None or not estimate.blocks or not settled:
+            return
+        scale = self.room_ratio.get(name, 1.0)
+        if _is_confirmed(request, served, estimate):
+            self.room_ratio[name] = min(1.0, scale * SCALE_GAINED)
+            return
+        index = self._replicas.index
+        index.forget_until(name, estimate.at)
+        left = min(1.0, index.blocks(name) / index.bound_of(name))
+        self.room_ratio[name] = max(SCALE_MIN, scale - SCALE_LOST * scale * (1.0 - left))
+
+    def go_on_from(self, earlier: "CacheView") -> None:
+        """Know the rest of what another one knows, whose indexes were taken over."""
+        self.room_ratio = {**earlier.room_ratio}
+        for layer, before in (self._replicas, earlier._replicas), (self._peers, earlier._peers):
+            layer.ends = {block: {**tokens} for block, tokens in before.ends.items()}
+
+    def fit(self, name: str, blocks: int) -> None:
+        """A replica has memory for so many blocks, of which it keeps the part that misses left."""
+        room = min(blocks, self._blocks_max)
+        self._replicas.index.bound(name, int(room * self.room_ratio.get(name, 1.0)))
+
+    def expire(self, now: float) -> None:
+        self._replicas.index.expire(now)
+        self._peers.index.expire(now)
+
+    def forget(self, spot: Destination) -> None:
+        # Where prompts ended counts only where their blocks are, so those stay.
+        self._layer(spot).index.forget(spot.name)
+        if spot.kind is CandidateKind.REPLICA:
+            self.room_ratio.pop(spot.name, None)
+
+    def _layer(self, spot: Destination) -> LayerCache:
+        return self._replicas if spot.kind is CandidateKind.REPLICA else self._peers
+
+
+def _is_confirmed(request: Request, served: Served, estimate: CacheEstimate) -> bool:
+    """Whether about as much was cached as estimated; engines round down to their blocks."""
+    assert served.cached_tokens is not None
+    prompt, cached = request.prompt, float(served.cached_tokens)
+    if served.prompt_tokens:
+        cached *= prompt.tokens / served.prompt_tokens  # in the router's count of tokens
+    return cached >= MISS_BELOW * prompt.held_tokens(estimate.blocks - 1)
+
+
+def keep(table: dict[K, T], key: K, value: T, most: int) -> None:
+    """Enter a value; the oldest makes room."""
+    if len(table) >= most:
+        del table[next(iter(table))]
+    table[key] = value

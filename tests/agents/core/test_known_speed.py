@@ -1,0 +1,90 @@
+"""What an agent knows of its engine's speed from before: of its last run, or by a profile."""
+
+import pytest
+
+from agents.core.engine_load import PrefillLine
+from agents.core.known_speed import (
+    PROFILE_ERROR,
+    SPEED_BYTES_MAX,
+    KnownSpeed,
+    decode_speed,
+    encode_speed,
+    of_last_run,
+    of_profile,
+)
+from agents.core.offline_profile import OfflineProfile
+from agents.core.slo_profile import Measure
+from schemas.wire import WireError
+from tests.agents.core.bench import MODEL, Bench
+
+LINE = PrefillLine(s_per_token=0.0005, base_s=0.03)
+KNOWN = of_last_run("vllm", ("m",), LINE)
+
+
+def test_a_line_comes_back_from_its_prior():
+    again = decode_speed(encode_speed(KNOWN))
+    assert again == KNOWN
+    assert again.prior.s_per_token == pytest.approx(0.0005, rel=1e-3)
+    assert again.prior.base_s == pytest.approx(0.03, rel=1e-2)
+
+
+def test_the_largest_file_can_be_read_again():
+    names = tuple(f"{number:03}" + "m" * 60 for number in range(200))
+    assert len(encode_speed(of_last_run("vllm", names, LINE))) <= SPEED_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("engine", "models", "fits"),
+    [("vllm", ("m",), True), ("sglang", ("m",), False), ("vllm", ("n",), False)],
+)
+def test_it_is_of_one_engine_and_its_models(engine, models, fits):
+    assert KNOWN.is_of(engine, models) is fits
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", encode_speed(KNOWN).replace(b"0.2", b"-1"), b'{"v":2}']
+)
+def test_what_is_no_speed_is_an_error(data):
+    with pytest.raises(WireError):
+        decode_speed(data)
+
+
+def test_a_profile_predicts_prompts_in_chunks():
+    function = (0.01, 0.0001, 0.0, 0.0, 0.0, 0.0, 0.0)  # 10 ms an iteration, 0.1 ms a token
+    profile = OfflineProfile(
+        engine="vllm",
+        model="m",
+        measured_at=0,
+        computing=function,
+        waiting=(0.0,) * 7,
+        latency_budget_s=0.1,
+        limits_s={next(iter(Measure)): 1.0},
+        chunk_tokens=512,
+        prefill_tokens_max=512,
+    )
+    known = of_profile(profile)
+    assert known.is_of("vllm", ("m",))
+    assert known.prior.error == PROFILE_ERROR
+    assert known.prior.short_s == pytest.approx(0.01 + 0.0256)
+    assert known.prior.more_s == pytest.approx(7 * 0.01 + 0.384)
+
+
+def test_an_endless_line_is_bounded():
+    prior = of_last_run("vllm", (), PrefillLine(1e9, 1e9)).prior
+    assert (prior.short_s, prior.more_s) == (3600.0, 3600.0)
+    assert isinstance(KNOWN, KnownSpeed)
+
+
+def test_routers_get_it_once_a_second_while_the_engine_serves_these_models():
+    other, known = of_last_run("vllm", ("other",), LINE), of_last_run("vllm", (MODEL,), LINE)
+    bench = Bench(speeds=(other, known))
+    bench.tick(1.0)
+    assert {beat.prefill_prior for beat in bench.beats} == {None}, "its models are not known yet"
+    bench.read()
+    bench.beats.clear()
+    bench.tick(3.0)
+    assert [beat.prefill_prior for beat in bench.beats].count(known.prior) == 3
+    bench.read(models=("another",))
+    bench.beats.clear()
+    bench.tick(3.0)
+    assert {beat.prefill_prior for beat in bench.beats} == {None}
