@@ -111,7 +111,7 @@ class EngineClient:
         """
         body = _smallest_body(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
+            status, _ = await exchange(self.api, "POST", path, timeout_s, body)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
@@ -181,7 +181,7 @@ class EngineClient:
     async def _find_out(self, path: str, model: ModelId) -> None:
         body = _smallest_body(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, self._scrape_timeout_s, body)
+            status, _ = await exchange(self.api, "POST", path, self._scrape_timeout_s, body)
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             status = STATUS_SERVER_ERROR
         if status in SUCCESS or status in NOT_THIS_PATH:
@@ -217,7 +217,7 @@ class EngineClient:
             self._batch_max = self._kind.batch_max(page) or self._batch_max
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
-        status, page = await _exchange(client, "GET", path, self._scrape_timeout_s)
+        status, page = await exchange(client, "GET", path, self._scrape_timeout_s)
         url = client.url + path
         if status == STATUS_UNAUTHORIZED:
             raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
@@ -232,10 +232,10 @@ def _smallest_body(path: str, model: ModelId) -> bytes:
     return orjson.dumps({"model": model, **ENGINE_ROUTES[path].smallest})
 
 
-async def _exchange(
+async def exchange(
     client: HttpClient, method: str, path: str, timeout_s: float, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """Status and body of a short response."""
+    """Status and body of a short response, of PAGE_BYTES_MAX at most."""
     page = bytearray()
     async with asyncio.timeout(timeout_s):
         response = await client.request(method, path, JSON_BODY if body else {}, body)

@@ -11,11 +11,16 @@ from nats.aio.client import Client
 from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS, EngineDialect
+from agents.adapters.kv_events import KvEventSource
 from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
+from agents.core.engine_cache import EngineCache
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.held_blocks import HeldBlocks
+from agents.core.held_log import HeldLog
 from agents.runtime.agent import Agent
+from agents.runtime.held_prompts import HeldPrompts
 from agents.runtime.metrics import serve_metrics
 from infra import bus
 from infra.process import end_all, write_ready_file
@@ -67,9 +72,18 @@ async def run(
         )
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
+        follows = None
+        if config.kv_events is not None:
+            follows = _following(config, config.kv_events, epoch, agent_bus, engine, clock)
         async with asyncio.TaskGroup() as tasks:
             agent = Agent(
-                config, AgentCore(_replica(config, epoch)), agent_bus, engine, clock, tasks
+                config,
+                AgentCore(_replica(config, epoch)),
+                agent_bus,
+                engine,
+                clock,
+                tasks,
+                None if follows is None else follows[1],
             )
             if config.metrics_port != 0:
                 host, port = config.metrics_host, config.metrics_port
@@ -86,6 +100,10 @@ async def run(
                 tasks.create_task(agent_bus.outbox.run()),
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
+            if follows is not None:
+                source, held = follows
+                await agent_bus.listen_for_blocks(held.received)
+                background += [tasks.create_task(source.run()), tasks.create_task(held.run())]
             reporting = tasks.create_task(_report(manager, agent))
             try:
                 await stop.drain.wait()
@@ -95,6 +113,21 @@ async def run(
                 await end_all(background)
                 await agent.cut()
                 await end_all([reporting])
+
+
+def _following(
+    config: AgentConfig,
+    events: str,
+    epoch: int,
+    agent_bus: AgentBus,
+    engine: EngineClient,
+    clock: Callable[[], float],
+) -> tuple[KvEventSource, HeldPrompts]:
+    """What follows the engine's KV events."""
+    cache = EngineCache(HeldBlocks())
+    log = HeldLog(cache.held, epoch)
+    source = KvEventSource(cache, events, config.kv_events_replay, config.kv_events_topic)
+    return source, HeldPrompts(cache, log, engine.api, agent_bus.publish_held, clock)
 
 
 async def _connected(

@@ -19,6 +19,7 @@ Source: vLLM's automatic prefix caching; PagedAttention (Kwon et al., SOSP 2023)
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -39,6 +40,16 @@ def block_keys(tokens: bytes, block_bytes: int) -> list[int]:
     return keys
 
 
+class CacheListener(Protocol):
+    """Learns which blocks can be found, in the order in which that changes."""
+
+    def stored(self, keys: Sequence[int]) -> None:
+        """These were computed and published."""
+
+    def evicted(self, key: int) -> None:
+        """This one was given up."""
+
+
 class KvCache:
     """The blocks of one engine. Callers keep what they hold and give it back by `release`."""
 
@@ -48,6 +59,7 @@ class KvCache:
         self.private = 0
         self._shared: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.listener: CacheListener | None = None
 
     @property
     def available(self) -> int:
@@ -91,8 +103,10 @@ class KvCache:
         """Take blank private blocks. The caller has seen that as many are available."""
         assert blocks <= self.available, "KV memory overrun: check `available` first"
         while self.free < blocks:
-            self._idle.popitem(last=False)
+            key, _ = self._idle.popitem(last=False)
             self.free += 1
+            if self.listener is not None:
+                self.listener.evicted(key)
         self.free -= blocks
         self.private += blocks
 
@@ -107,6 +121,8 @@ class KvCache:
                 shared[key] = 1
                 fresh.append(key)
         self.private -= len(fresh)
+        if fresh and self.listener is not None:
+            self.listener.stored(fresh)
         return fresh
 
     def release(self, held: Sequence[int], private: int) -> None:
