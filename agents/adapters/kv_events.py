@@ -42,8 +42,7 @@ class KvEventSource:
 
     async def run(self) -> None:
         """Receive for ever, through losses of the connection."""
-        context = zmq.asyncio.Context()
-        try:
+        with zmq.asyncio.Context() as context:  # closes its sockets, then itself
             with context.socket(zmq.SUB) as events:
                 events.setsockopt(zmq.RCVHWM, QUEUE_MAX)
                 events.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
@@ -52,11 +51,10 @@ class KvEventSource:
                 events.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
                 monitor = events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
                 events.connect(self._events)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch(context, monitor))
-                    tasks.create_task(self._receive(context, events))
-        finally:
-            context.destroy(linger=0)
+                with monitor:
+                    async with asyncio.TaskGroup() as tasks:
+                        tasks.create_task(self._watch(context, monitor))
+                        tasks.create_task(self._receive(context, events))
 
     async def _watch(self, context: zmq.asyncio.Context, monitor: zmq.asyncio.Socket) -> None:
         while True:

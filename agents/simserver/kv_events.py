@@ -41,7 +41,11 @@ class KvEventPublisher:
             self._replay.bind(replay)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        """The sockets first: a context waits for them."""
+        self._events.close(linger=0)
+        if self._replay is not None:
+            self._replay.close(linger=0)
+        self._context.term()
 
     def learn(self, keys: Sequence[int], sequence: bytes) -> None:
         """The blocks of a request that the engine is given, and the tokens in them."""

@@ -121,7 +121,7 @@ class HeldPrefixes:
         if state is None or delta.seq != before + 1:
             self.counts.ignored += 1
             return
-        state.seq = delta.seq
+        state.seq, state.behind_since = delta.seq, None
         self.counts.deltas += 1
         for index in self._indexes():
             if delta.cleared:
@@ -147,7 +147,7 @@ class HeldPrefixes:
             index.report_whole(name, held, now - UNDER_WAY_S)
         for number in range(part.parts):
             self._take(name, parts[number], now)
-        state.seq = part.seq
+        state.seq, state.behind_since = part.seq, None
         parts.clear()
 
     def _take(self, name: ReplicaId, message: HeldDelta | HeldPart, now: float) -> None:
