@@ -42,19 +42,18 @@ class KvEventSource:
 
     async def run(self) -> None:
         """Receive for ever, through losses of the connection."""
-        with zmq.asyncio.Context() as context:  # closes its sockets, then itself
-            with context.socket(zmq.SUB) as events:
-                events.setsockopt(zmq.RCVHWM, QUEUE_MAX)
-                events.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
-                events.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
-                events.setsockopt(zmq.LINGER, 0)
-                events.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
-                monitor = events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        # The context closes itself after its sockets, for which it would wait.
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as events:
+            events.setsockopt(zmq.RCVHWM, QUEUE_MAX)
+            events.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+            events.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+            events.setsockopt(zmq.LINGER, 0)
+            events.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
+            with events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED) as monitor:
                 events.connect(self._events)
-                with monitor:
-                    async with asyncio.TaskGroup() as tasks:
-                        tasks.create_task(self._watch(context, monitor))
-                        tasks.create_task(self._receive(context, events))
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._watch(context, monitor))
+                    tasks.create_task(self._receive(context, events))
 
     async def _watch(self, context: zmq.asyncio.Context, monitor: zmq.asyncio.Socket) -> None:
         while True:

@@ -60,16 +60,7 @@ async def run(
         client = await _connected(config, authorization, name, connection)
         opened.push_async_callback(bus.close, client)
         await name.take(client)
-        engine = EngineClient(
-            api_url=config.engine_url,
-            metrics_url=config.metrics_page,
-            kind=KINDS[config.engine_kind],
-            clock=clock,
-            key=None if config.engine_key is None else config.engine_key.get_secret_value(),
-            models=config.models,
-            reads_batch_max=config.batch_max is None,
-            asks_usage=config.ask_usage,
-        )
+        engine = _engine(config, clock)
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
         follows = None
@@ -113,6 +104,19 @@ async def run(
                 await end_all(background)
                 await agent.cut()
                 await end_all([reporting])
+
+
+def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
+    return EngineClient(
+        api_url=config.engine_url,
+        metrics_url=config.metrics_page,
+        kind=KINDS[config.engine_kind],
+        clock=clock,
+        key=None if config.engine_key is None else config.engine_key.get_secret_value(),
+        models=config.models,
+        reads_batch_max=config.batch_max is None,
+        asks_usage=config.ask_usage,
+    )
 
 
 def _following(

@@ -144,6 +144,7 @@ class WorldConfig:
     batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     kv_tokens: int | None = None  # replaces the profiles' own
+    kv_events: bool = False  # agents follow their engines' KV events
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this
     warmup_s: float = 0.0  # requests that begin earlier are played and not reported

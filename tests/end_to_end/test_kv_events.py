@@ -15,7 +15,18 @@ from tests.support.small_mesh import PATIENT, SmallMesh, post, small_mesh
 
 REPLICA = "us-0"
 KV_TOKENS = 2048
-WORDS = "network queue cache router region token engine prompt block answer ".split()
+WORDS = [
+    "network",
+    "queue",
+    "cache",
+    "router",
+    "region",
+    "token",
+    "engine",
+    "prompt",
+    "block",
+    "answer",
+]
 
 
 def prompt(topic: int, tokens: int = 600) -> str:
