@@ -1,8 +1,8 @@
 """A replica's KV events in the twin: its engine's cache, the agent's own core, its deltas.
 
-The twin's engines and routers share block keys (`mesh.sim.workload`), so a block's key stands for its
-tokens here, and no tokenizer is played: the relation of text to tokens is exact. Events reach the
-agent at once, deltas cross the network like heartbeats. An engine that crashes comes back empty.
+The twin's engines and routers share block keys (`mesh.sim.workload`), so a block's key stands for
+its tokens here, and no tokenizer is played: the relation of text to tokens is exact. Events reach
+the agent at once, deltas cross the network like heartbeats. A crashed engine comes back empty.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,8 +2,8 @@
 
     make study-kv-events TRACES=folder
 
-Coding agents' sessions (kv-cache-tester), lengths scaled down as in the study of the `mesh` policy, on
-four simulated replicas with less and less KV memory: with agents that follow their engines' events,
+Coding agents' sessions (kv-cache-tester), lengths scaled down as in the study of the `mesh` policy,
+on four simulated replicas, some with less KV memory: with agents that follow their engines' events,
 and without. A prediction is what the router took for cached when it placed a request; it is wrong
 if that differs from what was cached by more than 96 tokens and by more than a tenth of the prompt.
 Both arms play the same requests with the same seeds.
