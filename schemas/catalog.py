@@ -154,8 +154,8 @@ CHANNELS: tuple[Channel, ...] = (
         publish={AGENT},
         subscribe={ROUTER},
         prefixes=True,
-        about="Which of these blocks the engine holds, by its own KV events: numbered deltas, ten "
-        "a second at most, and the whole set when a router asks. It crosses no link.",
+        about="Which of these blocks the engine holds, by its own KV events: numbered deltas, 50 a "
+        "second at most, and the whole set when a router asks. It crosses no link.",
     ),
     Channel(
         name="ingress",

@@ -35,7 +35,7 @@ class KvEventSource:
 
     def __init__(self, cache: EngineCache, events: str, replay: str | None, topic: str) -> None:
         """`events`, `replay`: ZeroMQ addresses; without the second nothing is repeated."""
-        self._cache = cache
+        self.cache = cache
         self._events, self._replay, self._topic = events, replay, topic
         self._log = LimitedLog(log)
         self._lock = asyncio.Lock()  # a batch and its replay, or a connection and its replay
@@ -59,7 +59,7 @@ class KvEventSource:
         while True:
             await recv_monitor_message(monitor)
             async with self._lock:
-                after = self._cache.connected()
+                after = self.cache.connected()
                 await self._repeat(context, after)
             log.info("KV events of %s: connected", self._events)
 
@@ -70,7 +70,7 @@ class KvEventSource:
                 self._log.warning("kv", "form", "a message of %d frames is no event", len(frames))
                 continue
             async with self._lock:
-                after = self._cache.live(NUMBER.unpack(frames[1])[0], frames[2])
+                after = self.cache.live(NUMBER.unpack(frames[1])[0], frames[2])
                 if after is not None:
                     await self._repeat(context, after)
 
@@ -85,9 +85,9 @@ class KvEventSource:
                 await asking.send_multipart([b"", NUMBER.pack(after)])
                 with contextlib.suppress(TimeoutError):
                     batches = [batch async for batch in _replayed(asking)]
-        holes = self._cache.counts.holes
-        self._cache.replayed(batches)
-        if self._cache.counts.holes > holes:
+        holes = self.cache.counts.holes
+        self.cache.replayed(batches)
+        if self.cache.counts.holes > holes:
             text = "KV events from number %d on are lost: what the engine holds is an estimate"
             self._log.warning("kv", "hole", text, after)
 

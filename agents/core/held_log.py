@@ -33,7 +33,7 @@ class HeldLog:
         self._is_asked = self._is_asked or epoch == self._epoch
 
     def due(self, now: float) -> list[HeldDelta | HeldPart]:
-        """What is to be published now; call it some ten times a second."""
+        """What is to be published now; call it some fifty times a second."""
         messages: list[HeldDelta | HeldPart] = []
         self._refill(now)
         held = self._held

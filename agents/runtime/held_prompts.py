@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.adapters.http_client import HttpClient
+from agents.adapters.kv_events import KvEventSource
 from agents.adapters.prompt_tokens import prompt_tokens, tokenize_request
-from agents.core.engine_cache import EngineCache
 from agents.core.held_log import HeldLog
 from schemas.held import HeldAsk, HeldDelta, HeldPart, PromptBlocks
 
-PUBLISH_S = 0.1
+PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
 WAITING_MAX = 256  # prompts whose answer has ended; the oldest is left alone
 OPEN_MAX = 4096
 BODIES_BYTES_MAX = 64 * 1024 * 1024  # of open requests, kept until their answers end
@@ -37,13 +37,13 @@ class HeldPrompts:
 
     def __init__(
         self,
-        cache: EngineCache,
+        source: KvEventSource,
         log: HeldLog,
         api: HttpClient,
         publish: Callable[[HeldDelta | HeldPart], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
-        self.cache = cache
+        self._source, self._held = source, source.cache.held
         self._log, self._api, self._publish, self._clock = log, api, publish, clock
         self._open: OrderedDict[str, OpenPrompt] = OrderedDict()
         self._early: OrderedDict[str, PromptBlocks] = OrderedDict()  # before their request
@@ -87,8 +87,9 @@ class HeldPrompts:
             self._ended.put_nowait(prompt)
 
     async def run(self) -> None:
-        """Relate prompts and publish, for ever."""
+        """Follow the engine, relate prompts and publish, for ever."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._source.run())
             tasks.create_task(self._relate())
             tasks.create_task(self._keep_publishing())
 
@@ -104,7 +105,7 @@ class HeldPrompts:
             model = asked.get("model") if isinstance(asked, dict) else None
             blocks = prompt.blocks
             name = model if isinstance(model, str) else ""
-            self.cache.held.attach(blocks.hashes, blocks.length, tokens, name)
+            self._held.attach(blocks.hashes, blocks.length, tokens, name)
 
     async def _tokens(self, asked: dict[str, Any] | list[int] | None) -> list[int] | None:
         return await prompt_tokens(self._api, asked) if isinstance(asked, dict) else asked

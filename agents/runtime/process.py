@@ -63,19 +63,10 @@ async def run(
         engine = _engine(config, clock)
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
-        follows = None
-        if config.kv_events is not None:
-            follows = _following(config, config.kv_events, epoch, agent_bus, engine, clock)
+        held = _held_prompts(config, epoch, agent_bus, engine, clock)
+        core = AgentCore(_replica(config, epoch))
         async with asyncio.TaskGroup() as tasks:
-            agent = Agent(
-                config,
-                AgentCore(_replica(config, epoch)),
-                agent_bus,
-                engine,
-                clock,
-                tasks,
-                None if follows is None else follows[1],
-            )
+            agent = Agent(config, core, agent_bus, engine, clock, tasks, held)
             if config.metrics_port != 0:
                 host, port = config.metrics_host, config.metrics_port
                 await serve_metrics(opened, host, port, agent, agent_bus)
@@ -91,10 +82,9 @@ async def run(
                 tasks.create_task(agent_bus.outbox.run()),
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
-            if follows is not None:
-                source, held = follows
+            if held is not None:
                 await agent_bus.listen_for_blocks(held.received)
-                background += [tasks.create_task(source.run()), tasks.create_task(held.run())]
+                background.append(tasks.create_task(held.run()))
             reporting = tasks.create_task(_report(manager, agent))
             try:
                 await stop.drain.wait()
@@ -119,19 +109,20 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
     )
 
 
-def _following(
+def _held_prompts(
     config: AgentConfig,
-    events: str,
     epoch: int,
     agent_bus: AgentBus,
     engine: EngineClient,
     clock: Callable[[], float],
-) -> tuple[KvEventSource, HeldPrompts]:
-    """What follows the engine's KV events."""
+) -> HeldPrompts | None:
+    """What follows the engine's KV events, where it publishes them."""
+    if config.kv_events is None:
+        return None
     cache = EngineCache(HeldBlocks())
     log = HeldLog(cache.held, epoch)
-    source = KvEventSource(cache, events, config.kv_events_replay, config.kv_events_topic)
-    return source, HeldPrompts(cache, log, engine.api, agent_bus.publish_held, clock)
+    source = KvEventSource(cache, config.kv_events, config.kv_events_replay, config.kv_events_topic)
+    return HeldPrompts(source, log, engine.api, agent_bus.publish_held, clock)
 
 
 async def _connected(

@@ -17,7 +17,7 @@ from mesh.sim.workload import HASH_TOKENS, SentRequest
 from schemas.held import HeldAsk, HeldDelta
 from schemas.ids import ReplicaId
 
-PUBLISH_S = 0.1  # as live agents do
+PUBLISH_S = 0.02  # as live agents do
 KEY_TOKENS = 2  # a key is written as two token ids
 LOW = 2**32 - 1
 EVERY = HASH_TOKENS // BLOCK_TOKENS

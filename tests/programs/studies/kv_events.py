@@ -28,7 +28,7 @@ HOME = RegionId("us")
 SCALE = 0.03
 REPLICAS = 4
 PROFILE = "l4-llama3.1-8b"
-KV_TOKENS = (16_000, 38_000)
+KV_TOKENS = (10_000, 16_000, 38_000)
 WRONG_TOKENS, WRONG_SHARE = 96, 0.1
 EXACT, ESTIMATED = "KV events", "estimates"
 
