@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from agents.simserver.server import SimServer
+from mesh.core.model.prompt import prompt_text
 from tests.agents.simserver.support import MODEL, config
 from tests.support.ports import free_ports
 from tests.support.small_mesh import PATIENT, SmallMesh, post, small_mesh
@@ -75,8 +76,6 @@ class Scene:
         """How many blocks of that prompt the router takes for held."""
         body = chat(topic)
         requests = self.mesh.routers[router].requests
-        from mesh.core.model.prompt import prompt_text
-
         read = requests._prompts.read(MODEL, prompt_text(body, chat=True))
         return self.index(router).depth(REPLICA, read.hashes)[0]
 

@@ -149,7 +149,9 @@ WORDS = (
 )
 
 
-async def play(rounds: int, requests: int, show: Callable[[str], None]) -> dict[str, Arm]:
+async def play(
+    rounds: int, requests: int, clients: int, show: Callable[[str], None]
+) -> dict[str, Arm]:
     """Both arms, `rounds` times in turn. Raises Absent."""
     arms = {EXACT: Arm(), ESTIMATED: Arm()}
     with tempfile.TemporaryDirectory() as name:
@@ -160,7 +162,9 @@ async def play(rounds: int, requests: int, show: Callable[[str], None]) -> dict[
                     folder = Path(name) / f"{number}-{arm[:2]}"
                     folder.mkdir()
                     seed = f"round {number}, {arm}"
-                    await _run(arms[arm], arm, seed, engines, processes, folder, requests)
+                    await _run(
+                        arms[arm], arm, seed, engines, processes, folder, (requests, clients)
+                    )
                     show(f"round {number + 1}: {arms[arm].row(arm)}")
     return arms
 
@@ -181,7 +185,7 @@ async def _run(
     engines: Sequence[SmallVllm],
     processes: Processes,
     folder: Path,
-    requests: int,
+    load: tuple[int, int],
 ) -> None:
     """One run of one arm: a new bus, router and agents over the engines that are there."""
     async with AsyncExitStack() as stack:
@@ -198,11 +202,11 @@ async def _run(
             agents.append(await mesh.agent(f"us-{number}", engine, *options, "--metrics-port", "0"))
         await router.until_serves(0)
         await mesh.until_ready()
-        chats = Conversations(seed)
+        chats, (requests, clients) = Conversations(seed), load
         warm = round(requests * WARM_SHARE)
-        await _ask_all(mesh.url, chats, warm)
+        await _ask_all(mesh.url, chats, warm, clients)
         before, bytes_before = cpu_s(agents), sum(taken)
-        answered = await _ask_all(mesh.url, chats, requests - warm)
+        answered = await _ask_all(mesh.url, chats, requests - warm, clients)
         arm.agent_us.append(1e6 * (cpu_s(agents) - before) / max(1, len(answered)))
         arm.bus_bytes.append((sum(taken) - bytes_before) / max(1, len(answered)))
         arm.answered += answered
@@ -226,8 +230,8 @@ async def _count_bytes(stack: AsyncExitStack, url: str) -> list[int]:
     return sizes
 
 
-async def _ask_all(url: str, chats: Conversations, requests: int) -> list[Answered]:
-    """So many requests, by CLIENTS at a time."""
+async def _ask_all(url: str, chats: Conversations, requests: int, clients: int) -> list[Answered]:
+    """So many requests, `clients` at a time."""
     found: list[Answered] = []
     left = iter(range(requests))
     timeout = aiohttp.ClientTimeout(total=120.0)
@@ -242,7 +246,7 @@ async def _ask_all(url: str, chats: Conversations, requests: int) -> list[Answer
                     found.append(one)
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(CLIENTS):
+            for _ in range(clients):
                 tasks.create_task(client())
     return found
 
@@ -278,14 +282,15 @@ def report(arms: dict[str, Arm]) -> str:
 @click.command()
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--requests", default=400, show_default=True, type=click.IntRange(min=8))
+@click.option("--clients", default=CLIENTS, show_default=True, type=click.IntRange(min=1))
 @click.option("--quick", is_flag=True, help="One round of 80 requests.")
-def main(rounds: int, requests: int, quick: bool) -> None:
+def main(rounds: int, requests: int, clients: int, quick: bool) -> None:
     """Compare what routers take for cached with what vLLM reports, with its events and without."""
     if quick:
         rounds, requests = 1, 80
     try:
         asyncio.run(install.main())
-        arms = asyncio.run(play(rounds, requests, lambda line: click.echo(line, err=True)))
+        arms = asyncio.run(play(rounds, requests, clients, lambda line: click.echo(line, err=True)))
     except Absent as problem:
         sys.exit(str(problem))
     print(report(arms))
