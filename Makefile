@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
-.PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
+.PHONY: study-loss study-kv-events study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -89,6 +89,12 @@ bench-agent: $(STAMP) ## how many requests one agent process carries
 
 bench-tracing: $(STAMP) ## what tracing (off, 1, 10, 100 % sampled), access log and kept requests cost (8 minutes)
 	$(LIVE).tracing_cost
+
+study-kv-events: $(STAMP) ## the same with recorded coding agents in the twin; TRACES=folder (10 minutes)
+	$(STUDY).kv_events $(SIZE)
+
+bench-kv-events: $(STAMP) ## KV events against estimates of what engines cache, over real vLLM (20 minutes; installs 7 GB once)
+	$(LIVE).kv_events $(if $(QUICK),--quick)
 
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
 	$(LIVE).overload

@@ -66,6 +66,18 @@ def checked_models(names: Sequence[str]) -> tuple[ModelId, ...]:
     return tuple(ModelId(name) for name in dict.fromkeys(names))
 
 
+def checked_kv_address(value: str) -> str:
+    """Where an engine publishes KV events. Raises ValueError that says what to give."""
+    try:
+        parts = urlsplit(value)
+        good = bool(parts.scheme == "tcp" and parts.hostname and parts.port and not parts.path)
+    except ValueError:
+        good = False
+    if not good and not (value.startswith("ipc://") and len(value) > len("ipc://")):
+        raise ValueError("give it as tcp://host:port or ipc://path")
+    return value
+
+
 def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -139,6 +151,11 @@ class AgentConfig(EngineConfig):
     # Of its region's residency labels, those that hold here; None: all of them.
     residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
 
+    # Where the engine publishes KV events, and repeats them; None: it doesn't.
+    kv_events: Annotated[str, AfterValidator(checked_kv_address)] | None = None
+    kv_events_replay: Annotated[str, AfterValidator(checked_kv_address)] | None = None
+    kv_events_topic: Annotated[str, Field(max_length=256)] = ""
+
     # How it takes offline work; None: not at all.
     profile: OfflineProfile | None = None
     state_dir: Path | None = None
@@ -157,6 +174,12 @@ class AgentConfig(EngineConfig):
         if self.offline_priority is not None and self.engine_kind not in WITH_PRIORITY:
             kinds = " and ".join(WITH_PRIORITY)
             raise ValueError(f"--offline-priority: engines of kind {kinds} have a priority")
+        return self
+
+    @model_validator(mode="after")
+    def _kv_events(self) -> "AgentConfig":
+        if self.kv_events is None and (self.kv_events_replay or self.kv_events_topic):
+            raise ValueError("give --kv-events too: where the engine publishes them")
         return self
 
     @model_validator(mode="after")

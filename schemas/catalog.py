@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from schemas import control, exchange, explain, gossip, state, subjects
+from schemas import control, exchange, explain, gossip, held, state, subjects
 
 
 class Role(StrEnum):
@@ -136,6 +136,26 @@ CHANNELS: tuple[Channel, ...] = (
         publish={AGENT},
         subscribe={AGENT},
         about="The answer of the agent that has it: its own epoch. The one that asked ends.",
+    ),
+    Channel(
+        name="prompt_blocks",
+        encoding=Encoding.MSGPACK,
+        messages=(held.PromptBlocks, held.HeldAsk),
+        publish={ROUTER},
+        subscribe={AGENT},
+        prefixes=True,
+        about="To an agent whose heartbeats have a `held_seq`: the block hashes of each prompt "
+        "that is placed on its replica, and questions for its whole set. It crosses no link.",
+    ),
+    Channel(
+        name="held",
+        encoding=Encoding.MSGPACK,
+        messages=(held.HeldDelta, held.HeldPart),
+        publish={AGENT},
+        subscribe={ROUTER},
+        prefixes=True,
+        about="Which of these blocks the engine holds, by its own KV events: numbered deltas, 50 a "
+        "second at most, and the whole set when a router asks. It crosses no link.",
     ),
     Channel(
         name="ingress",

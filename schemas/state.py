@@ -214,6 +214,9 @@ class Heartbeat:
     paths: Annotated[tuple[OptionalPath, ...], Field(max_length=PATHS_MAX)] = ()
     """Paths that its engine answers beside those of chats and completions, like
     `/v1/embeddings`."""
+    held_seq: Count | None = None
+    """Number of the last delta of what its engine holds (`schemas.held`); null where the engine
+    reports no KV events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

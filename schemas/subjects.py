@@ -65,6 +65,14 @@ def named(region: RegionId | str, replica: ReplicaId | str) -> str:
     return f"{ROOT}.{region}.replica.{replica}.named"
 
 
+def prompt_blocks(region: RegionId | str, replica: ReplicaId | str) -> str:
+    return f"{ROOT}.{region}.replica.{replica}.blocks"
+
+
+def held(region: RegionId | str, replica: ReplicaId | str) -> str:
+    return f"{ROOT}.{region}.replica.{replica}.held"
+
+
 def ingress(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.ingress"
 

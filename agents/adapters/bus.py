@@ -8,6 +8,7 @@ messages, and the frames' numbers show the router that some are missing.
 """
 
 import asyncio
+import contextlib
 import logging
 import struct
 from collections.abc import Awaitable, Callable
@@ -34,9 +35,10 @@ from infra.process import LimitedLog
 from infra.services import Endpoint, EndpointFigures, ProcessService
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
+from schemas.held import HeldAsk, HeldDelta, HeldPart, PromptBlocks
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, encode_state
-from schemas.wire import WireError, decode_as
+from schemas.wire import WireError, decode, decode_as, encode
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class AgentBus:
         self._region = region
         self._replica = replica
         self._heartbeats = subjects.heartbeat(region, replica)
+        self._held = subjects.held(region, replica)
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: ProcessService | None = None
@@ -104,6 +107,28 @@ class AgentBus:
         queue, most = subjects.QUEUE_AGENT, WORK_MESSAGES_MAX
         await self._subscribe(subjects.work(*me), work, queue=queue, messages=most)
         await self.flush(FLUSH_TIMEOUT_S)
+
+    async def listen_for_blocks(self, received: Callable[[PromptBlocks | HeldAsk], None]) -> None:
+        """Receive what routers send of prompts, for an agent that follows its engine's KV."""
+
+        async def blocks(msg: Msg) -> None:
+            try:
+                message = None if msg.headers else decode(msg.data)
+            except WireError as problem:
+                self._dropped(msg, problem)
+                return
+            if isinstance(message, PromptBlocks | HeldAsk):
+                received(message)
+
+        subject = subjects.prompt_blocks(self._region, self._replica)
+        await self._subscribe(subject, blocks)
+        await self.flush(FLUSH_TIMEOUT_S)
+
+    async def publish_held(self, message: HeldDelta | HeldPart) -> None:
+        """Publish what the engine holds; while the bus is away it is lost, as routers notice."""
+        if self._client.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await self._client.publish(self._held, encode(message))
 
     async def register(
         self,

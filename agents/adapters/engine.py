@@ -118,7 +118,7 @@ class EngineClient:
         """
         headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(self.api, "POST", path, timeout_s, body, headers)
+            status, _ = await exchange(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
@@ -200,7 +200,7 @@ class EngineClient:
     async def _find_out(self, path: str, model: ModelId) -> None:
         headers, body = _smallest_request(path, model)
         try:
-            status, _ = await _exchange(
+            status, _ = await exchange(
                 self.api, "POST", path, self._scrape_timeout_s, body, headers
             )
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
@@ -238,7 +238,7 @@ class EngineClient:
             self._batch_max = self._kind.batch_max(page) or self._batch_max
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
-        status, page = await _exchange(client, "GET", path, self._scrape_timeout_s)
+        status, page = await exchange(client, "GET", path, self._scrape_timeout_s)
         url = client.url + path
         if status == STATUS_UNAUTHORIZED:
             raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
@@ -253,7 +253,7 @@ async def fetched(url: str, path: str, key: str | None, timeout_s: float) -> tup
     UnexpectedAnswer."""
     client = HttpClient(url, key)
     try:
-        return await _exchange(client, "GET", path, timeout_s)
+        return await exchange(client, "GET", path, timeout_s)
     finally:
         client.close()
 
@@ -274,7 +274,7 @@ def _smallest_request(path: str, model: ModelId) -> tuple[dict[str, str], bytes]
     return FORM_BODY, b"".join((*parts, f"--{BOUNDARY}--\r\n".encode()))
 
 
-async def _exchange(
+async def exchange(
     client: HttpClient,
     method: str,
     path: str,
@@ -282,7 +282,7 @@ async def _exchange(
     body: bytes = b"",
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> tuple[int, bytes]:
-    """Status and body of a short response."""
+    """Status and body of a short response, of PAGE_BYTES_MAX at most."""
     page = bytearray()
     async with asyncio.timeout(timeout_s):
         response = await client.request(method, path, headers, body)

@@ -6,6 +6,8 @@ requests that it took, reads the engine's load, and refuses beyond it with the f
 Floors; each module imports only from floors below it (a contract in pyproject.toml):
 
     agent            AgentCore: every decision, and what a heartbeat holds
+    engine_cache, held_log  the engine's KV events through gaps; what is published of them
+    held_blocks      which blocks of prompts the engine holds
     offline_work     the offline requests, and what the engine reports without them
     heartbeat        the replica's configuration, and when a heartbeat is due
     offline_admission  which offline requests the engine gets, which are given back
@@ -19,6 +21,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     answer_stream    what the agent reads out of a response's bytes; flow control
     name_claim       two agents with one name: which of them leaves
     effects, events  the interface
+    kv_events        batches of KV events, and their order
     latency_predictor, slo_profile, offline_queue  parts that the simulated engine uses too
 
 The host's loop (`agents.runtime.agent` live, `mesh.sim.replica` in the twin):

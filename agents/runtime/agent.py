@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from agents.adapters.bus import AgentBus
@@ -28,6 +29,7 @@ from agents.core.events import (
 )
 from agents.core.known_speed import KnownSpeed, of_last_run
 from agents.core.offline_work import OfflineTotals
+from agents.runtime.held_prompts import HeldPrompts
 from infra.process import LimitedLog, end_all
 from infra.services import EndpointFigures
 from schemas import subjects
@@ -59,7 +61,10 @@ class Agent:
         engine: EngineClient,
         clock: Callable[[], float],
         tasks: asyncio.TaskGroup,
+        held: HeldPrompts | None = None,
     ) -> None:
+        """`held`: where the engine's KV events are followed."""
+        self._held = held
         self._config = config
         self._core = core
         self._bus = bus
@@ -247,6 +252,8 @@ class Agent:
             engine_kind=self._config.engine_kind,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
+        if self._held is not None:
+            self._held.started(inbox, effect.path, effect.body)
 
     async def _run_relay(self, inbox: str, relay: Relay) -> None:
         try:
@@ -257,6 +264,8 @@ class Agent:
             await self._send_end(effects.SendEnd(inbox, ended.outcome, FAULT_OF_OURS))
         del self._relays[inbox]
         self._writers.pop(inbox, None)
+        if self._held is not None:
+            self._held.ended(inbox)
         await self.feed(ended)
 
     async def _abort_relay(self, effect: effects.AbortRelay) -> None:
@@ -289,7 +298,10 @@ class Agent:
         self._log.warning("owner", by, text, *args)
 
     async def _publish_heartbeat(self, effect: effects.PublishHeartbeat) -> None:
-        await self._bus.publish_heartbeat(effect.heartbeat)
+        beat = effect.heartbeat
+        if self._held is not None:
+            beat = replace(beat, held_seq=self._held.seq)
+        await self._bus.publish_heartbeat(beat)
         self.announced.set()
 
     async def _request_scrape(self, effect: effects.ScrapeNow) -> None:

@@ -97,6 +97,24 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "routes list it too; repeat it, or separate by spaces in the environment. "
     "[MESH_ENGINE_ROUTES]",
 )
+@click.option(
+    "--kv-events",
+    envvar="MESH_KV_EVENTS",
+    metavar="ADDRESS",
+    help="Where vLLM or SGLang publishes its KV events, tcp://host:port: routers then know what it "
+    "has cached. [MESH_KV_EVENTS]",
+    show_default="routers estimate it",
+)
+@click.option(
+    "--kv-events-replay",
+    envvar="MESH_KV_EVENTS_REPLAY",
+    metavar="ADDRESS",
+    help="Where it repeats them after a gap. [MESH_KV_EVENTS_REPLAY]",
+    show_default="a gap makes what is cached an estimate",
+)
+@click.option(
+    "--kv-events-topic", default="", help="The topic that it publishes them on; all by default."
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(

@@ -11,12 +11,17 @@ from nats.aio.client import Client
 from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS, EngineDialect
+from agents.adapters.kv_events import KvEventSource
 from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
+from agents.core.engine_cache import EngineCache
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.held_blocks import HeldBlocks
+from agents.core.held_log import HeldLog
 from agents.core.known_speed import KnownSpeed, of_profile
 from agents.runtime.agent import Agent
+from agents.runtime.held_prompts import HeldPrompts
 from agents.runtime.metrics import serve_metrics
 from agents.runtime.speed_file import SpeedFile
 from infra import bus
@@ -60,9 +65,10 @@ async def run(
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
         speeds = SpeedFile(config.state_dir)
-        replica = _replica(config, epoch, speeds.read())
+        core = AgentCore(_replica(config, epoch, speeds.read()))
+        held = _held_prompts(config, epoch, agent_bus, engine, clock)
         async with asyncio.TaskGroup() as tasks:
-            agent = Agent(config, AgentCore(replica), agent_bus, engine, clock, tasks)
+            agent = Agent(config, core, agent_bus, engine, clock, tasks, held)
             if config.metrics_port != 0:
                 host, port = config.metrics_host, config.metrics_port
                 await serve_metrics(opened, host, port, agent, agent_bus)
@@ -79,6 +85,9 @@ async def run(
                 tasks.create_task(speeds.keep_current(agent.learned_speed)),
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
+            if held is not None:
+                await agent_bus.listen_for_blocks(held.received)
+                background.append(tasks.create_task(held.run()))
             reporting = tasks.create_task(_report(manager, agent))
             try:
                 await stop.drain.wait()
@@ -102,6 +111,22 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
         asks_usage=config.ask_usage,
         routes=config.routes,
     )
+
+
+def _held_prompts(
+    config: AgentConfig,
+    epoch: int,
+    agent_bus: AgentBus,
+    engine: EngineClient,
+    clock: Callable[[], float],
+) -> HeldPrompts | None:
+    """What follows the engine's KV events, where it publishes them."""
+    if config.kv_events is None:
+        return None
+    cache = EngineCache(HeldBlocks())
+    log = HeldLog(cache.held, epoch)
+    source = KvEventSource(cache, config.kv_events, config.kv_events_replay, config.kv_events_topic)
+    return HeldPrompts(source, log, engine.api, agent_bus.publish_held, clock)
 
 
 async def _connected(

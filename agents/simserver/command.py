@@ -128,6 +128,10 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     "POST /sim/faults sets them while it runs, DELETE heals. Repeat for more.",
 )
 @click.option(
+    "--kv-events", help="Publish KV events there, tcp://host:port, as vLLM does.", metavar="ADDRESS"
+)
+@click.option("--kv-events-replay", help="Repeat them there.", metavar="ADDRESS")
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,

@@ -91,8 +91,11 @@ class Driver:
         meters: Meters,
         time_scale: float,
         on_tokens: Callable[[int], None],
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_tokens` gets the size of every batch of tokens that came out."""
+        """`on_tokens` gets the size of every batch of tokens that came out. `after_step` is called
+        whenever the engine may have changed."""
+        self._after_step = after_step
         self._engine = engine
         self._meters = meters
         self._time_scale = time_scale
@@ -166,6 +169,7 @@ class Driver:
             self._last_events_at = self._clock.wall()
         for event in events:
             self._handlers[type(event)](event)
+        self._after_step()
         self._arm()
 
     def _on_first_token(self, event: PrefillFinished) -> None:

@@ -85,9 +85,12 @@ def score(parser: RequestParser, raw: bytes) -> PromptWork:
 
 def tokenize(parser: RequestParser, raw: bytes) -> PromptWork:
     """A /tokenize body. Raises ApiError."""
-    body = _Tokenize.read(raw)
-    parser.model(body.model)
-    data = tokens.text_tokens(body.prompt)
+    if b'"messages"' in raw:
+        data = parser.chat(raw).prompt
+    else:
+        body = _Tokenize.read(raw)
+        parser.model(body.model)
+        data = tokens.text_tokens(body.prompt)
     ids = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
     answer = {"count": len(ids), "max_model_len": parser.max_model_len, "tokens": ids}
     return PromptWork((), orjson.dumps(answer))

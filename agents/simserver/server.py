@@ -11,7 +11,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -29,6 +29,7 @@ from agents.simserver.audio import transcribe
 from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
+from agents.simserver.kv_events import KvEventPublisher
 from agents.simserver.messages import (
     MessageRenderer,
     count_tokens,
@@ -41,7 +42,7 @@ from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, 
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
-from infra.process import write_ready_file
+from infra.process import end_all, write_ready_file
 from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
 from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
@@ -75,6 +76,8 @@ class SimConfig:
     metrics: PageKind = PageKind.VLLM
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
+    kv_events: str | None = None  # where it publishes them, and repeats them
+    kv_events_replay: str | None = None
 
 
 class SimServer:
@@ -100,13 +103,22 @@ class SimServer:
         self._meters = Meters()
         self._responses = KeptResponses()
         self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
-        self._driver = Driver(engine, self._meters, config.time_scale, self._count_tokens)
+        self._kv_events = None
+        if config.kv_events is not None:
+            replay = config.kv_events_replay
+            self._kv_events = KvEventPublisher(config.kv_events, replay, engine.block_tokens)
+            engine.cache.watchers.append(self._kv_events)
+        flush = (lambda: None) if self._kv_events is None else self._kv_events.flush
+        tokens = self._count_tokens
+        self._driver = Driver(engine, self._meters, config.time_scale, tokens, flush)
         self._thawed = asyncio.Event()
         self._apply_faults()
 
     def app(self) -> web.Application:
         """The application; run it with `handler_cancellation`, or hang-ups go unnoticed."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._shape_errors])
+        if self._kv_events is not None:
+            app.cleanup_ctx.append(self._publish_kv_events)
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._chat),
@@ -128,6 +140,13 @@ class SimServer:
             ]
         )
         return app
+
+    async def _publish_kv_events(self, app: web.Application) -> AsyncIterator[None]:
+        assert self._kv_events is not None
+        answering = asyncio.create_task(self._kv_events.answer_replays())
+        yield
+        await end_all([answering])
+        self._kv_events.close()
 
     @web.middleware
     async def _shape_errors(
@@ -234,7 +253,10 @@ class SimServer:
             self._meters.ended[ended] += 1
 
     def _submit(self, job: GenerationRequest) -> TokenStream:
-        keys = block_keys(job.sequence(), self._block_bytes)
+        sequence = job.sequence()
+        keys = block_keys(sequence, self._block_bytes)
+        if self._kv_events is not None:
+            self._kv_events.learn(keys, sequence)
         tokens = job.prompt_tokens, job.answer.tokens
         return self._opened(partial(self._driver.open, *tokens, keys, whole=not job.stream))
 

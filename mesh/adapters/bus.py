@@ -32,7 +32,7 @@ from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.core.model.request import Request
 from mesh.session.answer import Held
 from mesh.session.record import OpenRequest
-from schemas import exchange, subjects, wire
+from schemas import exchange, held, subjects, wire
 from schemas.exchange import Frame
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.residency import OPEN_GROUND, Ground, Label, Labels, labels_text
@@ -82,6 +82,7 @@ class Listeners:
     lost: Callable[[], None]
     back: Callable[[], None]
     requests: Callable[[Msg], None] = lambda msg: None
+    held: Callable[[Msg], None] = lambda msg: None
 
 
 class RouterBus:
@@ -244,6 +245,9 @@ class RouterBus:
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
 
+    def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: held.PromptBlocks) -> None:
+        self.publish(subjects.prompt_blocks(region, replica), wire.encode(blocks))
+
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         self.publish(subjects.cancel(region, replica), wire.encode(exchange.Cancel(inbox)))
 
@@ -279,6 +283,7 @@ class RouterBus:
         routers = subjects.QUEUE_ROUTERS
         listen = self.client.listen
         await listen(subjects.heartbeat(region, subjects.ANY), listeners.heartbeat)
+        await listen(subjects.held(region, subjects.ANY), listeners.held)
         for peer in self._peers:
             await listen(subjects.digest(peer), listeners.digest)
             await listen(subjects.leased(peer), listeners.lease)

@@ -17,6 +17,7 @@ from typing import Any
 
 from mesh.core.cluster_events import ClusterEvents
 from mesh.core.gossip.gossip import Gossip
+from mesh.core.gossip.held_prefixes import HeldPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
@@ -98,6 +99,9 @@ class RouterCore:
             gossip=self.gossip,
             terms=terms,
         )
+        self.held_prefixes = HeldPrefixes(
+            self.replicas, lambda: self._placer.replica_indexes, self._effects
+        )
         self._construct_ends(dice)
 
     def _construct_ends(self, dice: Random) -> None:
@@ -134,6 +138,7 @@ class RouterCore:
             ev.ClientGone: self._on_client_gone,
             **self._cluster_events.handlers(),
             **self.gossip.handlers(),
+            **self.held_prefixes.handlers(),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
             ev.AttemptProgressed: self._on_progressed,
@@ -406,6 +411,7 @@ class RouterCore:
         self._scheduler.place_waiting(now)
         self._cluster_events.publish_digest_if_due(now)
         self.gossip.tick(now)
+        self.held_prefixes.tick(now)
 
     def _check(self, record: RequestRecord, now: float) -> None:
         """End it, or its attempt, if its time is over."""

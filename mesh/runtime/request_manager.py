@@ -44,9 +44,10 @@ from mesh.session.record import (
     Trace,
 )
 from mesh.session.session import Session
-from schemas import state, subjects
+from schemas import state, subjects, wire
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
+from schemas.held import HeldAsk
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
@@ -147,8 +148,13 @@ class RequestManager:
             subject = subjects.digest(self._config.region)
             self._bus.publish(subject, state.encode_state(effect.digest))
 
+        def ask_held(effect: fx.AskHeld) -> None:
+            subject = subjects.prompt_blocks(self._config.region, effect.replica)
+            self._bus.publish(subject, wire.encode(HeldAsk(effect.epoch)))
+
         return {
             fx.PublishDigest: publish_digest,
+            fx.AskHeld: ask_held,
             fx.PublishTrie: self.trie.publish,
             fx.PublishToSiblings: self.trie.publish_to_siblings,
             fx.AskTrie: self.trie.ask,

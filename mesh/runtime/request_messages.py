@@ -43,7 +43,8 @@ from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.engine_routes import engine_route
 from schemas.exchange import Refusal
-from schemas.ids import ModelId, RegionId, RouterId
+from schemas.held import HeldDelta, HeldPart
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.parcels import PARCEL
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS
 
@@ -148,6 +149,22 @@ class RequestMessages:
             self._log.warning("heartbeat", "another", text, subject)
         elif beat.region == self._config.region or beat.region in self._config.peers:
             self.session.feed(ev.HeartbeatSeen(beat))
+
+    def receive_held(self, msg: Msg) -> None:
+        """What a replica's engine holds of prompts: the subject names the replica."""
+        if has_headers(msg):
+            self._drop_with_headers("held", msg)
+            return
+        try:
+            message = wire.decode(msg.data)
+        except wire.WireError as error:
+            self._log.warning("held", "unreadable", "%s dropped: %.300s", msg.subject, error)
+            return
+        replica = ReplicaId(msg.subject.split(".")[3])
+        if isinstance(message, HeldDelta):
+            self.session.feed(ev.HeldDeltaSeen(replica, message))
+        elif isinstance(message, HeldPart):
+            self.session.feed(ev.HeldPartSeen(replica, message))
 
     def receive_digest(self, msg: Msg) -> None:
         """A router of a peer region, or of our own."""

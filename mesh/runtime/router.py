@@ -198,6 +198,7 @@ class Router:
                 ingress=self.requests.messages.receive_ingress,
                 ping=self._pings.answer,
                 requests=self._questions.receive,
+                held=self.requests.messages.receive_held,
                 lost=self._bus_is_lost,
                 back=self._bus_is_back,
             )

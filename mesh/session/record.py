@@ -14,6 +14,7 @@ from mesh.core.model.request import Request
 from mesh.session.answer import AnswerReceiver, EngineError, Held
 from schemas import exchange
 from schemas.decision import Decision
+from schemas.held import PromptBlocks
 from schemas.http import CHAT, Fault
 from schemas.ids import RegionId, ReplicaId
 
@@ -147,6 +148,9 @@ class Bus(Protocol):
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
         """Its body in parts, as the agent requested them."""
+
+    def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: PromptBlocks) -> None:
+        """Block hashes of a prompt that was sent there."""
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         """The answer to that inbox is not wanted any more."""

@@ -18,8 +18,9 @@ from mesh.session.headers import ingress_headers, passed_on_headers, work_header
 from mesh.session.record import Bus, Decide, Ending, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
+from schemas.held import HASHES_MAX, PromptBlocks
 from schemas.http import Fault
-from schemas.ids import RegionId, RouterId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.parcels import parcelled
 from schemas.residency import OPEN_GROUND, Ground
 from schemas.state import Digest, encode_state
@@ -226,6 +227,8 @@ class Session:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
             self._not_sent(record, answer)
+        elif effect.with_blocks:
+            self._send_blocks(record, region, effect.replica, answer.inbox)
 
     def _dispatch_forwarded(
         self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
@@ -241,7 +244,18 @@ class Session:
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
             self._tell_refused(inbox, Refusal.FULL)
+        elif effect.with_blocks:
+            self._send_blocks(record, region, effect.replica, inbox)
         self._forwarded_over(record, None if sent else Refusal.FULL)
+
+    def _send_blocks(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        prompt = record.request.prompt
+        if prompt.hashes:
+            length = prompt.tokens / prompt.block_tokens
+            blocks = PromptBlocks(inbox, length, prompt.hashes[:HASHES_MAX])
+            self._bus.send_blocks(region, replica, blocks)
 
     def _forward(self, effect: fx.Forward) -> None:
         record = self._records[effect.key]

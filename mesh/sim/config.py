@@ -145,6 +145,7 @@ class WorldConfig:
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     speeds_known: bool = True  # agents know their engines' speeds, of a run before
     kv_tokens: int | None = None  # replaces the profiles' own
+    kv_events: bool = False  # agents follow their engines' KV events
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this
     patience_s: float = inf  # a client hangs up after this if it has no first token

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Score, Target
-from mesh.sim.kv_events import CacheCopies
+from mesh.sim.cache_copies import CacheCopies
 
 if TYPE_CHECKING:
     from mesh.sim.world import World

@@ -1,125 +1,108 @@
-"""What a router knows of engines' caches by KV events, as vLLM and SGLang publish them.
+"""A replica's KV events in the twin: its engine's cache, the agent's own core, its deltas.
 
-An engine publishes the blocks that it stored and evicted at the end of a step; the router applies
-them when they arrive. So a router's copy is exact, but older than the engine's cache by one step
-and the way there. A router that starts copies the whole cache first, as routers of these projects
-recover from a gap. No event is lost or needs bytes on a link: rivals get the best case.
-
-Until its events arrive, a prompt that was just sent somewhere is not known to be there. Routers may
-assume it for some seconds, so that equal prompts at one moment go to one engine: Dynamo's
-`--router-predicted-ttl-secs` (its advice for bursts: 5), llm-d's speculative indexing (2 s).
+The twin's engines and routers share block keys (`mesh.sim.workload`), so a block's key stands for
+its tokens here, and no tokenizer is played: the relation of text to tokens is exact. Events reach
+the agent at once, deltas cross the network like heartbeats. A crashed engine comes back empty.
 """
 
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from agents.core.held_blocks import HeldBlocks
+from agents.core.held_log import HeldLog
+from agents.core.kv_events import BlocksRemoved, BlocksStored, Tier
 from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
-from agents.sim.profiles import Profile
-from mesh.core.model.request import Request
-from mesh.core.policies.base import Target
+from mesh.core.model import events as ev
+from mesh.sim.event_queue import EventQueue
+from mesh.sim.workload import HASH_TOKENS, SentRequest
+from schemas.held import HeldAsk, HeldDelta
 from schemas.ids import ReplicaId
 
-if TYPE_CHECKING:
-    from mesh.sim.world import World
+PUBLISH_S = 0.02  # as live agents do
+KEY_TOKENS = 2  # a key is written as two token ids
+LOW = 2**32 - 1
+EVERY = HASH_TOKENS // BLOCK_TOKENS
+
+Publish = Callable[[ev.HeldDeltaSeen | ev.HeldPartSeen], None]
 
 
-class CacheCopy:
-    """One engine's cached blocks, as of some time ago. A `CacheWatcher`."""
+def key_tokens(keys: Sequence[int]) -> tuple[int, ...]:
+    return tuple(part for key in keys for part in (key & LOW, key >> 32))
 
-    def __init__(self, cache: KvCache, clock: Callable[[], float]) -> None:
-        self.cache = cache
-        self._clock = clock
-        self._known = cache.keys()
-        # When it happened, the block's key, and whether it was stored; the oldest first.
-        self._events: deque[tuple[float, int, bool]] = deque()
+
+class ReplicaKvEvents:
+    """One replica's, from one start of its agent to the next."""
+
+    def __init__(
+        self, name: ReplicaId, epoch: int, cache: KvCache, queue: EventQueue, publish: Publish
+    ) -> None:
+        self._name, self._queue, self._publish = name, queue, publish
+        self._held = HeldBlocks()
+        self._log = HeldLog(self._held, epoch)
+        self._parents: dict[int, int | None] = {}  # of keys that were submitted
+        self._ended = False
+        self._cache: KvCache | None = None
+        self.follow(cache)
+        queue.after(PUBLISH_S, self._publish_due)
+
+    @property
+    def seq(self) -> int:
+        return self._log.seq
+
+    @property
+    def published(self) -> int:
+        """Blocks in all deltas."""
+        return self._log.published
+
+    def follow(self, cache: KvCache) -> None:
+        """The engine has started with this cache, which is empty."""
+        self._unfollow()
+        self._cache = cache
         cache.watchers.append(self)
+        self._held.clear()
+
+    def _unfollow(self) -> None:
+        if self._cache is not None:
+            self._cache.watchers.remove(self)
+            self._cache = None
+
+    def end(self) -> None:
+        self._ended = True
+        self._unfollow()
+
+    def submitted(self, request: SentRequest) -> None:
+        """The engine is given this request."""
+        parent = None
+        for key in request.keys.blocks:
+            self._parents.setdefault(key, parent)
+            parent = key
+
+    def answered(self, request: SentRequest) -> None:
+        """Its answer is over: relate its prompt to what the engine holds."""
+        prompt = request.keys.blocks[: request.node.prompt_tokens // BLOCK_TOKENS]
+        texts = request.prompt.hashes
+        self._held.attach(texts, max(len(texts), len(prompt) / EVERY), key_tokens(prompt))
+
+    def asked(self, ask: HeldAsk) -> None:
+        self._log.asked(ask.epoch)
 
     def stored(self, keys: Sequence[int]) -> None:
-        now = self._clock()
-        self._events.extend((now, key, True) for key in keys)
+        stored = (
+            BlocksStored(
+                (key,), self._parents[key], key_tokens((key,)), KEY_TOKENS, Tier.GPU, "", True
+            )
+            for key in keys
+        )
+        self._held.apply(stored)
 
     def evicted(self, key: int) -> None:
-        self._events.append((self._clock(), key, False))
+        self._held.apply((BlocksRemoved((key,), Tier.GPU),))
 
-    def matched(self, keys: Sequence[int], until: float) -> int:
-        """How many leading blocks of `keys` were cached at `until`, which never runs backwards."""
-        events, known = self._events, self._known
-        while events and events[0][0] <= until:
-            _, key, is_stored = events.popleft()
-            if is_stored:
-                known.add(key)
+    def _publish_due(self) -> None:
+        if self._ended:
+            return
+        for message in self._log.due(self._queue.now):
+            if isinstance(message, HeldDelta):
+                self._publish(ev.HeldDeltaSeen(self._name, message))
             else:
-                known.discard(key)
-        for count, key in enumerate(keys):
-            if key not in known:
-                return count
-        return len(keys)
-
-
-class SentPrompts:
-    """The blocks of prompts that were sent to each replica within the last `keep_s` seconds."""
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._sent: deque[tuple[float, str, Sequence[int]]] = deque()
-        self._count: dict[str, Counter[int]] = {}  # prompts by block, by replica
-
-    def add(self, name: str, keys: Sequence[int], now: float) -> None:
-        """A prompt goes there."""
-        self._expire(now)
-        if self._keep_s > 0.0:
-            self._sent.append((now, name, keys))
-            self._count.setdefault(name, Counter()).update(keys)
-
-    def matched(self, name: str, keys: Sequence[int], now: float) -> int:
-        """How many leading blocks of `keys` were sent there."""
-        self._expire(now)
-        count = self._count.get(name)
-        if count is None:
-            return 0
-        return next((place for place, key in enumerate(keys) if key not in count), len(keys))
-
-    def _expire(self, now: float) -> None:
-        while self._sent and self._sent[0][0] < now - self._keep_s:
-            _, name, keys = self._sent.popleft()
-            count = self._count[name]
-            for key in keys:
-                count[key] -= 1
-                if not count[key]:
-                    del count[key]
-
-
-class CacheCopies:
-    """The copies of one router's replicas, made when first read."""
-
-    def __init__(self, world: "World", assumed_s: float = 0.0) -> None:
-        """`assumed_s`: for so long a sent prompt is assumed to be cached."""
-        self._world = world
-        self._copies: dict[str, CacheCopy] = {}
-        self._sent = SentPrompts(assumed_s)
-
-    def sent(self, name: str, keys: Sequence[int], now: float) -> None:
-        """A prompt goes to that replica."""
-        self._sent.add(name, keys, now)
-
-    def matched(self, target: Target, keys: Sequence[int], now: float) -> int:
-        """Leading blocks of `keys` that this replica holds, as far as is known or assumed."""
-        engine = self._world.replicas[ReplicaId(target.name)].engine
-        copy = self._copies.get(target.name)
-        if copy is None or copy.cache is not engine.sim.cache:  # another one after a crash
-            copy = CacheCopy(engine.sim.cache, lambda: self._world.queue.now)
-            self._copies[target.name] = copy
-        known = copy.matched(keys, now - _step_s(engine.profile) - (target.rtt_s or 0.0) / 2)
-        return max(known, self._sent.matched(target.name, keys, now))
-
-    def prompt(self, request: Request) -> tuple[int, Sequence[int]]:
-        """Its tokens, and the keys of its full blocks of BLOCK_TOKENS tokens."""
-        sent = self._world.clients.sent(request)
-        tokens = sent.node.prompt_tokens
-        return tokens, sent.keys.blocks[: tokens // BLOCK_TOKENS]
-
-
-def _step_s(profile: Profile) -> float:
-    """The shortest step: events leave with its result. Prefill steps are longer."""
-    return profile.decode_s(1, 0)
+                self._publish(ev.HeldPartSeen(self._name, message))
+        self._queue.after(PUBLISH_S, self._publish_due)

@@ -20,7 +20,7 @@ from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Target
 from mesh.core.policies.llm_d import LlmD, LlmDOptions, Signals
-from mesh.sim.kv_events import CacheCopies
+from mesh.sim.cache_copies import CacheCopies
 from mesh.sim.workload import HASH_TOKENS
 
 if TYPE_CHECKING:

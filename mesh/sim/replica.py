@@ -9,7 +9,7 @@ every five of a silent answer).
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agents.core import effects as fx
@@ -22,14 +22,17 @@ from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_la
 from agents.core.offline_profile import OfflineProfile
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
+from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
 from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
 from mesh.sim.event_queue import CoalescingSender
+from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.offline.profiles import budget_s, offline_profile
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import H_OFFLINE, WORKING_S, End, Head, Outcome, Refused
+from schemas.exchange import H_OFFLINE, H_PREFILL_TOKENS, WORKING_S, End, Head, Outcome, Refused
+from schemas.held import HeldAsk
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
@@ -70,6 +73,7 @@ class RunningAnswer:
     last_message_at: float
     offline: bool  # a line of a batch job: no stream
     cached_tokens: int = 0
+    predicted_tokens: int = 0  # of its prompt, that its router took for cached
     began: bool = False
 
 
@@ -105,6 +109,7 @@ class SimReplica:
         self._last_number = 0
         self._tick_at = float("inf")
         self._wake_number = 0
+        self.kv_events: ReplicaKvEvents | None = None
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
             fx.HoldWork: self._hold,
@@ -139,6 +144,11 @@ class SimReplica:
             )
         )
         self._tick_at = float("inf")
+        if self._config.kv_events:
+            cache = self.engine.sim.cache
+            publish = self._publish_held
+            queue = self._queue
+            self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
         self._scrapes.begin()
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
@@ -152,6 +162,8 @@ class SimReplica:
         """Agent and engine stop without a message."""
         self._world.count_outstanding(-self.outstanding)
         self.core = None
+        if self.kv_events is not None:
+            self.kv_events.end()
         self._scrapes.end()
         self._tick_at = float("inf")
         self._running.clear()
@@ -168,6 +180,8 @@ class SimReplica:
     def crash_engine(self) -> None:
         """The engine's process ends: its answers break off, and scrapes fail."""
         self.engine.crash()
+        if self.kv_events is not None:
+            self.kv_events.follow(self.engine.sim.cache)
         self._by_number.clear()
         for running in list(self._running.values()):
             self._end(running.inbox, Outcome.ENGINE_LOST, "the engine closed the connection")
@@ -195,6 +209,10 @@ class SimReplica:
     def receive_cancel(self, inbox: str) -> None:
         if self.core is not None:
             self._feed(ev.CancelArrived(inbox))
+
+    def receive_held_ask(self, ask: HeldAsk) -> None:
+        if self.kv_events is not None:
+            self.kv_events.asked(ask)
 
     def receive_keepalive(
         self, region: RegionId, router: RouterId, epoch: int, term: int | None
@@ -247,6 +265,10 @@ class SimReplica:
         self._last_number += 1
         offline = H_OFFLINE in effect.headers
         running = RunningAnswer(inbox, request, receiver, self._last_number, now, offline)
+        prefill = int(effect.headers.get(H_PREFILL_TOKENS, 0))
+        running.predicted_tokens = max(0, request.node.prompt_tokens - prefill)
+        if self.kv_events is not None:
+            self.kv_events.submitted(request)
         self._running[inbox] = running
         self._receivers[receiver] += 1
         if self.engine.is_down:
@@ -297,9 +319,16 @@ class SimReplica:
             self._world.given_back(begun=False)
         self._send(receiver, receiver.receive, effect.inbox, _end(effect.outcome, effect.detail))
 
+    def _publish_held(self, event: HeldDeltaSeen | HeldPartSeen) -> None:
+        """What its engine holds, to the routers of its region."""
+        for host in self._routers:
+            self._network.send_state(self.site, host.site, host.feed, event)
+
     def _publish(self, heartbeat: Heartbeat) -> None:
         if heartbeat.epoch != self._epoch or self.core is None:
             return
+        if self.kv_events is not None:
+            heartbeat = replace(heartbeat, held_seq=self.kv_events.seq)
         world, region = self._world, self._region
         here = (*self._routers, *world.leases.adopters_of(region), *world.runners_of(region))
         for host in here:
@@ -343,6 +372,10 @@ class SimReplica:
         running = self._by_number.pop(number)
         node = running.request.node
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
+        if self.kv_events is not None:
+            self.kv_events.answered(running.request)
+        if (watch := self._world.watch_cached) is not None:
+            watch(node.prompt_tokens, running.predicted_tokens, running.cached_tokens)
         if running.offline:
             self._begin(running, STATUS_OK)
         self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)

@@ -17,6 +17,7 @@ from mesh.session.record import OpenRequest, PrefixStore
 from mesh.session.session import Session
 from mesh.sim.workload import SentRequest
 from schemas import exchange, subjects
+from schemas.held import PromptBlocks
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
@@ -180,6 +181,10 @@ class SessionHost(ABC):
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
         """Bodies of the twin are never too large."""
+        return
+
+    def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: PromptBlocks) -> None:
+        """Engines of the twin report no KV events."""
         return
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:

@@ -53,6 +53,7 @@ from mesh.sim.replica import SimReplica
 from mesh.sim.router import ROUTER, SimRouter
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import Workload
+from schemas.held import HeldAsk
 from schemas.ids import RegionId, ReplicaId, RouterId
 
 ROUTERS_FROM_S = 1.0  # agents are up by then
@@ -92,6 +93,8 @@ class World:
         self.meter = DecisionMeter(perf)
         self._makers = makers
         self._outstanding = 0  # answers that agents hold
+        # Called with the tokens of each prompt, those predicted and those found to be cached.
+        self.watch_cached: Callable[[int, int, int], None] | None = None
         self._pick = self.dice("queue groups").randrange
         self.network = Network(
             self.queue,
@@ -201,6 +204,11 @@ class World:
         living = [router for router in routers if router.is_up] or routers
         return living[self._pick(len(living))]
 
+    def _ask_held(self, router: SimRouter, effect: fx.AskHeld) -> None:
+        replica = self.replicas[effect.replica]
+        ask = HeldAsk(effect.epoch)
+        self.network.send_state(router.site, replica.site, replica.receive_held_ask, ask)
+
     def control_performers(self, router: SimRouter) -> dict[type, Callable[[Any], None]]:
         """How those effects of a router are performed that are about no request."""
         origin = router.origin
@@ -208,6 +216,7 @@ class World:
             fx.PublishDigest: lambda effect: self.timers[origin].digests.offer(effect.digest),
             **self.gossip.performers(origin),
             **self.leases.performers(origin),
+            fx.AskHeld: partial(self._ask_held, router),
         }
 
     # Ending.

@@ -26,3 +26,20 @@ def test_labels_are_read(said, labels):
 def test_labels_that_are_none_are_refused(said):
     with pytest.raises(ValidationError, match="label"):
         AgentConfig(**GIVEN, residency=said)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://[::1]:5557", "ipc:///run/kv"])
+def test_addresses_of_kv_events_are_read(address):
+    config = AgentConfig(**GIVEN, kv_events=address, kv_events_replay=address)
+    assert config.kv_events == config.kv_events_replay == address
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:5557", "tcp://*:", "http://host:1", "ipc://"])
+def test_other_addresses_of_kv_events_are_refused(address):
+    with pytest.raises(ValidationError, match="tcp://host:port"):
+        AgentConfig(**GIVEN, kv_events=address)
+
+
+def test_a_replay_without_events_is_refused():
+    with pytest.raises(ValidationError, match="--kv-events too"):
+        AgentConfig(**GIVEN, kv_events_replay="tcp://127.0.0.1:5558")

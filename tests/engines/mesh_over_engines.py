@@ -77,15 +77,14 @@ class MeshOverEngines:
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Keep the heartbeats."""
-
-        async def keep(message: Msg) -> None:
-            beat = decode_heartbeat(message.data)
-            self.beats[beat.replica] = beat
-
         address = bus.BusAddress(self._nats_url)
         client = await bus.connect(address, name="test", inbox_prefix="_INBOX")
         stack.push_async_callback(client.close)
-        await client.subscribe("mesh.us.heartbeat.*", cb=keep)
+        await client.subscribe("mesh.us.heartbeat.*", cb=self.keep_beat)
+
+    async def keep_beat(self, message: Msg) -> None:
+        beat = decode_heartbeat(message.data)
+        self.beats[beat.replica] = beat
 
     async def agent(
         self, replica: str, engine: RealEngine, *options: str, **environment: str

@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,62 +13,18 @@ from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import L4_LLAMA
 from tests.engines import cached_tokens, install
 from tests.engines.contract import KEYS, KeyedEngineContract
-from tests.engines.engine import LOOPBACK, MODEL, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
-from tests.engines.tiny_llama import CONTEXT_TOKENS, KV_BYTES_PER_TOKEN
+from tests.engines.tiny_llama import KV_BYTES_PER_TOKEN
+from tests.engines.vllm_server import BLOCK_TOKENS, ENVIRONMENT, KV_GIB, START_WITHIN_S, Vllm
 from tests.programs.bench.processes import output_of
 
-START_WITHIN_S = 400.0  # it imports torch in three processes
-KV_GIB = 1
-BATCH_TOKENS, BLOCK_TOKENS = 256, 32
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HOST_IP": LOOPBACK,
-    "VLLM_NO_USAGE_STATS": "1",
-}
+BATCH_TOKENS = 256
+
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.engines,
     pytest.mark.timeout(2 * START_WITHIN_S),
 ]
-
-
-class Vllm(RealEngine):
-    kind = "vllm"
-    running = "vllm:num_requests_running"
-    waiting = "vllm:num_requests_waiting"
-    kv_used_ratio = "vllm:kv_cache_usage_perc"
-    batch_max = 4
-    context_tokens = CONTEXT_TOKENS
-    start_within_s = START_WITHIN_S
-
-    async def _start(self, log: str) -> list[int]:
-        key = ("--api-key", self.api_key) if self.api_key else ()
-        pid = await self.processes.start(
-            log,
-            (
-                *(str(install.programs(install.VLLM) / "vllm"), "serve", str(install.llama())),
-                *("--served-model-name", MODEL, "--host", LOOPBACK, "--port", str(self.port)),
-                *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)),
-                *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(self.batch_max)),
-                *("--enable-prompt-tokens-details", *key),
-            ),
-            ready=self.processes.answers(f"{self.url}/health"),
-            environment=ENVIRONMENT,
-        )
-        return [pid]
-
-    def hanging_pid(self) -> int:
-        """The core, which schedules; the process that speaks HTTP goes on."""
-        [core] = (pid for pid in self.members() if _name(pid).startswith("VLLM::EngineCor"))
-        return core
-
-
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -89,6 +89,7 @@ class Attempts:
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._placer.placed(request, destination, now)
         region, bus_name = split_replica_name(replica)
+        known = self._replicas.get(replica)
         dispatch = fx.Dispatch(
             request.key,
             record.attempt,
@@ -99,6 +100,7 @@ class Attempts:
             place.may_queue,
             region,
             self._terms.get(region or self._region),
+            region is None and known is not None and known.heartbeat.held_seq is not None,
         )
         self._effects.append(dispatch)
         if request.answer_inbox is not None:

@@ -28,6 +28,7 @@ class Dispatch:
     may_queue: bool = False  # the replica may take it though other work is pending
     region: RegionId | None = None  # of an adopted replica; None: this one
     term: int | None = None  # of the lease by which this region owns it, if there is one
+    with_blocks: bool = False  # its agent relates the prompt's blocks to what its engine holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,14 @@ class OwnershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHeld:
+    """Ask an agent to publish all that its engine holds: deltas of that epoch are missing."""
+
+    replica: ReplicaId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class HearReplicas:
     """Subscribe to heartbeats of a peer region, or unsubscribe."""
 
@@ -235,6 +244,7 @@ Effect = (
     | AnswerTrie
     | ClaimLease
     | OwnershipChanged
+    | AskHeld
     | HearReplicas
     | KeepPrefix
     | DropPrefix

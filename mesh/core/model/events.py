@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
+from schemas.held import HeldDelta, HeldPart
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, Lease
 
@@ -80,6 +81,22 @@ class TrieAsked:
     ask: TrieAsk
     region: RegionId
     inbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDeltaSeen:
+    """What a replica's engine came to hold, and holds no longer, by its agent."""
+
+    replica: ReplicaId
+    delta: HeldDelta
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPartSeen:
+    """A part of all that it holds, sent on request."""
+
+    replica: ReplicaId
+    part: HeldPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +232,8 @@ Event = (
     | SiblingSeen
     | SiblingPartSeen
     | TrieAsked
+    | HeldDeltaSeen
+    | HeldPartSeen
     | LeaseHeard
     | LeaseAnswered
     | PlacedByPeer

@@ -173,6 +173,15 @@ class Placer:
             if isinstance(pair.remote, PrefixFollowing):
                 pair.remote.indexes[CandidateKind.PEER].announced = gossip.remote
 
+    @property
+    def replica_indexes(self) -> list[PrefixIndex[str]]:
+        """Of all policies that follow prefixes: what replicas are estimated to hold."""
+        return [
+            policy.indexes[CandidateKind.REPLICA]
+            for policy in self._local_policies
+            if isinstance(policy, PrefixFollowing)
+        ]
+
     def forbidden(self, request: Request, now: float) -> PlacementResult | None:
         """The receipt of a request that no region may serve; None if some may."""
         if not request.residency and not self.residency.is_confined:

@@ -6,10 +6,10 @@ which engines keep too. The next turn of a chat begins with the last prompt *and
 text a router doesn't read; so a prompt that continues exactly where a served one ended counts as
 held as far as that prompt and its answer were long.
 
-Estimates are checked against what engines report. An engine evicts by age: if it no longer had a
-block last used at time t, everything last used before t is gone as well, and it keeps less than
-estimated. So both are reduced: the blocks, and the room that the owner is credited with. Each
-confirmed hit gives a little room back.
+Estimates are checked against what engines report, unless their KV events say more. An engine
+evicts by age: if it no longer had a block last used at time t, everything last used before t is
+gone as well, and it keeps less than estimated. So both are reduced: the blocks, and the room that
+the owner is credited with. Each confirmed hit gives a little room back.
 
 Rejected: after a miss, removing the missed prompt alone (it was just computed anew; others of its
 age would miss too).
@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 from mesh.core.model.request import Request, Served
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
+from mesh.core.policies.tier_costs import with_loading
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
 
@@ -72,7 +73,7 @@ class LayerCache:
             for name in ends.keys() & held.keys():
                 if held[name] is plain and ends[name] > plain.tokens:
                     held[name] = HeldPrefix(depth, min(ends[name], most))
-        return held
+        return with_loading(held, self.index, prompt)
 
     def has_ended(self, blocks: Sequence[int]) -> bool:
         return not self.ends.keys().isdisjoint(blocks)
@@ -162,7 +163,8 @@ class CacheView:
             self._check(request, spot.name, served, estimate)
 
     def _check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
-        settled = estimate.placed_at - estimate.at >= SETTLED_S
+        is_reported = name in self._replicas.index.reporting
+        settled = not is_reported and estimate.placed_at - estimate.at >= SETTLED_S
         if served.cached_tokens is None or not estimate.blocks or not settled:
             return
         scale = self.room_ratio.get(name, 1.0)

@@ -15,7 +15,7 @@ Rejected: removing a prompt's blocks when its engine reports a miss. By then it 
 anew; gone are the blocks of the same age (`forget_until`).
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, takewhile
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -27,6 +27,7 @@ OWNERS_AT_ONCE = 4  # searched for old blocks at each tick
 EXPIRED_AT_ONCE = 1024  # blocks of each; about half a millisecond
 ALL = -1  # every bit
 NO_BLOCKS: dict[int, float] = {}
+NO_TIERS: dict[int, int] = {}
 NEVER = float("-inf")
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as false and true
 
@@ -94,6 +95,9 @@ class PrefixIndex(Generic[OwnerT]):
         # No block of an owner was inserted before.
         self._oldest_at: dict[OwnerT, float] = {}
         self._missed_at: dict[OwnerT, float] = {}  # blocks inserted up to then are evicted
+        self.reporting: set[OwnerT] = set()  # owners that report what they hold
+        # Of these, blocks that must be loaded before they are of use, and their tier.
+        self.slow: dict[OwnerT, dict[int, int]] = {}
         self.outgoing: PrefixListener | None = None
         self.listener: IndexListener | None = None
         self.announced: AnnouncedPrefixes | None = None
@@ -140,8 +144,12 @@ class PrefixIndex(Generic[OwnerT]):
         return len(self._blocks_of.get(owner, ()))
 
     def bound(self, owner: OwnerT, blocks: int) -> None:
-        """`owner` has memory for so many blocks; more than `blocks_max` are not kept."""
-        self._bounds[owner] = max(1, min(blocks, self._blocks_max))
+        """`owner` has memory for so many blocks; more than `blocks_max` are not kept.
+
+        One that reports what it holds has no need of the bound, and may hold more in other tiers.
+        """
+        if owner not in self.reporting:
+            self._bounds[owner] = max(1, min(blocks, self._blocks_max))
 
     def bound_of(self, owner: OwnerT) -> int:
         """Most blocks that are kept for it."""
@@ -205,6 +213,35 @@ class PrefixIndex(Generic[OwnerT]):
                 break
             depth, at = depth + 1, inserted_at
         return depth, at
+
+    def reports(self, owner: OwnerT, *, reporting: bool) -> None:
+        """Whether the owner reports what it holds from now on."""
+        if reporting:
+            self.reporting.add(owner)
+            self._bounds.pop(owner, None)
+        else:
+            self.reporting.discard(owner)
+            self.slow.pop(owner, None)
+
+    def report(self, owner: OwnerT, blocks: Sequence[int], tier: int, now: float) -> None:
+        """The owner holds these, in any order; tier 0 needs no loading."""
+        bit, held = self._bit(owner), self._blocks_of[owner]
+        slow = self.slow.get(owner, NO_TIERS)
+        for block in reversed(blocks):  # parents last, which makes them younger
+            held.pop(block, None)
+            held[block] = now
+            self._owners_of[block] = self._owners_of.get(block, 0) | bit
+            if tier:
+                slow = self.slow.setdefault(owner, {})
+                slow[block] = tier
+            elif slow:
+                slow.pop(block, None)
+        self._drop(owner, list(islice(held, max(0, len(held) - self._blocks_max))))
+
+    def report_whole(self, owner: OwnerT, blocks: Collection[int], before: float) -> None:
+        """The owner holds only these of all that were inserted up to `before`."""
+        held = self._blocks_of.get(owner, NO_BLOCKS).items()
+        self._drop(owner, [block for block, at in held if at <= before and block not in blocks])
 
     def retract(self, owner: OwnerT, hashes: Sequence[int], at: float) -> None:
         """`owner` did not compute the blocks inserted at `at`; later insertions stay."""
@@ -346,6 +383,7 @@ class PrefixIndex(Generic[OwnerT]):
         del self._blocks_of[owner]
         self._bounds.pop(owner, None)
         self._oldest_at.pop(owner, None)
+        self.slow.pop(owner, None)
         self._free_bits.append(bit)
 
     def _mask(self, owners: Iterable[OwnerT]) -> int:
@@ -378,6 +416,9 @@ class PrefixIndex(Generic[OwnerT]):
         if not blocks:
             return
         held, owners_of, others = self._blocks_of[owner], self._owners_of, ~self._bit_of[owner]
+        if slow := self.slow.get(owner):
+            for block in blocks:
+                slow.pop(block, None)
         unowned = []
         for block in blocks:
             del held[block]

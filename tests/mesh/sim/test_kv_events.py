@@ -1,79 +1,53 @@
-"""A router's copy of a cache: exact, and as late as its events."""
+"""KV events in the twin: a router's index is what the engines hold."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from pathlib import Path
 
-from agents.sim.kv_cache import KvCache
-from mesh.core.policies.base import Target
-from mesh.sim.kv_events import CacheCopies, CacheCopy, SentPrompts
+import pytest
+
+from mesh.core.model.settings import RouterSettings
+from mesh.sim.config import EngineCrash, WorldConfig
+from mesh.sim.workloads.traces import AGENT_SESSIONS, from_trace
 from mesh.sim.world import World
-from tests.mesh.sim.build import EU, PLAIN, US, arrivals, config, node
+
+TRACE = Path(__file__).parents[2] / "data" / "kv-cache-tester" / "four_sessions.jsonl"
+SMALL = 6_000  # tokens of KV: less than one session has
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def filled(cache, keys):
-    """Compute and publish blocks, and let them be evictable."""
-    cache.take(len(keys))
-    held = cache.publish(keys)
-    cache.release(held, len(keys) - len(held))
-
-
-def test_a_copy_is_as_old_as_it_is_asked_to_be():
-    clock, cache = Clock(), KvCache(4)
-    filled(cache, [1])
-    copy = CacheCopy(cache, clock)  # begins with what is there
-    clock.now = 1.0
-    filled(cache, [1, 2])
-    clock.now = 2.0
-    filled(cache, [7, 8, 9])  # evicts 1, without which 2 is not found
-    ages = {until: copy.matched([1, 2, 3], until) for until in (0.5, 1.0, 1.9, 2.0)}
-    assert ages == {0.5: 1, 1.0: 2, 1.9: 2, 2.0: 0}
+def played(*faults, exact):
+    config = WorldConfig(
+        regions={"us": ["l4-llama3.1-8b"] * 2},
+        settings=RouterSettings(policy="mesh"),
+        kv_tokens=SMALL,
+        kv_events=exact,
+        faults=faults,
+    )
+    scale = {"limit": 60, "scale": 0.02}
+    world = World(from_trace(TRACE, AGENT_SESSIONS, regions={"us": 1.0}, **scale), config)
+    world.watched = []
+    world.watch_cached = lambda *tokens: world.watched.append(tokens)
+    world.run()
+    return world
 
 
-@given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6, unique=True), max_size=20))
-def test_without_delay_it_equals_the_cache(prompts):
-    clock, cache = Clock(), KvCache(8)
-    copy = CacheCopy(cache, clock)
-    for keys in prompts:
-        filled(cache, keys)
-        for asked in prompts:
-            assert copy.matched(asked, clock.now) == cache.matched(asked)
+def stale(world):
+    """Blocks that the router takes for held and the engine has not."""
+    [router] = world.all_routers()
+    [index] = router.core._placer.replica_indexes
+    return {
+        (name, block)
+        for name, replica in world.replicas.items()
+        for block, _ in index.held(name)
+        if replica.engine.sim.cache.matched([block]) == 0
+    }
 
 
-def test_a_far_engine_is_known_later_and_a_new_one_is_empty():
-    world = World(arrivals((0.0, US, node(320, 2))), config({US: 1, EU: 1}))
-    copies, cache = CacheCopies(world), world.replicas["us-1"].engine.sim.cache
-    keys, step_s = [1, 2, 3], PLAIN.decode_s(1, 0)
-    near, far = Target("us-1", 0, rtt_s=0.0), Target("us-1", 0, rtt_s=0.2)
-    assert copies.matched(near, keys, 0.0) == 0
-    filled(cache, keys)  # at 0.0
-    assert copies.matched(far, keys, step_s + 0.09) == 0
-    assert copies.matched(far, keys, step_s + 0.11) == 3
-    world.replicas["us-1"].engine.crash()
-    assert copies.matched(near, keys, 9.0) == 0
+@pytest.mark.parametrize("faults", [(), (EngineCrash(replica="us-1", at_s=60.0, until_s=61.0),)])
+def test_the_index_holds_nothing_that_the_engines_have_not(faults):
+    world = played(*faults, exact=True)
+    assert len(world.watched) > 20
+    assert sum(replica.kv_events.published for replica in world.replicas.values()) > 0
+    assert stale(world) == set()
 
 
-def test_what_was_sent_counts_for_some_seconds():
-    sent = SentPrompts(2.0)
-    sent.add("a", [1, 2, 3], 0.0)
-    sent.add("a", [1, 2, 4], 1.0)
-    found = {now: sent.matched("a", [1, 2, 3, 9], now) for now in (1.0, 2.0, 2.1, 3.1)}
-    assert found == {1.0: 3, 2.0: 3, 2.1: 2, 3.1: 0}
-    assert sent.matched("b", [1], 3.1) == 0
-    never = SentPrompts(0.0)
-    never.add("a", [1], 0.0)
-    assert never.matched("a", [1], 0.0) == 0
-
-
-def test_a_cache_lists_its_keys():
-    cache = KvCache(4)
-    cache.take(2)
-    cache.publish([5, 6])
-    filled(cache, [7])
-    assert cache.keys() == {5, 6, 7}
+def test_estimates_go_wrong_there():
+    assert stale(played(exact=False)) != set()

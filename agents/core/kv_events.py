@@ -1,0 +1,222 @@
+"""What an engine reports of its KV cache: batches of msgpack, and the order in which they came.
+
+vLLM and SGLang publish them alike: a batch is an array `[time, events, rank]`, an event an array
+`[type, field, …]` or, from newer vLLM, a map with the key `type`. Source: vLLM's
+`vllm/distributed/kv_events.py` and SGLang's `sglang/srt/disaggregation/kv_events.py`. Fields that
+are not read here may be anything. Bytes of another form raise KvEventsInvalid, never anything else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgpack
+
+PAYLOAD_BYTES_MAX = 16 * 1024 * 1024  # a batch of a million tokens has about 5
+ITEMS_MAX = 2 * 1024 * 1024
+EVENTS_MAX = 65_536
+HASH_BYTES_MAX = 64
+BLOCK_TOKENS_MAX = 65_536
+TOKEN_ID_MAX = 2**32 - 1
+NAME_CHARS_MAX = 512
+
+EngineHash = int | bytes
+
+
+class KvEventsInvalid(ValueError):
+    """Not a batch of KV events; the message says what is wrong."""
+
+
+class Tier(IntEnum):
+    """Where a block is, the fastest first."""
+
+    GPU = 0
+    CPU = 1
+    DISK = 2
+
+
+# Names of media in the events. No medium is the GPU: older engines have no other.
+MEDIA = {
+    None: Tier.GPU,
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "CPU_PINNED": Tier.CPU,
+    "CPU_TIER1": Tier.CPU,
+    "CPU_TIER2": Tier.CPU,
+    "DISK": Tier.DISK,
+    "STORAGE": Tier.DISK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """`hashes` follow each other, after the block `parent`; None: they begin a prompt.
+
+    `tokens`: of all of them; empty where the engine only names blocks that are known.
+    `lora`: the adapter's name; empty without one. `is_plain`: nothing but tokens and the adapter
+    decides which prompts may share them.
+    """
+
+    hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None
+    tokens: tuple[int, ...]
+    block_tokens: int
+    tier: Tier
+    lora: str
+    is_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    hashes: tuple[EngineHash, ...]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """The cache is empty."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | AllCleared
+
+_STORED = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
+    *("lora_name", "extra_keys", "group_idx"),
+)
+_REMOVED = ("block_hashes", "medium", "group_idx")
+
+
+def parse_batch(payload: bytes) -> list[KvEvent]:
+    """The events of one batch that concern the first group of a model's layers.
+
+    Models with several kinds of attention keep blocks of each kind; a prompt is cached as far as
+    the first, of full attention, is. Events of unknown types and media are left out.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise KvEventsInvalid(f"a batch of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX}")
+    try:
+        batch = msgpack.unpackb(
+            payload,
+            use_list=False,
+            strict_map_key=False,
+            max_array_len=ITEMS_MAX,
+            max_map_len=ITEMS_MAX,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise KvEventsInvalid(f"not msgpack: {error}") from error
+    if not isinstance(batch, tuple) or len(batch) < 2 or not isinstance(batch[1], tuple):
+        raise KvEventsInvalid("not an array of a time and events")
+    if len(batch[1]) > EVENTS_MAX:
+        raise KvEventsInvalid(f"{len(batch[1])} events in a batch, at most {EVENTS_MAX}")
+    events = (_event(item) for item in batch[1])
+    return [event for event in events if event is not None]
+
+
+def _event(item: object) -> KvEvent | None:
+    if isinstance(item, dict):
+        kind, given = item.get("type"), item
+    elif isinstance(item, tuple) and item:
+        kind, given = item[0], {}
+        names = {"BlockStored": _STORED, "BlockRemoved": _REMOVED}
+        if isinstance(kind, str):
+            given = dict(zip(names.get(kind, ()), item[1:], strict=False))
+    else:
+        raise KvEventsInvalid("an event is neither a map nor an array")
+    if kind == "AllBlocksCleared":
+        return AllCleared()
+    medium = given.get("medium")
+    is_ours = (medium is None or isinstance(medium, str)) and medium in MEDIA
+    if kind not in ("BlockStored", "BlockRemoved") or not is_ours or given.get("group_idx"):
+        return None
+    hashes, tier = _hashes(given.get("block_hashes")), MEDIA[medium]
+    return BlocksRemoved(hashes, tier) if kind == "BlockRemoved" else _stored(given, hashes, tier)
+
+
+def _stored(given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier) -> BlocksStored:
+    parent, tokens, size = (
+        given.get(name) for name in ("parent_block_hash", "token_ids", "block_size")
+    )
+    if parent is not None:
+        [parent] = _hashes((parent,))
+    if type(size) is not int or not 0 < size <= BLOCK_TOKENS_MAX:
+        raise KvEventsInvalid("block_size is not a count of tokens")
+    if not isinstance(tokens, tuple) or not all(
+        type(token) is int and 0 <= token <= TOKEN_ID_MAX for token in tokens
+    ):
+        raise KvEventsInvalid("token_ids are no token ids")
+    if len(tokens) not in (0, size * len(hashes)):
+        raise KvEventsInvalid(f"{len(tokens)} tokens in {len(hashes)} blocks of {size}")
+    lora = given.get("lora_name") or ""
+    if not isinstance(lora, str) or len(lora) > NAME_CHARS_MAX:
+        raise KvEventsInvalid("lora_name is no name")
+    # An adapter by a number alone, from older engines, can't be told from others by its name.
+    has_number = given.get("lora_id") not in (None, -1) and not lora
+    is_plain = not has_number and _is_plain(given.get("extra_keys"), lora)
+    return BlocksStored(hashes, parent, tokens, size, tier, lora, is_plain)
+
+
+def _is_plain(extra_keys: object, lora: str) -> bool:
+    """Whether no image, salt or the like is part of any block's name."""
+    if not extra_keys:
+        return True
+    if not isinstance(extra_keys, tuple):
+        return False
+    return all(not keys or (bool(lora) and keys in (lora, (lora,))) for keys in extra_keys)
+
+
+def _hashes(given: object) -> tuple[EngineHash, ...]:
+    if isinstance(given, tuple) and all(
+        type(one) is int or (type(one) is bytes and 0 < len(one) <= HASH_BYTES_MAX) for one in given
+    ):
+        return given
+    raise KvEventsInvalid("block hashes are neither numbers nor short bytes")
+
+
+class Verdict(Enum):
+    """What to do with the batch that arrived."""
+
+    TAKE = "take"
+    IGNORE = "ignore"  # it was taken before
+    REPLAY = "replay"  # batches before it are missing
+    RESTARTED = "restarted"  # another run of the engine, whose first batches are missing
+
+
+class KvEventOrder:
+    """The numbers of one engine's batches: 0 for the first of a run, then without gaps."""
+
+    def __init__(self) -> None:
+        self.next = 0  # the number that is awaited
+        self._last_live = -1
+
+    def live(self, seq: int) -> Verdict:
+        """A batch arrived as it was published. After REPLAY and RESTARTED, `replayed` follows."""
+        earlier, self._last_live = self._last_live, seq
+        if seq == self.next:
+            self.next += 1
+            return Verdict.TAKE
+        if seq > self.next:
+            return Verdict.REPLAY
+        if seq > earlier:
+            return Verdict.IGNORE  # a replay has brought it already
+        self.next = 0
+        if seq == 0:
+            self.next = 1
+        return Verdict.RESTARTED
+
+    def restarted(self) -> None:
+        """The connection was lost: what answers next may be another run of the engine."""
+        self.next, self._last_live = 0, -1
+
+    def replayed(self, seqs: Sequence[int]) -> bool:
+        """Batches were repeated, in this order. False if some before or among them are missing."""
+        whole = True
+        for seq in seqs:
+            if seq >= self.next:
+                whole = whole and seq == self.next
+                self.next = seq + 1
+        return whole
+
+    def give_up(self, seq: int) -> None:
+        """What is missing before this live batch can't be had any more."""
+        self.next = max(self.next, seq + 1)

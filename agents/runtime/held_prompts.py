@@ -1,0 +1,117 @@
+"""Relates the prompts that routers place here to what the engine holds, and publishes it.
+
+Routers send the block hashes of each prompt. When its answer ends, the engine is asked for the
+prompt's tokens, one prompt at a time, which name the blocks that its events are about. While it
+runs, its blocks can't be evicted, so routers' own estimate holds.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agents.adapters.http_client import HttpClient
+from agents.adapters.kv_events import KvEventSource
+from agents.adapters.prompt_tokens import prompt_tokens, tokenize_request
+from agents.core.held_log import HeldLog
+from schemas.held import HeldAsk, HeldDelta, HeldPart, PromptBlocks
+
+PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
+WAITING_MAX = 256  # prompts whose answer has ended; the oldest is left alone
+OPEN_MAX = 4096
+BODIES_BYTES_MAX = 64 * 1024 * 1024  # of open requests, kept until their answers end
+
+
+@dataclass(slots=True)
+class OpenPrompt:
+    """A request that the engine has, and what its router has sent of it."""
+
+    path: str
+    body: bytes
+    blocks: PromptBlocks | None = None
+
+
+class HeldPrompts:
+    """One agent's. `run` publishes until cancelled."""
+
+    def __init__(
+        self,
+        source: KvEventSource,
+        log: HeldLog,
+        api: HttpClient,
+        publish: Callable[[HeldDelta | HeldPart], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._source, self._held = source, source.cache.held
+        self._log, self._api, self._publish, self._clock = log, api, publish, clock
+        self._open: OrderedDict[str, OpenPrompt] = OrderedDict()
+        self._early: OrderedDict[str, PromptBlocks] = OrderedDict()  # before their request
+        self._open_bytes = 0
+        self._ended: asyncio.Queue[OpenPrompt] = asyncio.Queue(WAITING_MAX)
+        self.left_alone = 0  # prompts that were not related
+
+    @property
+    def seq(self) -> int:
+        """Of the last delta."""
+        return self._log.seq
+
+    def received(self, message: PromptBlocks | HeldAsk) -> None:
+        """Of a router."""
+        if isinstance(message, HeldAsk):
+            self._log.asked(message.epoch)
+        elif (prompt := self._open.get(message.inbox)) is not None:
+            prompt.blocks = message
+        else:
+            self._early[message.inbox] = message
+            if len(self._early) > WAITING_MAX:
+                self._early.popitem(last=False)
+
+    def started(self, inbox: str, path: str, body: bytes) -> None:
+        """The engine is given this request."""
+        if self._open_bytes + len(body) > BODIES_BYTES_MAX or len(self._open) >= OPEN_MAX:
+            self.left_alone += 1
+            return
+        self._open[inbox] = OpenPrompt(path, body, self._early.pop(inbox, None))
+        self._open_bytes += len(body)
+
+    def ended(self, inbox: str) -> None:
+        """Its answer is over."""
+        prompt = self._open.pop(inbox, None)
+        if prompt is None:
+            return
+        self._open_bytes -= len(prompt.body)
+        if prompt.blocks is None or self._ended.full():
+            self.left_alone += 1
+        else:
+            self._ended.put_nowait(prompt)
+
+    async def run(self) -> None:
+        """Follow the engine, relate prompts and publish, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._source.run())
+            tasks.create_task(self._relate())
+            tasks.create_task(self._keep_publishing())
+
+    async def _relate(self) -> None:
+        while True:
+            prompt = await self._ended.get()
+            asked = tokenize_request(prompt.path, prompt.body)
+            tokens = await self._tokens(asked)
+            assert prompt.blocks is not None
+            if asked is None or tokens is None:
+                self.left_alone += 1
+                continue
+            model = asked.get("model") if isinstance(asked, dict) else None
+            blocks = prompt.blocks
+            name = model if isinstance(model, str) else ""
+            self._held.attach(blocks.hashes, blocks.length, tokens, name)
+
+    async def _tokens(self, asked: dict[str, Any] | list[int] | None) -> list[int] | None:
+        return await prompt_tokens(self._api, asked) if isinstance(asked, dict) else asked
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            for message in self._log.due(self._clock()):
+                await self._publish(message)

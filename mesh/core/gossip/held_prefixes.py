@@ -1,0 +1,158 @@
+"""What replicas' engines hold, as their agents report it, in the prefix indexes.
+
+Agents number their deltas; heartbeats repeat the last number. A router that lacks deltas for
+GRACE_S asks for the whole set, at most every ASK_S, and takes no delta until that has arrived: a
+later one could not be applied to a set with a gap. Meanwhile, and for replicas that report nothing,
+the index is the estimate that it was. Deltas of another epoch than the heartbeats' are ignored.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.view.replica_table import ReplicaTable
+from schemas.held import PARTS_MAX, HeldDelta, HeldPart
+from schemas.ids import ReplicaId
+
+TICK_S = 0.5
+GRACE_S = 1.0
+ASK_S = 3.0
+# What was placed later than this before the whole set may not have been computed for it.
+UNDER_WAY_S = 30.0
+
+
+@dataclass(slots=True)
+class ReportingReplica:
+    """How far one replica's deltas have been applied; `seq` None: not at all."""
+
+    epoch: int
+    seq: int | None = None
+    behind_since: float | None = None
+    asked_at: float = float("-inf")
+    parts: dict[int, HeldPart] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HeldCounts:
+    """Since the start."""
+
+    deltas: int = 0
+    blocks: int = 0
+    asked: int = 0
+    ignored: int = 0
+
+
+class HeldPrefixes:
+    """Of one router."""
+
+    def __init__(
+        self,
+        replicas: ReplicaTable,
+        indexes: Callable[[], list[PrefixIndex[str]]],
+        effects: list[fx.Effect],
+    ) -> None:
+        """`indexes`: of all policies that follow prefixes."""
+        self.counts = HeldCounts()
+        self._replicas, self._indexes, self._effects = replicas, indexes, effects
+        self._known: dict[ReplicaId, ReportingReplica] = {}
+        self._due_at = float("-inf")
+
+    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
+        return {ev.HeldDeltaSeen: self._on_delta, ev.HeldPartSeen: self._on_part}
+
+    def tick(self, now: float) -> None:
+        """Find out which replicas report, and which deltas are missing."""
+        if now < self._due_at:
+            return
+        self._due_at = now + TICK_S
+        reporting = dict(self._reporting())
+        for name in self._known.keys() - reporting.keys():
+            del self._known[name]
+            for index in self._indexes():
+                index.reports(name, reporting=False)
+        for name, (epoch, last) in reporting.items():
+            state = self._state(name, epoch)
+            if state.seq is None and not last:
+                state.seq = 0
+            self._ask_if_behind(name, state, last, now)
+
+    def _reporting(self) -> Iterator[tuple[ReplicaId, tuple[int, int]]]:
+        for name, replica in self._replicas.by_name.items():
+            if (last := replica.heartbeat.held_seq) is not None:
+                yield name, (replica.heartbeat.epoch, last)
+
+    def _state(self, name: ReplicaId, epoch: int) -> ReportingReplica:
+        state = self._known.get(name)
+        if state is None or state.epoch != epoch:
+            state = self._known[name] = ReportingReplica(epoch)
+        for index in self._indexes():
+            if name not in index.reporting:
+                index.reports(name, reporting=True)
+        return state
+
+    def _ask_if_behind(
+        self, name: ReplicaId, state: ReportingReplica, last: int, now: float
+    ) -> None:
+        if state.seq is not None and state.seq >= last:
+            state.behind_since = None
+            return
+        if state.behind_since is None:
+            state.behind_since = now
+        if now - state.behind_since >= GRACE_S and now - state.asked_at >= ASK_S:
+            state.asked_at = now
+            state.parts.clear()
+            self.counts.asked += 1
+            self._effects.append(fx.AskHeld(name, state.epoch))
+
+    def _reported_by(self, name: ReplicaId, epoch: int) -> ReportingReplica | None:
+        """The state of a replica of this region, if its heartbeats have that epoch."""
+        replica = self._replicas.by_name.get(name)
+        if replica is None or replica.heartbeat.held_seq is None:
+            return None
+        return self._state(name, epoch) if replica.heartbeat.epoch == epoch else None
+
+    def _on_delta(self, event: ev.HeldDeltaSeen, now: float) -> None:
+        delta, name = event.delta, event.replica
+        state = self._reported_by(name, delta.epoch)
+        before = 0 if state is None or state.seq is None else state.seq
+        if state is None or delta.seq != before + 1:
+            self.counts.ignored += 1
+            return
+        state.seq, state.behind_since = delta.seq, None
+        self.counts.deltas += 1
+        for index in self._indexes():
+            if delta.cleared:
+                index.leave_until(name, now)
+            index.remove(name, delta.lost)
+        self._take(name, delta, now)
+
+    def _on_part(self, event: ev.HeldPartSeen, now: float) -> None:
+        part, name = event.part, event.replica
+        state = self._reported_by(name, part.epoch)
+        asked = state is not None and now - state.asked_at < ASK_S
+        if state is None or not asked or not 0 <= part.part < part.parts <= PARTS_MAX:
+            self.counts.ignored += 1
+            return
+        parts = state.parts
+        if any((other.seq, other.parts) != (part.seq, part.parts) for other in parts.values()):
+            parts.clear()
+        parts[part.part] = part
+        if len(parts) < part.parts:
+            return
+        held = {block for one in parts.values() for block in (*one.gpu, *one.cpu, *one.disk)}
+        for index in self._indexes():
+            index.report_whole(name, held, now - UNDER_WAY_S)
+        for number in range(part.parts):
+            self._take(name, parts[number], now)
+        state.seq, state.behind_since = part.seq, None
+        parts.clear()
+
+    def _take(self, name: ReplicaId, message: HeldDelta | HeldPart, now: float) -> None:
+        for tier, blocks in enumerate((message.gpu, message.cpu, message.disk)):
+            if blocks:
+                self.counts.blocks += len(blocks)
+                for index in self._indexes():
+                    index.report(name, blocks, tier, now)

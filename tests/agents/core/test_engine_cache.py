@@ -1,0 +1,104 @@
+"""An engine's events through gaps, replays and restarts."""
+
+import random
+
+import msgpack
+import pytest
+
+from agents.core.engine_cache import EngineCache
+from agents.core.held_blocks import HeldBlocks
+
+BLOCK = 4
+
+
+def batch(*events):
+    return msgpack.packb([0.0, list(events), 0])
+
+
+class Engine:
+    """Publishes batches and keeps the last of them; its blocks are single prompts of one block."""
+
+    def __init__(self, kept):
+        self.batches, self.kept = [], kept
+        self.blocks = set()
+
+    def publish(self, *events):
+        self.batches.append(batch(*events))
+        return len(self.batches) - 1, self.batches[-1]
+
+    def store(self, block):
+        self.blocks.add(block)
+        return self.publish(["BlockStored", [block], None, [block] * BLOCK, BLOCK])
+
+    def remove(self, block):
+        self.blocks.discard(block)
+        return self.publish(["BlockRemoved", [block]])
+
+    def replay(self, start):
+        first = max(start, len(self.batches) - self.kept)
+        return [(seq, self.batches[seq]) for seq in range(first, len(self.batches))]
+
+
+def followed(cache):
+    """The blocks that the agent would report for prompts of one block each."""
+    for block in range(20):
+        cache.held.attach([block], 1, [block] * BLOCK)
+    return {block for block, _ in cache.held.held()}
+
+
+def receive(cache, engine, seq, payload, *, answers=True):
+    start = cache.live(seq, payload)
+    if start is not None:
+        cache.replayed(engine.replay(start) if answers else [])
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("kept", [3, 1000])
+def test_the_held_set_is_the_engines_or_part_of_it_after_any_loss(seed, kept):
+    dice = random.Random(seed)
+    cache, engine = EngineCache(HeldBlocks()), Engine(kept)
+    cache.replayed(engine.replay(cache.connected()))
+    for _ in range(200):
+        chance = dice.random()
+        if chance < 0.02:
+            engine = Engine(kept)  # restarted, and the connection with it
+            cache.replayed(engine.replay(cache.connected()))
+        event = engine.store if dice.random() < 0.6 else engine.remove
+        message = event(dice.randrange(20))
+        if dice.random() < 0.7:
+            receive(cache, engine, *message)
+    receive(cache, engine, *engine.store(0))
+    if kept == 1000:
+        assert followed(cache) == engine.blocks
+        assert cache.counts.holes == 0
+    else:
+        assert followed(cache) <= engine.blocks
+
+
+def test_a_gap_without_an_answer_forgets_and_goes_on():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    receive(cache, engine, *engine.store(1))
+    engine.remove(1)
+    receive(cache, engine, *engine.store(2), answers=False)
+    assert followed(cache) == {2} and cache.counts.holes == 1
+    assert not cache.held.cleared  # routers' estimate goes on
+    receive(cache, engine, *engine.store(3))
+    assert followed(cache) == {2, 3}
+
+
+def test_a_restart_is_known_by_its_numbers_and_clears_all():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    for block in range(5):
+        receive(cache, engine, *engine.store(block))
+    followed(cache)
+    engine = Engine(1000)
+    receive(cache, engine, *engine.store(9))
+    assert cache.held.cleared and followed(cache) == {9}
+    assert cache.counts.restarts == 1
+
+
+def test_an_unreadable_batch_leaves_nothing_believed():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    receive(cache, engine, *engine.store(1))
+    receive(cache, engine, *engine.publish(["BlockStored", "?"]))
+    assert followed(cache) == set() and cache.counts.invalid == 1

@@ -1,0 +1,154 @@
+"""Batches of KV events: recorded ones of vLLM, both forms, and bytes of any kind."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.core.kv_events import (
+    PAYLOAD_BYTES_MAX,
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KvEventOrder,
+    KvEventsInvalid,
+    Tier,
+    Verdict,
+    parse_batch,
+)
+
+RECORDED = Path(__file__).parents[2] / "data" / "kv_events"
+STORED = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2]
+
+
+def batch(*events, rank=None):
+    return msgpack.packb([1.5, list(events), rank])
+
+
+def recorded(name):
+    """A recorded event of vLLM 0.10, as an array and as newer versions' map."""
+    row = json.loads((RECORDED / f"vllm_{name}.json").read_text())
+    names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    values = [row.get(field) for field in (*names, "lora_name")]
+    as_map = {"type": "BlockStored", **dict(zip((*names, "lora_name"), values, strict=True))}
+    return row, ["BlockStored", *values], as_map
+
+
+@pytest.mark.parametrize("name", ["base", "lora"])
+def test_recorded_events_are_read_in_both_forms(name):
+    row, as_array, as_map = recorded(name)
+    events = parse_batch(batch(as_array, as_map))
+    expected = BlocksStored(
+        tuple(row["block_hashes"]), None, tuple(row["token_ids"]), 16, Tier.GPU,
+        row["lora_name"] or "", is_plain=True,
+    )  # fmt: skip
+    assert events == [expected, expected]
+
+
+def test_short_arrays_of_sglang_and_hashes_as_bytes_are_read():
+    removed = ["BlockRemoved", [b"\x01" * 32]]
+    assert parse_batch(batch(STORED, removed, ["AllBlocksCleared"])) == [
+        BlocksStored((1, 2), None, (5, 6, 7, 8), 2, Tier.GPU, "", is_plain=True),
+        BlocksRemoved((b"\x01" * 32,), Tier.GPU),
+        AllCleared(),
+    ]
+
+
+def test_other_groups_media_and_unknown_events_are_left_out():
+    stored = [*STORED, None, "GPU", None, None]
+    assert parse_batch(batch([*stored, 1], ["BlockRemoved", [1], "TAPE"], ["New", 3])) == []
+    [event] = parse_batch(batch([*stored, 0]))
+    assert isinstance(event, BlocksStored)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_plain"),
+    [
+        ([None, "CPU", None, [None, None]], True),
+        ([None, None, "Ann", [["Ann"], ["Ann"]]], True),
+        ([None, None, None, [["salt"], None]], False),
+        ([None, None, "Ann", [["Ann", ["image", 0]], None]], False),
+        ([7, None, None, None], False),
+    ],
+)
+def test_only_blocks_of_tokens_and_an_adapter_are_plain(more, is_plain):
+    [event] = parse_batch(batch([*STORED, *more]))
+    assert event.is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb({"a": 1}),
+        msgpack.packb([1.0, 5]),
+        batch(5),
+        batch(["BlockStored", [1], None, [5, 6], 0]),
+        batch(["BlockStored", [1], None, [5], 2]),
+        batch(["BlockStored", [1], None, [-5, 6], 2]),
+        batch(["BlockStored", ["x"], None, [5, 6], 2]),
+        batch(["BlockStored", [1], "parent", [5, 6], 2]),
+        batch(["BlockStored", [1], None, [5, 6], 2, None, None, "x" * 1000]),
+        batch(["BlockRemoved", [b"x" * 65]]),
+        b"\xc4" * (PAYLOAD_BYTES_MAX + 1),
+        b"\x91" * 5000,
+    ],
+)
+def test_anything_else_is_an_error_with_a_reason(payload):
+    with pytest.raises(KvEventsInvalid, match=r"\w"):
+        parse_batch(payload)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_any_kind_are_read_or_refused(payload):
+    with contextlib.suppress(KvEventsInvalid):
+        parse_batch(payload)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 2**33)
+    | st.text(max_size=3)
+    | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.lists(values, max_size=9), max_size=3), st.booleans())
+def test_events_of_any_form_are_read_or_refused(events, named):
+    kinds = ("BlockStored", "BlockRemoved")
+    rows = [[kinds[n % 2], *event] if named else event for n, event in enumerate(events)]
+    with contextlib.suppress(KvEventsInvalid):
+        parse_batch(batch(*rows))
+
+
+def test_batches_in_order_are_taken_and_a_gap_is_replayed():
+    order = KvEventOrder()
+    assert [order.live(seq) for seq in (0, 1, 4)] == [Verdict.TAKE, Verdict.TAKE, Verdict.REPLAY]
+    assert order.replayed([2, 3, 4, 5])
+    assert [order.live(seq) for seq in (5, 6)] == [Verdict.IGNORE, Verdict.TAKE]
+
+
+def test_a_replay_without_the_missing_batches_shows_it():
+    order = KvEventOrder()
+    assert order.live(7) is Verdict.REPLAY
+    assert not order.replayed([3, 4, 5, 6, 7])
+    assert order.live(8) is Verdict.TAKE
+
+
+def test_an_engine_that_restarted_begins_anew():
+    order = KvEventOrder()
+    for seq in range(5):
+        order.live(seq)
+    assert order.live(2) is Verdict.RESTARTED  # its 0 and 1 are missing
+    assert order.next == 0
+    assert order.replayed([0, 1, 2])
+    assert order.live(0) is Verdict.RESTARTED  # and once more: nothing is missing
+    assert order.next == 1
