@@ -5,7 +5,7 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,21 @@ async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
+
+
+async def run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run them together until one fails, which raises, or the caller is cancelled; then end them.
+
+    A TaskGroup would cancel each only once, and a cancel can get lost: see `end_all`.
+    """
+    if not (tasks := [asyncio.create_task(work) for work in works]):
+        return
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        await end_all(tasks)
+    for task in done:
+        task.result()
 
 
 class LimitedLog:

@@ -33,7 +33,7 @@ TABLES = sorted((ROOT / "docs/benchmarks").glob("*.md"))
 PATH = re.compile(r"`((?:mesh|agents|schemas|infra|tests|docs|dashboards)/[\w./@-]*)`")
 GENERATED = {options.FILE}  # from the code: its words are there
 LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250, "BENCHMARKS.md": 150}
-WORDS_MAX = 27_500  # of all documents together, tables of measurements aside
+WORDS_MAX = 28_000  # of all documents together, tables of measurements aside
 
 
 def code_lines(text: str) -> Iterator[str]:
@@ -193,7 +193,8 @@ def test_documents_stay_short(name):
 
 def test_documents_together_stay_short():
     written = [path for path in TEXTS if path not in TABLES and path not in GENERATED]
-    words = [word for path in written for word in path.read_text().split()]
+    made = re.compile(r"<!-- made by .*?<!-- end -->", re.DOTALL)
+    words = [word for path in written for word in made.sub("", path.read_text()).split()]
     assert sum(any(map(str.isalnum, word)) for word in words) <= WORDS_MAX
 
 

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from agents.core.engine_cache import EngineCache
 from agents.core.kv_events import PAYLOAD_BYTES_MAX
-from infra.process import LimitedLog
+from infra.process import LimitedLog, run_all
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,7 @@ class KvEventSource:
             events.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
             with events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED) as monitor:
                 events.connect(self._events)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch(context, monitor))
-                    tasks.create_task(self._receive(context, events))
+                await run_all((self._watch(context, monitor), self._receive(context, events)))
 
     async def _watch(self, context: zmq.asyncio.Context, monitor: zmq.asyncio.Socket) -> None:
         while True:

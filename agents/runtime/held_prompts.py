@@ -15,6 +15,7 @@ from agents.adapters.http_client import HttpClient
 from agents.adapters.kv_events import KvEventSource
 from agents.adapters.prompt_tokens import prompt_tokens, tokenize_request
 from agents.core.held_log import HeldLog
+from infra.process import run_all
 from schemas.held import HeldAsk, HeldDelta, HeldPart, PromptBlocks
 
 PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
@@ -88,10 +89,7 @@ class HeldPrompts:
 
     async def run(self) -> None:
         """Follow the engine, relate prompts and publish, for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._source.run())
-            tasks.create_task(self._relate())
-            tasks.create_task(self._keep_publishing())
+        await run_all((self._source.run(), self._relate(), self._keep_publishing()))
 
     async def _relate(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.process import LimitedLog, end_all
+from infra.process import LimitedLog, end_all, run_all
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.output_line import NO_TOKENS, Tokens, is_error
 from mesh.batch.queues import TakenTask
@@ -115,16 +115,16 @@ class JobFollower:
     async def run(self) -> None:
         """Follow, count, write and do tasks. Runs until cancelled."""
         await self._until_usable()
-        async with asyncio.TaskGroup() as group:
-            for work in (
+        await run_all(
+            (
                 self._watch(),
                 self._count(),
                 self._write(),
                 self._repair(),
                 self._clean(),
                 self._take_tasks(),
-            ):
-                group.create_task(work)
+            )
+        )
 
     async def stop(self) -> None:
         """Take no more tasks, and give up those under way: another runner does them anew."""

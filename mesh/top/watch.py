@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 
 from infra import bus
 from infra.bus import BusAddress, BusUnreachable
+from infra.process import run_all
 from infra.topology import Topology
 from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.connectivity import Logins
@@ -56,9 +57,7 @@ class FleetWatch:
         ]
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for each in self._buses:
-                tasks.create_task(each.run())
+        await run_all(each.run() for each in self._buses)
 
     def frame(self) -> Frame:
         for each in self._buses:

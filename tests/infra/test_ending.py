@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 
-from infra.process import end_all
+import pytest
+
+from infra.process import end_all, run_all
 
 
 async def forever() -> None:
@@ -47,3 +49,35 @@ async def test_a_cancelled_caller_leaves_no_task_behind():
         assert ending.cancelled() and slow.cancelled()
     finally:
         await end_all([slow])
+
+
+async def test_works_that_run_together_end_also_when_one_loses_its_cancel():
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    running = asyncio.create_task(run_all([stubborn(), stubborn()]))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await end_all([running])
+    assert running.cancelled()
+
+
+async def test_the_failure_of_one_ends_the_others_and_is_raised():
+    ended = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await run_all([waits(), fails()])
+    assert ended == ["waits"]
+    await run_all([])

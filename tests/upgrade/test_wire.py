@@ -76,6 +76,7 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LastRelease]:
 @given(message=wire_messages())
 @settings(max_examples=300)
 def test_wire_messages_are_read_by_both(last: LastRelease, message: Any):
+    assume(type(message).__name__ in {name for name, _ in last.spoken["tags"].values()})
     sent = wire.encode(message)
     returned = last.again("wire", sent)
     fields, known = msgpack.unpackb(sent), msgpack.unpackb(returned)

@@ -182,7 +182,7 @@ async def test_bytes_that_are_no_message_of_ours_do_no_harm(nats_server) -> None
             await on.router.client.publish(f"mesh.us.replica.g0.{subject}", b"\xff\x00rubbish")
         await on.router.client.publish("mesh.eu.router.r9.alive", b"")
         refused = await on.router.refusal(await on.router.send_work(1, **{"Mesh-Path": "/admin"}))
-        assert refused.reason == Refusal.BAD_WORK
+        assert refused.reason == Refusal.WRONG_MODEL
         assert (await on.router.answer(await on.router.send_work(2))).outcome == Outcome.DONE
 
 

@@ -256,6 +256,7 @@ EPOCHS = {
 # operators order, and a process's start, which is computed from its age. Each is for people.
 TIMES_OF_DAY = {
     "agents/profiler/run.py",
+    "agents/simserver/kv_events.py",
     "infra/metrics_page.py",
     "mesh/adapters/access_log.py",
     "mesh/adapters/ended_requests.py",
