@@ -66,15 +66,20 @@ def checked_models(names: Sequence[str]) -> tuple[ModelId, ...]:
     return tuple(ModelId(name) for name in dict.fromkeys(names))
 
 
+IPC_PATH_BYTES_MAX = 100  # of a Unix domain socket, with its end
+
+
 def checked_kv_address(value: str) -> str:
     """Where an engine publishes KV events. Raises ValueError that says what to give."""
     try:
         parts = urlsplit(value)
-        good = bool(parts.scheme == "tcp" and parts.hostname and parts.port and not parts.path)
+        good = value == f"tcp://{parts.netloc}" and bool(parts.port) and "@" not in value
+        good = good and parts.hostname not in (None, "*")
     except ValueError:
         good = False
-    if not good and not (value.startswith("ipc://") and len(value) > len("ipc://")):
-        raise ValueError("give it as tcp://host:port or ipc://path")
+    path = value.removeprefix("ipc://")
+    if not good and not (path != value and 0 < len(path.encode()) <= IPC_PATH_BYTES_MAX):
+        raise ValueError("give it as tcp://host:port, with the engine's host, or ipc://path")
     return value
 
 

@@ -35,6 +35,7 @@ STATUS_NOT_IMPLEMENTED = 501
 PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
 NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that makes no embeddings
 PATHS_S = 0.5  # of one scrape, for finding out about paths
+CONFIRMED_S = 30.0  # for so long a path is known to be there whatever one request's answer is
 PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
 JSON_BODY = {"Content-Type": "application/json"}
 BOUNDARY = "mesh-probe"
@@ -89,6 +90,8 @@ class EngineClient:
         self._asked_for: tuple[ModelId, ...] = ()
         self._answers: dict[str, bool] = {}  # of optional paths, those that are known
         self._probed: set[str] = set()  # of these, those known of the engine that answers now
+        self._doubted: set[str] = set()  # a request was answered as if it had not the path
+        self._confirmed_at: dict[str, float] = {}  # but it has
         self.last_byte_at = float(
             "-inf"
         )  # when a good response last brought a byte; relays write it
@@ -127,10 +130,19 @@ class EngineClient:
         """Read the models with the next scrape."""
         self._models_due_at = float("-inf")
 
-    def lacks(self, path: str) -> None:
+    def lacks(self, path: str) -> bool:
         """It answered a request on that optional path as one that it doesn't know: whether it does
-        is found out again. A single request's answer would let its client decide that for all."""
+        is found out at once, as one request's answer must not decide that for all.
+
+        False where that was found out a short while ago: the answer is about the request itself.
+        """
+        if self._clock() - self._confirmed_at.get(path, float("-inf")) < CONFIRMED_S:
+            return False
         self._probed.discard(path)
+        self._paths_due_at.pop(path, None)
+        self._doubted.add(path)
+        self.refresh_models()
+        return True
 
     @property
     def paths_to_try(self) -> bool:
@@ -161,6 +173,7 @@ class EngineClient:
             detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
+        self._confirmed_at.clear()
         self._probed.clear()  # until then it is taken for the same: a busy one answers late
         return ScrapeFailed(
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
@@ -187,6 +200,7 @@ class EngineClient:
             self._asked_for = models
             self._answers.clear()
             self._probed.clear()
+            self._confirmed_at.clear()
         began_at = self._clock()
         for path in sorted(OPTIONAL_PATHS - self._probed):
             now = self._clock()
@@ -208,6 +222,9 @@ class EngineClient:
         if status in SUCCESS or status in NOT_THIS_PATH:
             self._answers[path] = status in SUCCESS
             self._probed.add(path)
+            if path in self._doubted and status in SUCCESS:
+                self._confirmed_at[path] = self._clock()
+            self._doubted.discard(path)
         else:  # it has other troubles
             self._paths_due_at[path] = self._clock() + PATHS_RETRY_S
 

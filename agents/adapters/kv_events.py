@@ -74,7 +74,7 @@ class KvEventSource:
 
     async def _repeat(self, context: zmq.asyncio.Context, after: int) -> None:
         """Have the engine repeat its batches from that number on."""
-        batches: list[tuple[int, bytes]] = []
+        holes, was_answered = self.cache.counts.holes, False
         if self._replay is not None:
             with context.socket(zmq.DEALER) as asking:
                 asking.setsockopt(zmq.LINGER, 0)
@@ -82,9 +82,11 @@ class KvEventSource:
                 asking.connect(self._replay)
                 await asking.send_multipart([b"", NUMBER.pack(after)])
                 with contextlib.suppress(TimeoutError):
-                    batches = [batch async for batch in _replayed(asking)]
-        holes = self.cache.counts.holes
-        self.cache.replayed(batches)
+                    async for seq, payload in _replayed(asking):
+                        self.cache.repeated(seq, payload)
+                        await asyncio.sleep(0)  # there may be thousands, and answers under way
+                    was_answered = True
+        self.cache.replay_ended(was_answered=was_answered)
         if self.cache.counts.holes > holes:
             text = "KV events from number %d on are lost: what the engine holds is an estimate"
             self._log.warning("kv", "hole", text, after)

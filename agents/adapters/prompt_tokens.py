@@ -29,9 +29,14 @@ _OTHERWISE = ("cache_salt", "documents", "reasoning_effort", "prompt_embeds", "s
               "truncate_prompt_tokens", "mm_processor_kwargs", "functions")  # fmt: skip
 
 
+def may_have_tokens(path: str, body: bytes) -> bool:
+    """Whether `tokenize_request` may have something to ask for such a request."""
+    return path in _PARTS and len(body) <= BODY_BYTES_MAX
+
+
 def tokenize_request(path: str, body: bytes) -> dict[str, Any] | list[int] | None:
     """What to ask for, or the tokens themselves where the request has them; None: left alone."""
-    if path not in _PARTS or len(body) > BODY_BYTES_MAX:
+    if not may_have_tokens(path, body):
         return None
     try:
         given = orjson.loads(body)
@@ -68,8 +73,9 @@ def _are_tokens(given: object) -> bool:
 async def prompt_tokens(api: HttpClient, asked: dict[str, Any]) -> list[int] | None:
     """The engine's answer; None if it has none, or not in time."""
     try:
-        status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, orjson.dumps(asked))
+        body = orjson.dumps(asked)  # a TypeError where it is nested deeper than 254 levels
+        status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, body)
         tokens = orjson.loads(page).get("tokens") if status == STATUS_OK else None
-    except (OSError, HttpBroken, ValueError, AttributeError):  # a timeout is an OSError
+    except (OSError, HttpBroken, TypeError, ValueError, AttributeError):  # a timeout is an OSError
         return None
     return tokens if _are_tokens(tokens) else None

@@ -269,8 +269,10 @@ class Relay:
             return None  # 404 may be what vLLM says of a response that it does not keep
         if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
             return None  # vLLM's answer to a field of the request that it does not support
-        # It answered on this path before: another engine has its place. Another replica may serve.
-        self._engine.lacks(self._path)
+        # It answered on this path before. Another engine may have its place, or it is about this
+        # request, as 404 is of a model that only another path knows.
+        if not self._engine.lacks(self._path):
+            return None
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
         return RelayResult(
             Outcome.ENGINE_LOST, f"the engine answers {status} on {self._path}", refused

@@ -6,7 +6,6 @@ unknown: it is forgotten, so what is reported as held is always part of what the
 a restart of the engine, or a lost connection, which can't be told from one, everything is lost.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.core.held_blocks import HeldBlocks
@@ -27,7 +26,8 @@ class EventCounts:
 
 class EngineCache:
     """What the engine holds. `live` and `connected` return from which batch on to ask for a replay,
-    None for no replay; `replayed` with what came of it must follow before the next batch."""
+    None for no replay; `repeated` with each batch of it and `replay_ended` must follow before the
+    next batch."""
 
     def __init__(self, held: HeldBlocks) -> None:
         self.held = held
@@ -52,37 +52,43 @@ class EngineCache:
             self._restart()
             verdict = Verdict.TAKE if seq == 0 else Verdict.REPLAY
         if verdict is Verdict.TAKE:
-            self._apply(payload)
+            self._apply(seq, payload)
         elif verdict is Verdict.REPLAY:
             self._waiting = seq, payload
             self.counts.replays += 1
             return self._order.next
         return None
 
-    def replayed(self, batches: Sequence[tuple[int, bytes]]) -> None:
-        """All that the engine repeated, in order; empty if it did not answer."""
-        for seq, payload in batches:
-            if seq < self._order.next:
-                continue  # it has been taken
-            if not self._order.replayed((seq,)):
-                self._lose()
-            self._apply(payload)
+    def repeated(self, seq: int, payload: bytes) -> None:
+        """The engine repeated this batch; in order."""
+        if seq < self._order.next:
+            return  # it has been taken
+        if not self._order.replayed((seq,)):
+            self._lose()
+        self._apply(seq, payload)
+
+    def replay_ended(self, *, was_answered: bool) -> None:
+        """The engine repeats no more, or did not answer to the end."""
+        if was_answered and self._order.next == 0:
+            self.held.is_whole = True  # it has published nothing
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting[0] >= self._order.next:
             if waiting[0] > self._order.next:
                 self._lose()
             self._order.give_up(waiting[0])
-            self._apply(waiting[1])
+            self._apply(*waiting)
 
     def _restart(self) -> None:
         self.counts.restarts += 1
         self.held.clear()
+        self.held.is_whole = False  # until its first batch was taken: it may not have restarted
 
     def _lose(self) -> None:
         self.counts.holes += 1
         self.held.forget()
 
-    def _apply(self, payload: bytes) -> None:
+    def _apply(self, seq: int, payload: bytes) -> None:
+        self.held.is_whole = self.held.is_whole or seq == 0
         self.counts.batches += 1
         self.counts.payload_bytes += len(payload)
         try:

@@ -34,7 +34,7 @@ class _Block:
     parent: int
     copies: dict[EngineHash, int] = field(default_factory=dict)
     children: set[int] = field(default_factory=set)
-    texts: list[int] = field(default_factory=list)
+    texts: dict[int, None] = field(default_factory=dict)
     reachable: bool = False  # all blocks before it are in some tier
 
     @property
@@ -78,6 +78,8 @@ class HeldBlocks:
         self._roots = {"": _root("")}  # by the adapter
         self.block_tokens = 0  # 0: no event has shown it
         self.unfollowed = 0  # engine blocks without a known parent, or above the limit
+        # Whether all that the engine holds is known here: else what is not may be held.
+        self.is_whole = False
         # Text blocks whose state changed, in order: a Tier, or NOT_HELD. The caller empties it.
         self.changes: dict[int, int] = {}
         self.cleared = False  # before these changes, everything was lost. The caller resets it.
@@ -110,7 +112,7 @@ class HeldBlocks:
     def clear(self) -> None:
         """The engine holds nothing any more."""
         self.forget()
-        self.cleared = True
+        self.cleared = self.is_whole = True
 
     def forget(self) -> None:
         """What the engine holds is not known any more."""
@@ -118,11 +120,13 @@ class HeldBlocks:
         self._named.clear()
         self._at.clear()
         self.changes.clear()
+        self.is_whole = False
 
     def attach(
         self, texts: Sequence[int], length: float, tokens: Sequence[int], model: str = ""
     ) -> None:
-        """A prompt with these text blocks and tokens was computed; report all of its text blocks.
+        """A prompt with these text blocks and tokens was computed; report all of its text blocks of
+        which something is known.
 
         `length`: of the prompt, in text blocks. `model`: as it was requested, which may be the name
         of an adapter.
@@ -135,10 +139,11 @@ class HeldBlocks:
             place = min(max(round(end / size), 1), len(path)) if path else 0
             block = self._blocks.get(path[place - 1]) if place else None
             if block is None:
-                self.changes[text] = NOT_HELD
+                if self.is_whole or before != NOT_HELD:
+                    self.changes[text] = NOT_HELD
                 continue
             self._at[text] = path[place - 1]
-            block.texts.append(text)
+            block.texts[text] = None
             if block.tier != before or block.tier == NOT_HELD:
                 self.changes[text] = block.tier
         while len(self._at) > self._texts_max:
@@ -153,7 +158,7 @@ class HeldBlocks:
             return NOT_HELD
         block = self._blocks[name]
         tier = block.tier
-        block.texts.remove(text)
+        del block.texts[text]
         self._prune(name)
         return tier
 
@@ -170,6 +175,7 @@ class HeldBlocks:
         for number, engine_hash in enumerate(event.hashes):
             if parent is None or not self._has_room(engine_hash):
                 self.unfollowed += len(event.hashes) - number
+                self.is_whole = self.is_whole and parent is None  # without one: after an image
                 return
             name = _name(parent, event.tokens[number * size : (number + 1) * size])
             block = self._blocks.get(name)

@@ -3,7 +3,7 @@
 Changes wait, one for each text block, until they are due; what changes back and forth meanwhile
 costs once. A delta has at most HASHES_MAX blocks, all together BLOCKS_PER_S a second with a burst
 of BURST_S: a replica that computes 20,000 new tokens a second changes about 700. The whole set is
-published at most every WHOLE_S, whoever asks.
+published at most every WHOLE_S, and at that rate beside deltas, whoever asks.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class HeldLog:
         self.published = 0  # blocks, in all
         self._left, self._left_at = BLOCKS_PER_S * BURST_S, float("-inf")
         self._is_asked = False
-        self._whole_at = float("-inf")
+        self._whole_from = float("-inf")
 
     def asked(self, epoch: int) -> None:
         """A router lacks deltas."""
@@ -45,15 +45,19 @@ class HeldLog:
             gpu, cpu, disk = _by_tier(taken)
             lost = tuple(text for text, tier in taken if tier == NOT_HELD)
             messages.append(HeldDelta(self._epoch, self.seq, gpu, cpu, disk, lost, cleared))
-        if self._is_asked and self._left > 0.0 and now - self._whole_at >= WHOLE_S:
-            self._is_asked, self._whole_at = False, now
-            messages += self._whole()
+        if self._is_asked and now >= self._whole_from:
+            self._is_asked = False
+            messages += self._whole(now)
         return messages
 
-    def _whole(self) -> list[HeldPart]:
-        """In parts. Changes that wait are in it, and are repeated later."""
+    def _whole(self, now: float) -> list[HeldPart]:
+        """In parts. Changes that wait are in it, and are repeated later.
+
+        Deltas don't wait for it: whoever asks could keep evictions from being published.
+        """
         held = list(self._held.held())[-HASHES_MAX * PARTS_MAX :]
-        self._spend(len(held))
+        self.published += len(held)
+        self._whole_from = now + max(WHOLE_S, len(held) / BLOCKS_PER_S)
         pieces = [held[at : at + HASHES_MAX] for at in range(0, len(held), HASHES_MAX)] or [[]]
         return [
             HeldPart(self._epoch, self.seq, part, len(pieces), *_by_tier(piece))

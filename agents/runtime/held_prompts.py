@@ -6,6 +6,7 @@ runs, its blocks can't be evicted, so routers' own estimate holds.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ from typing import Any
 
 from agents.adapters.http_client import HttpClient
 from agents.adapters.kv_events import KvEventSource
-from agents.adapters.prompt_tokens import prompt_tokens, tokenize_request
+from agents.adapters.prompt_tokens import may_have_tokens, prompt_tokens, tokenize_request
 from agents.core.held_log import HeldLog
 from infra.process import run_all
-from schemas.held import HeldAsk, HeldDelta, HeldPart, PromptBlocks
+from schemas.held import HASHES_MAX, HeldAsk, HeldDelta, HeldPart, PromptBlocks
 
+log = logging.getLogger(__name__)
+
+BLOCKS_MAX = 2.0**32  # of a prompt, in text blocks
 PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
 WAITING_MAX = 256  # prompts whose answer has ended; the oldest is left alone
 OPEN_MAX = 4096
@@ -53,14 +57,17 @@ class HeldPrompts:
         self.left_alone = 0  # prompts that were not related
 
     @property
-    def seq(self) -> int:
-        """Of the last delta."""
-        return self._log.seq
+    def seq(self) -> int | None:
+        """Of the last delta; None while not all that the engine holds is known, and routers
+        estimate it."""
+        return self._log.seq if self._held.is_whole else None
 
     def received(self, message: PromptBlocks | HeldAsk) -> None:
         """Of a router."""
         if isinstance(message, HeldAsk):
             self._log.asked(message.epoch)
+        elif len(message.hashes) > HASHES_MAX or not 0.0 < message.length <= BLOCKS_MAX:  # or NaN
+            self.left_alone += 1
         elif (prompt := self._open.get(message.inbox)) is not None:
             prompt.blocks = message
         else:
@@ -70,6 +77,9 @@ class HeldPrompts:
 
     def started(self, inbox: str, path: str, body: bytes) -> None:
         """The engine is given this request."""
+        if not may_have_tokens(path, body):
+            self._early.pop(inbox, None)
+            return
         if self._open_bytes + len(body) > BODIES_BYTES_MAX or len(self._open) >= OPEN_MAX:
             self.left_alone += 1
             return
@@ -94,16 +104,22 @@ class HeldPrompts:
     async def _relate(self) -> None:
         while True:
             prompt = await self._ended.get()
-            asked = tokenize_request(prompt.path, prompt.body)
-            tokens = await self._tokens(asked)
-            assert prompt.blocks is not None
-            if asked is None or tokens is None:
-                self.left_alone += 1
-                continue
-            model = asked.get("model") if isinstance(asked, dict) else None
-            blocks = prompt.blocks
-            name = model if isinstance(model, str) else ""
-            self._held.attach(blocks.hashes, blocks.length, tokens, name)
+            try:
+                is_related = await self._relate_one(prompt)
+            except Exception:  # a fault of ours with one prompt must not end the agent
+                is_related = False
+                log.exception("a prompt could not be related to KV events")
+            self.left_alone += not is_related
+
+    async def _relate_one(self, prompt: OpenPrompt) -> bool:
+        asked, blocks = tokenize_request(prompt.path, prompt.body), prompt.blocks
+        tokens = await self._tokens(asked)
+        if asked is None or tokens is None or blocks is None:
+            return False
+        model = asked.get("model") if isinstance(asked, dict) else None
+        name = model if isinstance(model, str) else ""
+        self._held.attach(blocks.hashes, blocks.length, tokens, name)
+        return True
 
     async def _tokens(self, asked: dict[str, Any] | list[int] | None) -> list[int] | None:
         return await prompt_tokens(self._api, asked) if isinstance(asked, dict) else asked

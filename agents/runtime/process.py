@@ -73,6 +73,8 @@ async def run(
                 host, port = config.metrics_host, config.metrics_port
                 await serve_metrics(opened, host, port, agent, agent_bus)
             await agent_bus.listen(agent.feed, agent.credit)
+            if held is not None:
+                await agent_bus.listen_for_blocks(held.received)
             authorization.check()
             background = [
                 tasks.create_task(authorization.watch()),
@@ -86,7 +88,6 @@ async def run(
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
             if held is not None:
-                await agent_bus.listen_for_blocks(held.received)
                 background.append(tasks.create_task(held.run()))
             reporting = tasks.create_task(_report(manager, agent))
             try:

@@ -79,6 +79,14 @@ class Scene:
         read = requests._prompts.read(MODEL, prompt_text(body, chat=True))
         return self.index(router).depth(REPLICA, read.hashes)[0]
 
+    async def until_reporting(self) -> None:
+        """Routers send their prompts' blocks to an agent that knows all that its engine holds."""
+        replicas = self.mesh.routers["us"].core.replicas
+        await self.mesh.until(
+            lambda: all(one.heartbeat.held_seq is not None for one in replicas),
+            "the agent to follow its engine",
+        )
+
     async def ask(self, topic: int) -> dict:
         status, answer, _ = await post(self.mesh, chat(topic))
         assert status == 200, answer
@@ -96,6 +104,7 @@ async def running(nats_server) -> AsyncIterator[Scene]:
                 "us", REPLICA, scene, kv_events=scene.events, kv_events_replay=scene.replay
             )
             await mesh.until_ready("us", 1, MODEL)
+            await scene.until_reporting()
             yield scene
         finally:
             if scene.runner is not None:
@@ -128,8 +137,9 @@ async def test_an_engine_that_restarts_has_lost_everything(scene):
     await asyncio.gather(*asking)
     await scene.mesh.until(lambda: scene.blocks(1) == 0, "the prompt to be forgotten")
     await scene.mesh.until_ready("us", 1, MODEL)
-    assert (await scene.ask(4))["prompt_tokens_details"]["cached_tokens"] == 0
+    await scene.until_reporting()
     before = scene.reported()
+    assert (await scene.ask(4))["prompt_tokens_details"]["cached_tokens"] == 0
     await scene.mesh.until(lambda: scene.reported() > before, "new events")
     assert scene.blocks(4) > 0
 

@@ -20,6 +20,7 @@ from schemas.ids import ReplicaId
 TICK_S = 0.5
 GRACE_S = 1.0
 ASK_S = 3.0
+LOST_S = 10.0  # some questions later
 # What was placed later than this before the whole set may not have been computed for it.
 UNDER_WAY_S = 30.0
 
@@ -88,14 +89,16 @@ class HeldPrefixes:
         state = self._known.get(name)
         if state is None or state.epoch != epoch:
             state = self._known[name] = ReportingReplica(epoch)
-        for index in self._indexes():
-            if name not in index.reporting:
-                index.reports(name, reporting=True)
         return state
 
     def _ask_if_behind(
         self, name: ReplicaId, state: ReportingReplica, last: int, now: float
     ) -> None:
+        is_late = state.behind_since is not None and now - state.behind_since > LOST_S
+        for index in self._indexes():  # one whose deltas don't come here is estimated
+            is_followed = state.seq is not None and not is_late
+            if (name in index.reporting) != is_followed:
+                index.reports(name, reporting=is_followed)
         if state.seq is not None and state.seq >= last:
             state.behind_since = None
             return

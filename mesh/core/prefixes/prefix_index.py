@@ -112,6 +112,8 @@ class PrefixIndex(Generic[OwnerT]):
         self._blocks_of = {owner: own(held) for owner, held in earlier._blocks_of.items()}
         self._bit_of, self._oldest_at = own(earlier._bit_of), own(earlier._oldest_at)
         self._missed_at = own(earlier._missed_at)
+        self.reporting = {*earlier.reporting}
+        self.slow = {owner: own(tiers) for owner, tiers in earlier.slow.items()}
         self._owners, self._free_bits = [*earlier._owners], [*earlier._free_bits]
         self._turns, self._now = [*earlier._turns], earlier._now
 

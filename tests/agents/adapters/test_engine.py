@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.engine import EngineClient, UnexpectedAnswer, served
+from agents.adapters.engine import CONFIRMED_S, EngineClient, UnexpectedAnswer, served
 from agents.adapters.engine_kinds import KINDS
 from agents.core.events import NOTHING_KNOWN, EngineScraped, ScrapeFailed
 from schemas.engine_routes import OPTIONAL_PATHS
@@ -382,13 +382,14 @@ async def test_an_engine_in_trouble_is_asked_again_later() -> None:
 
 
 async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> None:
+    now = [1000.0]
     async with running(lambda talk: talk.send(plain(200, b"{}"))) as server:
         server.embeds = True
         client = EngineClient(
             api_url=server.url,
             metrics_url="",
             kind=KINDS["openai"],
-            clock=lambda: 1000.0,
+            clock=lambda: now[0],
             scrape_timeout_s=30.0,
         )
 
@@ -397,9 +398,11 @@ async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> Non
             return (await client.scrape()).paths
 
         assert await paths() == (EMBEDDINGS,)
-        client.lacks(EMBEDDINGS)  # one request's answer; the engine still knows the path
+        assert client.lacks(EMBEDDINGS)  # one request's answer; the engine still knows the path
         assert await paths() == (EMBEDDINGS,)
-        client.lacks(EMBEDDINGS)
+        assert not client.lacks(EMBEDDINGS)  # it was found out just now: it is about the request
+        now[0] += CONFIRMED_S
+        assert client.lacks(EMBEDDINGS)
         server.embeds = False
         assert await paths() == ()
         server.embeds = True

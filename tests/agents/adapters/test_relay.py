@@ -430,3 +430,18 @@ async def test_the_usage_of_vectors_is_read_at_either_end() -> None:
         made, ended = await _embedded(lambda talk, body=body: talk.send(plain(200, body)))
         assert made.text == body
         assert ended.usage == TokenUsage(prompt_tokens=7)
+
+
+async def test_404_on_a_path_that_the_engine_turned_out_to_have_is_the_answer() -> None:
+    answers = iter([plain(200, b"{}")] * 2 + [plain(404, b'{"error":"no such model"}')])
+    async with calling(lambda talk: talk.send(next(answers)), path="/v1/messages") as (
+        made,
+        engine,
+    ):
+        engine.also_serves = ("/v1/messages",)
+        client = made.relay._engine
+        await client.scrape()
+        assert client.lacks("/v1/messages")  # an earlier request's answer
+        await client.scrape()
+        await made.relay.run()
+    assert (made.kinds, made.head.status) == ("HDE", 404)

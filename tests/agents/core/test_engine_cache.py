@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from agents.core.engine_cache import EngineCache
-from agents.core.held_blocks import HeldBlocks
+from agents.core.held_blocks import NOT_HELD, HeldBlocks
 
 BLOCK = 4
 
@@ -39,6 +39,13 @@ class Engine:
         return [(seq, self.batches[seq]) for seq in range(first, len(self.batches))]
 
 
+def replayed(cache, batches):
+    """None: no answer."""
+    for seq, payload in batches or ():
+        cache.repeated(seq, payload)
+    cache.replay_ended(was_answered=batches is not None)
+
+
 def followed(cache):
     """The blocks that the agent would report for prompts of one block each."""
     for block in range(20):
@@ -49,7 +56,7 @@ def followed(cache):
 def receive(cache, engine, seq, payload, *, answers=True):
     start = cache.live(seq, payload)
     if start is not None:
-        cache.replayed(engine.replay(start) if answers else [])
+        replayed(cache, engine.replay(start) if answers else None)
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -57,12 +64,12 @@ def receive(cache, engine, seq, payload, *, answers=True):
 def test_the_held_set_is_the_engines_or_part_of_it_after_any_loss(seed, kept):
     dice = random.Random(seed)
     cache, engine = EngineCache(HeldBlocks()), Engine(kept)
-    cache.replayed(engine.replay(cache.connected()))
+    replayed(cache, engine.replay(cache.connected()))
     for _ in range(200):
         chance = dice.random()
         if chance < 0.02:
             engine = Engine(kept)  # restarted, and the connection with it
-            cache.replayed(engine.replay(cache.connected()))
+            replayed(cache, engine.replay(cache.connected()))
         event = engine.store if dice.random() < 0.6 else engine.remove
         message = event(dice.randrange(20))
         if dice.random() < 0.7:
@@ -81,9 +88,36 @@ def test_a_gap_without_an_answer_forgets_and_goes_on():
     engine.remove(1)
     receive(cache, engine, *engine.store(2), answers=False)
     assert followed(cache) == {2} and cache.counts.holes == 1
-    assert not cache.held.cleared  # routers' estimate goes on
+    assert not cache.held.cleared and not cache.held.is_whole  # routers' estimate goes on
+    assert NOT_HELD not in cache.held.changes.values()  # the engine may hold what was missed
     receive(cache, engine, *engine.store(3))
     assert followed(cache) == {2, 3}
+
+
+@pytest.mark.parametrize("kept", [1, 1000])
+def test_an_agent_that_starts_beside_an_engine_knows_all_or_says_nothing(kept):
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    for block in range(3):
+        engine.store(block)
+    engine.remove(1)
+    engine.kept = kept
+    assert not cache.held.is_whole
+    replayed(cache, engine.replay(cache.connected()))
+    cache.held.changes.clear()
+    assert followed(cache) == ({0, 2} if kept > 1 else set())
+    assert cache.held.is_whole == (kept > 1)
+    lost = {text for text, tier in cache.held.changes.items() if tier == NOT_HELD}
+    assert lost == ({1, *range(3, 20)} if kept > 1 else set())
+
+
+def test_an_engine_that_has_published_nothing_holds_nothing():
+    cache = EngineCache(HeldBlocks())
+    assert cache.connected() == 0
+    cache.replay_ended(was_answered=False)
+    assert not cache.held.is_whole
+    assert cache.connected() == 0
+    cache.replay_ended(was_answered=True)
+    assert cache.held.is_whole
 
 
 def test_a_restart_is_known_by_its_numbers_and_clears_all():

@@ -59,6 +59,7 @@ def test_what_follows_an_evicted_block_is_lost_until_that_is_computed_anew(held)
 
 
 def test_a_prompt_that_was_not_kept_is_reported_as_lost(held):
+    held.is_whole = True
     attach(held, [301, 302], (7, 7, 7, 7))
     assert held.changes == {301: NOT_HELD, 302: NOT_HELD}
 
