@@ -42,6 +42,13 @@ class Followed(MeshOverEngines):
         self.held -= set(delta.lost)
         self.deltas.append(delta)
 
+    async def until_followed(self) -> None:
+        """Until routers send prompts' blocks to the agent: it knows all that its engine holds."""
+        await self.until(
+            lambda: NAME in self.beats and self.beats[NAME].held_seq is not None,
+            "the agent to follow its engine",
+        )
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Followed]:
@@ -67,6 +74,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Follow
         await mesh.agent(NAME, engine, *options)
         await router.until_serves(0)
         await mesh.until_ready()
+        await mesh.until_followed()
         yield mesh
         await client.close()
 
@@ -114,5 +122,6 @@ async def test_a_restart_of_vllm_has_cleared_everything(mesh):
         lambda: any(delta.cleared for delta in mesh.deltas[before:]), "everything to be lost"
     )
     await mesh.until_ready()
+    await mesh.until_followed()
     assert await predicted_and_cached(mesh, 3) == (0, 0)
     await mesh.until(lambda: bool(mesh.held), "the new engine's prompt to be reported")

@@ -8,6 +8,7 @@ import pytest
 
 from agents.adapters.http_client import HttpClient
 from agents.adapters.kv_events import KvEventSource
+from agents.adapters.prompt_tokens import prompt_tokens
 from agents.config import checked_kv_address
 from agents.core.engine_cache import EngineCache
 from agents.core.held_blocks import HeldBlocks
@@ -15,6 +16,7 @@ from agents.core.held_log import HeldLog
 from agents.runtime.held_prompts import HeldPrompts
 from infra.process import end_all
 from schemas.held import HASHES_MAX, PromptBlocks
+from tests.agents.scripted_engine import plain, running
 from tests.support.ports import free_ports
 from tests.support.until import until
 
@@ -66,6 +68,16 @@ async def test_a_length_that_no_prompt_has_is_ignored(length):
             held.ended(inbox)
         assert held.left_alone == 4  # their prompts have no blocks
         assert not running.done()
+
+
+async def test_the_engine_is_asked_for_tokens_in_json():
+    async with running(lambda talk: talk.send(plain(200, b'{"tokens":[1,2]}'))) as engine:
+        engine.also_serves = ("/tokenize",)
+        client = HttpClient(engine.url, None)
+        assert await prompt_tokens(client, {"model": "m", "prompt": "x"}) == [1, 2]
+        client.close()
+        [request] = engine.requests
+        assert request.headers["content-type"] == "application/json"  # vLLM refuses any other
 
 
 @pytest.mark.parametrize(
