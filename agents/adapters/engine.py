@@ -297,9 +297,12 @@ async def exchange(
     path: str,
     timeout_s: float,
     body: bytes = b"",
-    headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of a short response, of PAGE_BYTES_MAX at most."""
+    """Status and body of a short response, of PAGE_BYTES_MAX at most. A body without headers is
+    JSON."""
+    if headers is None:
+        headers = JSON_BODY if body else NO_HEADERS
     page = bytearray()
     async with asyncio.timeout(timeout_s):
         response = await client.request(method, path, headers, body)

@@ -1,8 +1,8 @@
 """What an engine is and shows, for `mesh-agent probe`: found with the agent's own code.
 
-The kind is told by the names on its metrics page, which no two kinds share. Without a page it is
-told by a page of settings that only one kind has, and is then served as any OpenAI-compatible
-server until its metrics are switched on.
+The names on its metrics page show its kind: no two kinds share one. Without that page, a page of
+settings that only one kind has shows it; the engine is then served as any OpenAI-compatible server
+until its metrics are switched on.
 """
 
 import asyncio

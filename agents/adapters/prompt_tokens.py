@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from agents.adapters.engine import JSON_BODY, exchange
+from agents.adapters.engine import exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
 from schemas.http import TOKENIZE
 
@@ -74,7 +74,7 @@ async def prompt_tokens(api: HttpClient, asked: dict[str, Any]) -> list[int] | N
     """The engine's answer; None if it has none, or not in time."""
     try:
         body = orjson.dumps(asked)  # a TypeError where it is nested deeper than 254 levels
-        status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, body, JSON_BODY)
+        status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, body)
         tokens = orjson.loads(page).get("tokens") if status == STATUS_OK else None
     except (OSError, HttpBroken, TypeError, ValueError, AttributeError):  # a timeout is an OSError
         return None

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import JSON_BODY, EngineClient
 from agents.adapters.engine_kinds import KINDS, read_object
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
@@ -37,7 +37,6 @@ EXTRAS: Mapping[str, object] = {"ignore_eos": True}  # vLLM, SGLang and llama.cp
 NO_EXTRAS: Mapping[str, object] = {}
 NO_SUCH_PATH = (404, 405, 501)
 OK, BAD_REQUEST = 200, 400
-JSON_BODY = {"Content-Type": "application/json"}
 EVENT_STREAM = "text/event-stream"
 _TEXT = (
     "act age aim arc arm ask bag ban bay bed bit bow box bus can cap car cow cup cut day dig dog "
