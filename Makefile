@@ -119,8 +119,8 @@ study-preble: $(STAMP) ## Preble's figures 3 and 5
 study-gorgo: $(STAMP) ## GORGO's central router against routers in each region
 	$(STUDY).gorgo $(SIZE)
 
-study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: search the rivals' settings
-	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search)
+study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: rivals' settings; SENSITIVITY=1
+	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search) $(if $(SENSITIVITY),--sensitivity)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
