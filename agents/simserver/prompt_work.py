@@ -1,5 +1,6 @@
 """Work on texts that generates nothing, beside embeddings: `/v1/rerank`, `/v1/score`, `/tokenize`,
-`/detokenize` and vLLM's `/v1/chat/completions/render` of a simulated engine. Scores mean nothing: they are made of hashes of the texts.
+`/detokenize` and `/v1/chat/completions/render` of a simulated engine. Scores mean nothing: they are
+made of hashes of the texts.
 """
 
 import hashlib

@@ -69,13 +69,10 @@ def main(
     """Measure the mesh and its rivals on the same requests, and the twin's prediction of them."""
     requests = limit or (QUICK_REQUESTS if quick else REQUESTS)
     with _recorded(trace, requests, speed) as recorded:
-        try:
-            live, settings = asyncio.run(
-                _play_rounds(recorded, systems, rounds or (1 if quick else 3), replicas)
-            )
-        except Absent as problem:
-            raise click.ClickException(str(problem)) from None
-        twin = {name: _predicted(name, recorded, replicas) for name in systems}
+        live, settings = asyncio.run(
+            _play_rounds(recorded, systems, rounds or (1 if quick else 3), replicas)
+        )
+        twin = {name: _predicted(name, recorded, replicas) for name in live}
         click.echo(page(Results(live, twin, settings), _about(recorded, trace, replicas)))
 
 
@@ -89,13 +86,20 @@ def _recorded(trace: Path | None, requests: int, speed: float) -> Iterator[Recor
 async def _play_rounds(
     recorded: Recorded, systems: Sequence[str], rounds: int, replicas: int
 ) -> tuple[dict[str, list[Played]], dict[str, str]]:
-    """Each system's rounds, and how it ran. Raises Absent."""
+    """Each system's rounds, and how it ran or why it did not."""
     live: dict[str, list[Played]] = {name: [] for name in systems}
     settings: dict[str, str] = {}
     for number in range(rounds):
         first = number % len(systems)
         for name in (*systems[first:], *systems[:first]):
-            played, settings[name] = await _play(recorded, name, replicas)
+            if name not in live:
+                continue
+            try:
+                played, settings[name] = await _play(recorded, name, replicas)
+            except Absent as problem:
+                settings[name] = f"absent: {problem}"
+                del live[name]
+                continue
             live[name].append(played)
             mean_s = played.figures[judge.MEAN]
             warning = ": the machine was too busy" if played.use.is_too_busy else ""
@@ -134,9 +138,10 @@ def _about(recorded: Recorded, trace: Path | None, replicas: int) -> str:
     return (
         f"{source} in {plan[-1].due_s:.0f} s, {tokens:,.0f} tokens of prompt in the mean; "
         f"{replicas * len(REGIONS)} simulated A100s ({A100_MISTRAL.name}, pace 1) in "
-        f"{len(REGIONS)} regions, us asks as much as both others. Round trips: us-eu 80 ms, us-ap "
-        "150 ms, eu-ap 220 ms. Medians of the rounds, lowest and highest in brackets; the twin's "
-        f"of {len(SEEDS)} seeds. A lost request counts with {PATIENCE_S:.0f} s, its client's patience."
+        f"{len(REGIONS)} regions, us asks as much as both others. Round trips: us-eu 80 ms, "
+        "us-ap 150 ms, eu-ap 220 ms. Medians of the rounds, lowest and highest in brackets; "
+        f"the twin's of {len(SEEDS)} seeds. A lost request counts with {PATIENCE_S:.0f} s, its "
+        "client's patience."
     )
 
 

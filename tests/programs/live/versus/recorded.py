@@ -32,9 +32,9 @@ FORMAT = "mooncake"
 WEIGHTS: Mapping[str, float] = {"us": 2.0, "eu": 1.0, "ap": 1.0}
 SEED = 0
 HABITS = ChatHabits(
-    turns=4.0,
+    turns=3.0,
     conversations=2.0,
-    question=Lengths(2_500, 3_500, least=32, most=16_000),
+    question=Lengths(5_500, 8_000, least=32, most=40_000),
     answer=Lengths(343, 300, least=16, most=1_024),
     opening=Lengths(1_500, 1_000, least=200, most=4_000),
     world_share=0.3,
