@@ -11,7 +11,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.replay.tally import RequestOutcome
 from mesh.sim.config import CENTRAL, WorldConfig
 from mesh.sim.config import MESH as MESH_TOPOLOGY
-from mesh.sim.twin_policies import SGLANG_ROUTER, VLLM_ROUTER, TwinPolicies
+from mesh.sim.twin_policies import SGLANG_ROUTER, TwinPolicies
 from mesh.sim.workload import RequestEnd, SentRequest
 from mesh.sim.world import run
 from schemas.ids import RegionId
@@ -22,7 +22,7 @@ from tests.programs.live.versus.systems import HOME, MESH, RTT, SGLANG, VLLM, on
 from tests.programs.studies.tables.client_view import PATIENCE_S
 from tests.support.mesh_up import REGIONS
 
-SEEDS = (0, 1, 2)
+SEEDS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Model:
 MODELS: Mapping[str, Model] = {
     MESH: Model(RouterSettings().policy, MESH_TOPOLOGY, RouterSettings().pushing),
     SGLANG: Model(SGLANG_ROUTER),
-    # It waits for the farthest engine to render the prompt.
-    VLLM: Model(VLLM_ROUTER, decides_after_s=max(2 * one_way_s(region) for region in REGIONS)),
+    # It places alike, once the farthest engine has rendered the prompt.
+    VLLM: Model(SGLANG_ROUTER, decides_after_s=max(2 * one_way_s(region) for region in REGIONS)),
 }
 
 

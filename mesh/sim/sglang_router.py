@@ -1,34 +1,29 @@
-"""`sglang-router`, `vllm-router`: the placement of these two programs, to the letter. Twin only.
+"""`sglang-router`: the placement of this program, and of vllm-router, to the letter. Twin only.
 
 Source: sglang-router 0.3.2 (sgl-project/sglang, `sgl-model-gateway/src/policies/cache_aware.rs` and
-`tree.rs`), vllm-router 0.1.17 (vllm-project/router, `src/policies/cache_aware.rs`), and what both
-did with engines that were asked in a known order. The rule is `cache-aware`'s, with the defaults of
+`tree.rs`), vllm-router 0.1.17 (vllm-project/router, `src/policies/cache_aware.rs`), and where both
+sent requests to idle and busy engines. The rule is `cache-aware`'s, with the defaults of
 their command lines. Where that one draws between equals, these two do not:
 
-- Of the engines with the fewest requests, the first in the router's own order. sglang-router's is
-  that in which its engines answered its first questions, so near ones come first; here it is that
-  of the world. vllm-router's is a hash table's, another in every process; here it is drawn once.
+- Of the engines with the fewest requests, the first in the router's own order. That is a hash
+  table's, another in every process, whatever the command line says; here it is drawn once.
 - Of the engines that got the longest matching prefix, the one that got it first, however busy.
 
 Their trees are cut to 2^26 and 2^25 characters an engine every minute or two; here they are not.
 vllm-router asks every engine to render a prompt before it decides: WorldConfig.decides_after_s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Target
 from mesh.core.policies.cache_aware import CacheAware, CacheAwareOptions
 
-if TYPE_CHECKING:
-    from mesh.sim.world import World
-
 
 @dataclass(frozen=True, slots=True)
-class RustRouterOptions(CacheAwareOptions):
+class SglangRouterOptions(CacheAwareOptions):
     """The defaults of both command lines."""
 
     cache_threshold: float = 0.3
@@ -36,14 +31,16 @@ class RustRouterOptions(CacheAwareOptions):
     balance_rel: float = 1.5
 
 
-class RustRouter(CacheAware):
+class SglangRouter(CacheAware):
     """Cache-aware without a draw."""
 
     def __init__(
-        self, dice: Random, blocks_max: int, options: RustRouterOptions, order: Sequence[str]
+        self, dice: Random, blocks_max: int, options: SglangRouterOptions, engines: Iterable[str]
     ) -> None:
-        """`order`: the engines' names, of equals the first gets a request."""
+        """`engines`: the names of all of them."""
         super().__init__(dice, blocks_max, options)
+        order = sorted(engines)
+        dice.shuffle(order)
         self._place = {name: place for place, name in enumerate(order)}
         self._first_holder: dict[int, str] = {}  # of each block
 
@@ -69,19 +66,3 @@ class RustRouter(CacheAware):
     def _shortest(self, request: Request, targets: Sequence[Target], reason: str) -> Choice:
         target = min(targets, key=lambda one: (one.load, self._place[one.name]))
         return Choice(target, reason, self._held_by(request, target))
-
-
-def sglang_router(
-    world: "World", dice: Random, blocks: int, options: RustRouterOptions
-) -> RustRouter:
-    """Near engines answer its first questions first: the world names its router's region first."""
-    return RustRouter(dice, blocks, options, list(world.replicas))
-
-
-def vllm_router(
-    world: "World", dice: Random, blocks: int, options: RustRouterOptions
-) -> RustRouter:
-    """In an order that no one chose."""
-    order = sorted(world.replicas)
-    dice.shuffle(order)
-    return RustRouter(dice, blocks, options, order)
