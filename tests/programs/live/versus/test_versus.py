@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -172,11 +171,9 @@ def test_the_twin_predicts_every_system_and_loses_nothing(recorded):
     assert means[MESH] < means[SGLANG]
 
 
-def test_systems_that_are_not_known_are_named():
+def test_some_systems_can_be_left_out():
     assert known_systems(None, None, None) == SYSTEMS
     assert known_systems(None, None, "sglang-router,mesh") == (SGLANG, MESH)
-    with pytest.raises(click.BadParameter, match="use mesh, sglang-router, vllm-router"):
-        known_systems(None, None, "mesh,nginx")
 
 
 @pytest.mark.timeout(600)  # it installs two routers the first time
