@@ -6,8 +6,8 @@ by half the round trip; a connection's handshake is not delayed, which favours t
 
 sglang-router sets no TCP_NODELAY on the connections that it accepts: a small write waits until the
 one before is acknowledged, 40 ms later at most. Here the engine's head leaves 150 ms or more before
-its first token and is acknowledged by then: alone, a first token takes 5 ms longer through either
-rival than without it, so both are measured as found.
+its first token and is acknowledged by then: one request at a time has its first token 5 ms later
+through either rival than without it (two busy cores). So both are measured as found.
 
 vllm-router 0.1.17 asks every engine to render a prompt (`/v1/chat/completions/render`, of vLLM),
 and waits for the slowest, before it places the request: a round trip to the farthest region.

@@ -34,6 +34,12 @@ class Model:
     pushing: Pushing = BLIND
     decides_after_s: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """As the page names it."""
+        asks = f", decides after {self.decides_after_s:g} s" if self.decides_after_s else ""
+        return f"policy {self.policy}, topology {self.topology}, pushing {self.pushing}{asks}"
+
 
 MODELS: Mapping[str, Model] = {
     MESH: Model(RouterSettings().policy, MESH_TOPOLOGY, RouterSettings().pushing),
