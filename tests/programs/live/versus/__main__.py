@@ -113,7 +113,7 @@ async def _play(recorded: Recorded, name: str, replicas: int) -> tuple[Played, s
         async with running(name, Path(folder), replicas) as system:
             plan, bodies = recorded.plan(), recorded.bodies(A100_MISTRAL.model)
             await asyncio.sleep(SETTLE_S)  # as the twin's fleet has, to exchange its state
-            async with MachineWatch() as watch:
+            with MachineWatch() as watch:
                 seen = await play(plan, bodies, system.endpoints)
     late_s = sorted(one.late_s for one in seen)
     lost = ", ".join(f"{why} {count}" for why, count in sorted(judge.reasons(seen).items()))
