@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
+.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-kv-events study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
@@ -105,6 +105,10 @@ bench-batch: $(STAMP) ## online first tokens with a batch job and without; TRACE
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew
+
+versus: $(STAMP) ## beside real sglang-router and vllm-router, and the twin's prediction of each; TRACE=file, LIMIT=requests (30 minutes)
+	$(LIVE).versus $(if $(TRACE),--trace "$(TRACE)") $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(LIMIT),--limit $(LIMIT)) $(if $(ONLY),--only "$(ONLY)") $(if $(QUICK),--quick)
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))

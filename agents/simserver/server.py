@@ -38,7 +38,15 @@ from agents.simserver.messages import (
 )
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.openai_responses import KeptResponses, ResponseRenderer
-from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, tokenize
+from agents.simserver.prompt_work import (
+    RENDER,
+    PromptWork,
+    detokenize,
+    render,
+    rerank,
+    score,
+    tokenize,
+)
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
@@ -59,6 +67,7 @@ PROMPT_WORK: Mapping[str, Callable[[RequestParser, bytes], PromptWork]] = {
     SCORE: score,
     TOKENIZE: tokenize,
     DETOKENIZE: detokenize,
+    RENDER: render,
 }
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

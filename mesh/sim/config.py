@@ -139,6 +139,7 @@ class WorldConfig:
     gossip_s: float | None = None
     state_at_once: bool = True  # as live: a change of state is published before the next heartbeat
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
+    decides_after_s: float = 0.0  # a router asks its engines this long before it places a request
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
     batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
@@ -159,7 +160,7 @@ class WorldConfig:
         for name in ("heartbeat_s", "timeout_s", "patience_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
-        for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):
+        for name in ("gossip_s", "decides_after_s", "jitter_s", "token_error", "warmup_s"):
             if not 0 <= (getattr(self, name) or 0.0) < inf:
                 raise WorldInvalid(f"{name} must be 0 or more")
         if not 0.0 <= self.loss < 1.0:

@@ -112,6 +112,14 @@ class SimRouter(SessionHost):
     # Clients.
 
     def receive_request(self, sent: SentRequest) -> None:
+        if wait_s := self._world.config.decides_after_s:
+            self._queue.after(wait_s, self._take, sent)
+        else:
+            self._take(sent)
+
+    def _take(self, sent: SentRequest) -> None:
+        if sent.ended:  # its client hung up meanwhile
+            return
         if self.core is None:
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, NO_CONNECTION))
         elif MODEL not in self.core.known_models():
