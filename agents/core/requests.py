@@ -354,6 +354,8 @@ class RequestTable:
     @property
     def longest_prompt_tokens(self) -> int:
         """Of those at the engine without a first byte."""
+        if not self._waiting:
+            return 0  # mostly, at a scrape
         sent = (record for record in self._waiting.values() if record.sent_at is not None)
         return max((record.prompt_tokens for record in sent), default=0)
 

@@ -137,6 +137,11 @@ class EngineSim:
         return self._batch.size
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt waits or is computed, as of the last call."""
+        return not (self._waiting or self._arriving or self._batch.prefilling)
+
+    @property
     def wake_at(self) -> float | None:
         """When the next step is due; None while there is nothing to do."""
         if self._events:
