@@ -337,6 +337,8 @@ class RequestTable:
 
     def without_next_part(self, now: float) -> list[AgentRequest]:
         """Those whose next part is overdue."""
+        if not self._receiving:
+            return []
         receiving = self._receiving.values()
         return [record for record in receiving if now - record.last_part_at >= PART_TIMEOUT_S]
 

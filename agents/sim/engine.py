@@ -137,9 +137,9 @@ class EngineSim:
         return self._batch.size
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether no prompt waits or is computed, as of the last call."""
-        return not (self._waiting or self._arriving or self._batch.prefilling)
+    def nobody_waits(self) -> bool:
+        """Whether all requests are in the batch, as of the last call."""
+        return not (self._waiting or self._arriving)
 
     @property
     def wake_at(self) -> float | None:

@@ -90,8 +90,8 @@ class ReplicaEngine:
 
     @property
     def is_steady(self) -> bool:
-        """Whether it answers and only decodes, if it has anything to do."""
-        return not self.is_stuck and self.sim.only_decodes
+        """Whether it answers, and all its requests run."""
+        return not self.is_stuck and self.sim.nobody_waits
 
     @property
     def has_events(self) -> bool:
@@ -185,9 +185,9 @@ class MetricScrapes:
     one event, at the moment of its reading; it carries the time when it began, because what was
     dispatched meanwhile may be missing in it.
 
-    While the engine only decodes, a scrape changes nothing but the numbers that the agent's next
-    heartbeat or decision reads. Then scrapes are no events: of those due since the last event of
-    the agent or its engine, `catch_up` makes the last one, as of its time.
+    While no request waits in the engine, a scrape changes nothing but the numbers that the agent's
+    next heartbeat or decision reads. Then scrapes are no events: of those due since the last event
+    of the agent or its engine, `catch_up` makes the last one, as of its time.
     """
 
     def __init__(
@@ -196,23 +196,22 @@ class MetricScrapes:
         queue: EventQueue,
         on_result: Callable[[EngineScraped | ScrapeFailed, float], None],
         is_busy: Callable[[], bool],
-        *,
-        each: bool,
     ) -> None:
         """`on_result` is called with each scrape's result and time; `is_busy`: the agent holds
-        answers. `each`: the agent decides by every scrape."""
+        answers."""
         self._engine = engine
         self._queue = queue
         self._on_result = on_result
         self._is_busy = is_busy
-        self._each = each
+        self._each = False
         self._due_at = inf  # the next scrape
         self._number = 0  # of the event that makes it; another number's is dropped
         self._is_event = False
         self._scraped_at = self._models_due_at = -inf
 
-    def begin(self) -> None:
-        self._models_due_at = -inf
+    def begin(self, *, each: bool) -> None:
+        """`each`: the agent decides by every scrape, so all are events."""
+        self._each, self._models_due_at = each, -inf
         self._make(self._queue.now)
 
     def end(self) -> None:
@@ -236,7 +235,7 @@ class MetricScrapes:
         self._make(at)
 
     def follow(self) -> None:
-        """The engine has changed: unless it only decodes, the next scrape is an event."""
+        """The engine has changed: while a request waits there, each scrape is an event."""
         if not self._is_event and self._due_at < inf and (self._each or not self._engine.is_steady):
             self._schedule()
 

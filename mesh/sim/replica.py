@@ -94,11 +94,7 @@ class SimReplica:
         self._region = self._routers[0].site
         self._epoch = 0
         self._scrapes = MetricScrapes(
-            self.engine,
-            self._queue,
-            self._on_scrape,
-            lambda: self.outstanding > 0,
-            each=config.offline is not None,
+            self.engine, self._queue, self._on_scrape, lambda: self.outstanding > 0
         )
         self._heartbeats: CoalescingSender[Heartbeat] = CoalescingSender(
             self._queue, 0.0 if config.state_at_once else config.heartbeat_s, self._publish
@@ -134,6 +130,7 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
+        offline = self._offline_profile()
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -143,7 +140,7 @@ class SimReplica:
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
-                offline=self._offline_profile(),
+                offline=offline,
                 speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
             )
         )
@@ -153,7 +150,7 @@ class SimReplica:
             publish = self._publish_held
             queue = self._queue
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
-        self._scrapes.begin()
+        self._scrapes.begin(each=offline is not None)
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
     def _offline_profile(self) -> OfflineProfile | None:

@@ -27,7 +27,7 @@ to a replica (a system prompt that every request uses would look like the oldest
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
-from itertools import filterfalse, islice
+from itertools import filterfalse, islice, repeat
 
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.rates import ByteBudget
@@ -96,8 +96,8 @@ class OutgoingPrefixes:
         if waiting.keys().isdisjoint(blocks):
             waiting.update(dict.fromkeys(blocks, weight))
         else:
-            for block in blocks:
-                waiting[block] = waiting.pop(block, 0.0) + weight
+            values = [value + weight for value in map(waiting.pop, blocks, repeat(0.0))]
+            waiting.update(zip(blocks, values, strict=True))  # behind all others
         if len(waiting) > WAITING_MAX:
             oldest = _first(waiting, len(waiting) - WAITING_MAX)
             for block in oldest:

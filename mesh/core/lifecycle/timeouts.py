@@ -121,9 +121,7 @@ class Timeouts:
             for record in records
             if record.held_since is not None
             or now >= record.request.deadline
-            or (
-                record.last_frame_at < silent_since and self.lost_because(record, now) is not None
-            )
+            or (record.last_frame_at < silent_since and self.lost_because(record, now) is not None)
             or (record.peer is not None and self.is_kept_too_long(record, now))
         ]
 
