@@ -44,6 +44,7 @@ from schemas.gossip import (
 )
 
 WAITING_MAX = 16_384
+DROPPED_AT_ONCE = 1024  # of those that wait, when they are too many: each time costs a search
 HALF_LIFE_S = 60.0
 RESCALE_HALF_LIVES = 64.0
 
@@ -99,7 +100,7 @@ class OutgoingPrefixes:
             values = [value + weight for value in map(waiting.pop, blocks, repeat(0.0))]
             waiting.update(zip(blocks, values, strict=True))  # behind all others
         if len(waiting) > WAITING_MAX:
-            oldest = _first(waiting, len(waiting) - WAITING_MAX)
+            oldest = _first(waiting, len(waiting) - WAITING_MAX + DROPPED_AT_ONCE)
             for block in oldest:
                 del waiting[block]
             self.dropped += len(oldest)
