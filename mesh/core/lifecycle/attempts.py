@@ -222,6 +222,26 @@ class Completion:
         """Refuse a peer's request, placed or held; `inbox`: of the peer's router."""
         self._effects.append(fx.RefusePeer(request.key, inbox, why, self._fresh(now)))
 
+    def end_copy(self, record: RequestRecord, now: float) -> bool:
+        """End the copy of a request, which neither waits nor is tried again; False for others."""
+        if record.request.shadow:
+            self.fail(record, now, Fault.SATURATED, "a copy does not wait")
+        return record.request.shadow
+
+    def make_room(self, record: RequestRecord, place: PlacementResult, now: float) -> bool:
+        """Have room in the hold queue, by shedding another request for it if it is full; False if
+        this one was shed."""
+        request = record.request
+        if not self._held.is_full_for(request):
+            return True
+        last = self._held.gives_way(request)
+        if last is None:
+            self.shed(record, place, f"{place.reason}, and the hold queue is full", now)
+            return False
+        why = f"the hold queue is full, and {request.priority} for {request.model} goes before"
+        self.shed(self._inflight[last.key], None, why, now)
+        return True
+
     def shed_if_too_late(
         self, record: RequestRecord, place: PlacementResult | None, now: float
     ) -> bool:
