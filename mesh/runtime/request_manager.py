@@ -33,10 +33,12 @@ from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
+from mesh.runtime.model_mapping import ModelMapping
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
+from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.session.record import (
     NO_TRACE,
     Decide,
@@ -114,6 +116,10 @@ class RequestManager:
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
+        self.mapping = ModelMapping(core, self.bodies, clock)
+        self.copies = ShadowCopies(
+            *(core, self.session, self._prompts, self.bodies, metrics, self.ended, clock)
+        )
         self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
@@ -182,7 +188,10 @@ class RequestManager:
         return self._core.models()
 
     def model_card(self, model: ModelId) -> ModelCard:
-        return self._core.model_card(model)
+        return self.mapping.card(model)
+
+    def unknown_model(self, model: str) -> str:
+        return self.mapping.unknown(model)
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         if self._core.draining:
@@ -228,10 +237,13 @@ class RequestManager:
             if self._may_be_limited or options.residency:
                 residency = self.residency(options.residency, headers)
                 tenant = self._tenants.tenant(headers)
+            asked = None
+            if self.mapping:
+                asked = self.mapping.apply(parsed, residency, tenant)
+                model, options = parsed.model, parsed.options
             models = self._core.known_models()
             if models and model not in models:
-                message = f"the model {model!r} is not served here; known: {', '.join(models)}"
-                raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
+                raise RequestRefused(Fault.MODEL_UNKNOWN, self.mapping.unknown(model), "model")
             now = self._clock()
             spans = self._spans(headers)
             answer_tokens: int | None = None
@@ -251,6 +263,7 @@ class RequestManager:
                 priority=options.priority,
                 slo_ttft_s=options.slo_ttft_s,
                 session=options.session,
+                asked=asked,
                 answer_tokens=answer_tokens,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
@@ -267,6 +280,7 @@ class RequestManager:
             for_engine=parsed.for_engine,
             keeper=None if parsed.keeper is None else parsed.keeper[1],
             body=parsed.body,
+            model_place=parsed.model_place,
             tenant=tenant,
             size=text.size,
             wants_decision=options.debug,
@@ -275,6 +289,8 @@ class RequestManager:
             changed=changed,
         )
         self.session.admit(admitted)
+        if self.mapping:
+            self.copies.of(parsed, admitted)
         return admitted
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest) -> ModelId:
@@ -366,6 +382,8 @@ class RequestManager:
         """It is over, with that HTTP status. False if it was before."""
         if not self.session.close(record):
             return False
+        if record.request.asked is not None:
+            self._metrics.mapped(record.request.asked.model, record.request.model)
         self._metrics.ended(
             outcome,
             labels_of(self._metrics, record),

@@ -27,7 +27,9 @@ def arrive(core, key, model, now=0.1, **options):
 
 def placements(effects):
     return {
-        effect.key: effect.decision.placement for effect in effects if isinstance(effect, fx.Decided)
+        effect.key: effect.decision.placement
+        for effect in effects
+        if isinstance(effect, fx.Decided)
     }
 
 
@@ -71,7 +73,9 @@ def test_a_changed_rule_holds_for_what_comes_then():
     core.handle(ev.SettingsChanged(RouterSettings(models=rules)), 0.2)
     assert placements(arrive(core, 3, SATURATED, 0.2)) == {3: Placement.SHED}
     assert len(core.held) == 2
-    core.handle(ev.SettingsChanged(RouterSettings(policy="least-load", queue_delay_s_max=0.0)), 0.25)
+    core.handle(
+        ev.SettingsChanged(RouterSettings(policy="least-load", queue_delay_s_max=0.0)), 0.25
+    )
     assert placements(arrive(core, 4, SATURATED, 0.25)) == {4: Placement.HOLD}
 
 
