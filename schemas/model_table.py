@@ -8,10 +8,10 @@ them, so that it holds by whatever name they came.
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from schemas.exchange import SLO_MS_MAX
-from schemas.ids import ModelId, ValidModelId
+from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidModelId
 from schemas.settings import WHOLE, Advice, Option, PolicyName, QueueDelayS, Table, UnitRatio
 
 MODELS_MAX = 256  # tables; the router's own estimates are kept for as many models
@@ -21,15 +21,33 @@ SHARES_SUM_ERROR = 1e-6  # of decimal fractions added up
 
 # In a file `to` may be one name: that has it all.
 _AsShares = BeforeValidator(lambda to: {to: 1.0} if isinstance(to, str) else to)
-TO_ADVICE = Advice('write a model\'s name, or shares that make 1, like { "a" = 0.95, "b" = 0.05 }')
+_NAME_OR_SHARES = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string", "minLength": 1, "maxLength": MODEL_CHARS_MAX},
+            {
+                "type": "object",
+                "additionalProperties": {"type": "number", "minimum": 0, "maximum": 1},
+                "minProperties": 1,
+                "maxProperties": TARGETS_MAX,
+            },
+        ]
+    }
+)
+TO_ADVICE = Advice(
+    'write a model\'s name, or shares of up to 8 that make 1, like { "a" = 0.95, "b" = 0.05 }'
+)
 
 
 class ModelTable(Table):
-    """`[models."NAME"]`: a name that clients ask for, or a model that engines serve."""
+    """`[models."NAME"]`: what holds for one name that clients ask for or engines serve."""
 
     to: Annotated[
         Annotated[
-            dict[ValidModelId, UnitRatio], Field(min_length=1, max_length=TARGETS_MAX), _AsShares
+            dict[ValidModelId, UnitRatio],
+            Field(min_length=1, max_length=TARGETS_MAX),
+            _AsShares,
+            _NAME_OR_SHARES,
         ]
         | None,
         TO_ADVICE,
@@ -37,7 +55,7 @@ class ModelTable(Table):
     ] = None
     shadow: Annotated[
         Annotated[dict[ValidModelId, UnitRatio], Field(max_length=SHADOWS_MAX)],
-        Advice('write models and their shares, like { "c" = 0.01 }'),
+        Advice('write up to 4 models and their shares, like { "c" = 0.01 }'),
         Option("Models that are sent copies of a share of its conversations' requests."),
     ] = Field(default_factory=dict)
     slo_ttft_ms: Annotated[

@@ -153,16 +153,16 @@ async def test_an_unknown_model_is_answered_with_those_that_are_there(nats_serve
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("gone")
         body = orjson.dumps({"model": "nowhere", "max_tokens": 1, "messages": chat()["messages"]})
-        async with client() as session:
-            async with session.post(mesh.urls["us"] + "/v1/messages", data=body) as answer:
-                assert answer.status == 404
-                assert (await answer.json())["error"]["type"] == "not_found_error"
+        url = mesh.urls["us"] + "/v1/messages"
+        async with client() as session, session.post(url, data=body) as answer:
+            assert answer.status == 404
+            assert (await answer.json())["error"]["type"] == "not_found_error"
 
 
 async def test_a_models_objective_is_for_requests_that_name_none(nats_server):
     rule = ModelRule(name="chat", to=((STABLE, 1.0),), slo_ttft_s=0.25)
     own = ModelRule(name=STABLE, slo_ttft_s=7.0)
-    async with scripted(nats_server, STABLE, rules=(rule, own)) as (mesh, engines):
+    async with scripted(nats_server, STABLE, rules=(rule, own)) as (mesh, _):
         found = []
         router = mesh.routers["us"]
         admit = router.requests.session.admit
