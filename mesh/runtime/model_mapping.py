@@ -35,25 +35,33 @@ class ModelMapping:
         self._choice, self._core = core.model_choice, core
         self._bodies, self._clock = bodies, clock
 
-    def __bool__(self) -> bool:
-        """Whether there is anything to apply."""
-        return bool(self._choice.targets)
-
     def apply(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked | None:
         """Give a request the model that serves it, and the objective that it does not name; what it
-        asked for, if it was mapped. Raises RequestRefused if nothing serves an alias."""
+        asked for, if it was mapped. Raises RequestRefused if nothing serves its model."""
         targets, name, asked = self._choice.targets, parsed.model, None
-        if name in targets.aliases:
-            asked = Asked(name, conversation(parsed, tenant))
-            now = self._clock()
-            model = self._choice.of(name, asked.conversation, parsed.path, residency, now)
-            if model is None:
-                raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(name), "model")
-            self._rewrite(parsed, model)
-        if parsed.options.slo_ttft_s is None:
-            slo_ttft_s = targets.slo_ttft_s(name, parsed.model)
-            if slo_ttft_s is not None:
-                parsed.options = replace(parsed.options, slo_ttft_s=slo_ttft_s)
+        if targets:
+            if name in targets.aliases:
+                asked = self._map(parsed, residency, tenant)
+            if parsed.options.slo_ttft_s is None:
+                slo_ttft_s = targets.slo_ttft_s(name, parsed.model)
+                if slo_ttft_s is not None:
+                    parsed.options = replace(parsed.options, slo_ttft_s=slo_ttft_s)
+        models = self._core.known_models()
+        if models and parsed.model not in models:
+            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(name), "model")
+        return asked
+
+    def _map(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked:
+        asked, now = Asked(parsed.model, conversation(parsed, tenant)), self._clock()
+        model = self._choice.of(asked.model, asked.conversation, parsed.path, residency, now)
+        if model is None:
+            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(asked.model), "model")
+        before = len(parsed.body)
+        parsed.body, parsed.model_place = with_model(parsed.body, placed(parsed), model)
+        parsed.model = model
+        more = len(parsed.body) - before
+        self._bodies.settle(0, more)
+        parsed.kept_bytes += more
         return asked
 
     def unknown(self, model: str) -> str:
@@ -61,14 +69,6 @@ class ModelMapping:
         known = self._choice.targets.known(self._core.known_models())
         to = ", ".join(target for target, _ in self._choice.targets.aliases.get(ModelId(model), ()))
         return unknown_model(model, known) + (f"; it goes to {to}" if to else "")
-
-    def _rewrite(self, parsed: ParsedRequest, model: ModelId) -> None:
-        before = len(parsed.body)
-        parsed.body, parsed.model_place = with_model(parsed.body, placed(parsed), model)
-        parsed.model = model
-        more = len(parsed.body) - before
-        self._bodies.settle(0, more)
-        parsed.kept_bytes += more
 
     def card(self, model: ModelId) -> ModelCard:
         """As an engine describes it; of an alias, what goes for most of its conversations."""

@@ -237,13 +237,8 @@ class RequestManager:
             if self._may_be_limited or options.residency:
                 residency = self.residency(options.residency, headers)
                 tenant = self._tenants.tenant(headers)
-            asked = None
-            if self.mapping:
-                asked = self.mapping.apply(parsed, residency, tenant)
-                model, options = parsed.model, parsed.options
-            models = self._core.known_models()
-            if models and model not in models:
-                raise RequestRefused(Fault.MODEL_UNKNOWN, self.mapping.unknown(model), "model")
+            asked = self.mapping.apply(parsed, residency, tenant)
+            model, options = parsed.model, parsed.options
             now = self._clock()
             spans = self._spans(headers)
             answer_tokens: int | None = None
@@ -289,8 +284,7 @@ class RequestManager:
             changed=changed,
         )
         self.session.admit(admitted)
-        if self.mapping:
-            self.copies.of(parsed, admitted)
+        self.copies.of(parsed, admitted)
         return admitted
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest) -> ModelId:

@@ -66,6 +66,8 @@ class ShadowCopies:
     def of(self, parsed: ParsedRequest, admitted: ClientRequest) -> None:
         """Send the copies that this request is to have, as soon as the loop comes to it."""
         targets = self._core.model_choice.targets
+        if not targets:
+            return
         asked = admitted.request.asked
         name = parsed.model if asked is None else asked.model
         if not any(rule and rule.shadow for rule in map(targets.rule, (name, parsed.model))):

@@ -9,12 +9,15 @@ import openai
 import orjson
 import pytest
 
+from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.core.model.model_targets import ModelRule
 from mesh.runtime.shadow_copies import COPIES_MAX
 from tests.agents.simserver.support import config, running
+from tests.mesh.runtime.test_access_lines import Lines
+from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, fail, hang, say, scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -222,3 +225,35 @@ async def test_copies_hold_up_no_shutdown(nats_server):
         await asyncio.wait_for(router.drain(), 4.0)
         assert mesh.sample("us", "mesh_shadow_copies_total", outcome="cancelled") == 1
         await asyncio.wait_for(engines[COPY].hung_up.wait(), 20.0)
+
+
+async def test_the_access_log_names_what_was_asked_for_and_copies(nats_server, capfd):
+    style = AccessLogFormat.LOGFMT
+    async with scripted(nats_server, STABLE, COPY, access_log=style) as (mesh, _):
+        lines = Lines(capfd)
+        assert (await post(mesh, chat() | {"model": "tried"}, **{"x-request-id": "q-1"}))[0] == 200
+        line = await lines.of(id="q-1")
+        assert (line["model"], line["asked_model"], line.get("shadow")) == (STABLE, "tried", None)
+        copy = await lines.of(id="q-1:copy")
+        assert (copy["model"], copy["asked_model"], copy["shadow"]) == (COPY, "tried", "1")
+        assert (copy["outcome"], copy["status"], copy["replica"]) == ("ok", "200", "us-1")
+
+
+async def test_a_mapped_request_is_forwarded_with_the_model_that_serves_it(tmp_path):
+    async with (
+        nats_pair(tmp_path, "us", "eu") as servers,
+        scripted_engine(STABLE) as far,
+        scripted_engine("else") as near,
+        small_mesh(servers) as mesh,
+    ):
+        await mesh.router("us", models=RULES, peer_reply_s=20.0, **PATIENT)
+        await mesh.router("eu", **PATIENT)  # it knows no alias
+        await mesh.agent("us", "us-0", near)
+        await mesh.agent("eu", "eu-0", far)
+        await mesh.until_ready_of("eu", STABLE, 1)
+        await mesh.until_peer("us", "eu", STABLE)
+        for size in (1, LARGE_BYTES + 1):
+            body = chat("x" * size) | {"model": "chat"}
+            status, _, headers = await post(mesh, body)
+            assert (status, headers["x-mesh-region"]) == (200, "eu")
+            assert far.seen.pop() == body | {"model": STABLE}
