@@ -59,6 +59,7 @@ from schemas.exchange import (
     H_ADD_USAGE,
     H_KEEPER,
     H_MODEL,
+    H_TENANT,
     End,
     Frame,
     Head,
@@ -123,6 +124,7 @@ class Relay:
         self._streamed = self._is_good = False
         self._adds_usage = H_ADD_USAGE in start.headers
         self._goes_on = H_KEEPER in start.headers
+        self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         self._for_engine = for_engine(start.headers)
         named = start.headers.get(H_MODEL)
         self._model = None if named is None else decode_model(named)
@@ -228,7 +230,8 @@ class Relay:
                 body = with_usage_requested(body)
                 self._removal = UsageEventRemoval()
             if self._path == RESPONSES and self._engine.takes_response_ids:
-                name = response_id(self._region, self._replica, os.urandom(SECRET_BYTES))
+                secret = os.urandom(SECRET_BYTES)
+                name = response_id(self._region, self._replica, secret, self._tenant)
                 body = with_response_id(body, name)
             response = await api.request("POST", self._path, headers, body)
             del body  # up to 32 MiB that are not needed during a long response

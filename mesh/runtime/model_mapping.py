@@ -11,6 +11,7 @@ from mesh.adapters.form_parts import model_place
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
 from mesh.core.model.model_targets import Asked, conversation_of, unknown_model
+from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
 from mesh.session.body_model import ModelPlace, with_model
 from schemas.http import Fault
@@ -53,7 +54,9 @@ class ModelMapping:
 
     def _map(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked:
         asked, now = Asked(parsed.model, conversation(parsed, tenant)), self._clock()
-        model = self._choice.of(asked.model, asked.conversation, parsed.path, residency, now)
+        model = self._keeper_of(parsed, asked) or self._choice.of(
+            asked.model, asked.conversation, parsed.path, residency, now
+        )
         if model is None:
             raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(asked.model), "model")
         before = len(parsed.body)
@@ -63,6 +66,19 @@ class ModelMapping:
         self._bodies.settle(0, more)
         parsed.kept_bytes += more
         return asked
+
+    def _keeper_of(self, parsed: ParsedRequest, asked: Asked) -> ModelId | None:
+        """The target that the replica serves which has what the request goes on with."""
+        place, path, core = parsed.previous, parsed.path, self._core
+        if place is None:
+            return None
+
+        def is_kept(model: ModelId) -> bool:
+            name = served_name(model, path)
+            names = keeper_name(name, place.region, place.replica), keeper_name(name, place.region)
+            return any(map(core.is_served, names))
+
+        return self._choice.targets.choose(asked.model, asked.conversation, is_kept)
 
     def unknown(self, model: str) -> str:
         """The error for a model that is not there."""

@@ -27,6 +27,7 @@ from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
+from mesh.core.model.prompt_shapes import NOT_KEPT
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
@@ -89,8 +90,7 @@ class RequestManager:
         self._clock, self._on_control = clock, on_control
         self._know_tenants()
         self._prompts = PromptReader(config.hash_key)
-        self._tail = TailRule(config.slow)
-        self.bodies = BodyBudget()
+        self._tail, self.bodies = TailRule(config.slow), BodyBudget()
         self.messages = RequestMessages(
             config,
             bus,
@@ -116,10 +116,7 @@ class RequestManager:
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
-        self.mapping = ModelMapping(core, self.bodies, clock)
-        self.copies = ShadowCopies(
-            *(core, self.session, self._prompts, self.bodies, metrics, self.ended, clock)
-        )
+        self._construct_models()
         self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
@@ -133,6 +130,13 @@ class RequestManager:
         metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
+
+    def _construct_models(self) -> None:
+        core, bodies, clock = self._core, self.bodies, self._clock
+        self.mapping = ModelMapping(core, bodies, clock)
+        self.copies = ShadowCopies(
+            *(core, self.session, self._prompts, bodies, self._metrics, self.ended, clock)
+        )
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Admit new requests by this; those under way go on as they began."""
@@ -243,7 +247,7 @@ class RequestManager:
             spans = self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path not in PLAIN_PATHS:
-                model = self._on_path(model, parsed)
+                model = self._on_path(model, parsed, tenant or "")
                 answer_tokens = None if parsed.path in GENERATING_PATHS else 0
             text = parsed.text
             request = Request(
@@ -273,7 +277,7 @@ class RequestManager:
             path=parsed.path,
             adds_usage=parsed.adds_usage,
             for_engine=parsed.for_engine,
-            keeper=None if parsed.keeper is None else parsed.keeper[1],
+            keeper=None if parsed.previous is None else parsed.previous.replica,
             body=parsed.body,
             model_place=parsed.model_place,
             tenant=tenant,
@@ -287,16 +291,19 @@ class RequestManager:
         self.copies.of(parsed, admitted)
         return admitted
 
-    def _on_path(self, model: ModelId, parsed: ParsedRequest) -> ModelId:
+    def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:
         """The model on that optional path. Raises RequestRefused if no replica serves it there."""
         path = parsed.path
         name = served_name(model, path)
         if self._core.known_models() and not self._core.knows(name):
             message = f"no replica that serves the model {model!r} answers {path}"
             raise RequestRefused(Fault.PATH_UNSERVED, message, "model")
-        if parsed.keeper is None:
+        previous = parsed.previous
+        if previous is None:
             return name
-        region, replica = parsed.keeper
+        if not previous.is_of(tenant):
+            raise RequestRefused(Fault.STATE_GONE, NOT_KEPT, PREVIOUS)
+        region, replica = previous.region, previous.replica
         for kept in (keeper_name(name, region, replica), keeper_name(name, region)):
             if self._core.is_served(kept):
                 return kept

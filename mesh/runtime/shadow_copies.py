@@ -86,7 +86,7 @@ class ShadowCopies:
         self, model: ModelId, asked: ModelId, parsed: ParsedRequest, original: ClientRequest
     ) -> None:
         try:
-            if self._core.draining or len(self._open) >= COPIES_MAX or parsed.keeper is not None:
+            if self._core.draining or len(self._open) >= COPIES_MAX or parsed.previous is not None:
                 self._metrics.copy_ended(model, "skipped")
                 return
             copy = self._copy(model, asked, parsed, original)

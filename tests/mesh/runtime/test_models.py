@@ -257,3 +257,22 @@ async def test_a_mapped_request_is_forwarded_with_the_model_that_serves_it(tmp_p
             status, _, headers = await post(mesh, body)
             assert (status, headers["x-mesh-region"]) == (200, "eu")
             assert far.seen.pop() == body | {"model": STABLE}
+
+
+async def test_a_response_goes_on_with_the_model_that_made_it(nats_server):
+    async with simulated(nats_server, STABLE, CANARY) as mesh, official(mesh) as api:
+        core, path = mesh.routers["us"].core, "/v1/responses"
+        for model in (STABLE, CANARY):
+            name = f"{model} on {path}"
+            await mesh.until(lambda name=name: core.knows(name), "the path")
+        made = set()
+        for number in range(16):
+            first = await api.responses.create(
+                model="split", input=f"story {number}", max_output_tokens=3
+            )
+            second = await api.responses.create(
+                model="split", input="go on", previous_response_id=first.id, max_output_tokens=3
+            )
+            assert second.model == first.model
+            made.add(first.model)
+        assert made == {STABLE, CANARY}
