@@ -17,6 +17,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
+from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies.base import Destination
 from mesh.core.view.peers import PeerTable
@@ -238,7 +239,9 @@ class Completion:
         if last is None:
             self.shed(record, place, f"{place.reason}, and the hold queue is full", now)
             return False
-        why = f"the hold queue is full, and {request.priority} for {request.model} goes before"
+        is_same = work_name(last.model) == work_name(request.model)
+        goes_before = request.priority if is_same else f"a request for {request.model}"
+        why = f"the hold queue is full, and {goes_before} goes before"
         self.shed(self._inflight[last.key], None, why, now)
         return True
 
