@@ -19,6 +19,7 @@ _KEY = re.compile(
     rb"[ \t\n\r]*:[ \t\n\r]*"
 )
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_NEITHER = bytes(set(range(256)) - set(b'"{}[]'))  # quotes nor brackets
 KEYS_MAX = 1000  # of that name, in objects within: some milliseconds
 
 
@@ -50,11 +51,18 @@ def _depths(body: bytes, keys: list[re.Match[bytes]]) -> list[int]:
     """In how many brackets each of these keys is."""
     found, depth, start = [], 0, 0
     for key in keys:
-        bare = _TEXT.sub(b"", body[start : key.start()])
-        depth += bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
+        depth += _deeper(body[start : key.start()])
         found.append(depth)
         start = key.start()
     return found
+
+
+def _deeper(part: bytes) -> int:
+    """How many more brackets are opened than closed in whole texts and what is between them."""
+    quotes_only = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NEITHER)
+    between = b"".join(quotes_only.split(b'"')[::2])
+    opened, closed = between.count(b"{") + between.count(b"["), between.count(b"}")
+    return opened - closed - between.count(b"]")
 
 
 def with_model(body: bytes, place: ModelPlace, model: ModelId) -> tuple[bytes, ModelPlace]:

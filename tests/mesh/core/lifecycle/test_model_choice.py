@@ -4,6 +4,14 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import Asked, ModelRule
 from mesh.core.model.served_names import served_name
+from mesh.core.model.settings import RouterSettings
+from mesh.core.recording import (
+    RecordingHeader,
+    decode_header,
+    decode_line,
+    encode_header,
+    encode_step,
+)
 from schemas.http import MESSAGES, RESPONSES
 from schemas.state import ReplicaState
 from tests.mesh.core import build
@@ -117,3 +125,17 @@ def test_a_copy_is_not_forwarded():
         request = build.request(key, arrived_at=0.1, shadow=is_copy)
         effects = core.handle(ev.RequestArrived(request), 0.1)
         assert bool(kinds(effects, fx.Forward)) is not is_copy
+
+
+def test_rules_and_mapped_requests_are_recorded_as_they_are():
+    whole = RecordingHeader(
+        version="x",
+        region=build.US,
+        router=build.ROUTER,
+        epoch=1,
+        seed=1,
+        settings=RouterSettings(models=RULES),
+    )
+    assert decode_header(encode_header(whole)) == whole
+    event = ev.RequestArrived(build.request(1, asked=Asked("chat", 2**64 - 1), shadow=True))
+    assert decode_line(encode_step(1.0, event, [])).event == event
