@@ -13,7 +13,7 @@ from mesh.core.recording import (
     encode_step,
 )
 from schemas.http import MESSAGES, RESPONSES
-from schemas.state import ReplicaState
+from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
 
 RULES = (ModelRule(name="chat", to=(("stable", 0.5), ("canary", 0.5))),)
@@ -91,6 +91,20 @@ def test_a_path_stays_and_what_one_replica_keeps_moves_nowhere():
     beat(core, "us-1", "other", 0.2, seq=2, paths=paths)
     moved = kinds(core.handle(ev.Tick(), 0.25), fx.Retargeted)
     assert moved == [fx.Retargeted(1, served_name("stable", MESSAGES))]
+
+
+def test_what_a_region_keeps_stays_with_the_model_that_made_it():
+    core = build.core(policy="least-load", models=RULES, peers=(build.EU,))
+    beat(core, "us-0", "else", 0.0)
+    has = ModelCapacity(ready=1, free=1)
+    paths = {RESPONSES: {"stable": has}}
+    far = build.digest("eu", models={"stable": has}, models_by_path=paths)
+    core.handle(ev.DigestSeen(far), 0.0)
+    core.handle(ev.RttMeasured(build.EU, 0.01), 0.0)
+    for key, place in ((1, ""), (2, " at eu/")):
+        arrive(core, key, f"{served_name('canary', RESPONSES)}{place}")
+    moved = kinds(core.handle(ev.Tick(), 0.2), fx.Retargeted)
+    assert moved == [fx.Retargeted(1, served_name("stable", RESPONSES))]
 
 
 def test_what_is_chosen_is_served_within_the_labels_or_may_come_back():
