@@ -8,13 +8,15 @@ an idle one after 5 s, and a request may be on its way at that moment.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import orjson
 
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage
-from agents.adapters.http_client import HttpBroken, HttpClient, origin
+from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
+from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
 from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
@@ -97,6 +99,7 @@ class EngineClient:
         )  # when a good response last brought a byte; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)
+        self._served = ServedModels(self._listed_models)
         self._page: HttpClient | None = None
         if kind.has_metrics:
             page_key = key if origin(metrics_url) == origin(api_url) else None
@@ -179,10 +182,25 @@ class EngineClient:
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
 
+    async def still_serves(self, model: ModelId, connection: Connection) -> bool:
+        """Whether the process at the other end of that connection serves the model."""
+        if self._given_models:  # what the engine calls them is not known
+            return True
+        if await self._served.serves(model, connection.opened_at):
+            return True
+        self.refresh_models()
+        return False
+
+    async def _listed_models(self) -> tuple[ModelId, ...]:
+        page = await self._get(self.api, MODELS_PATH)
+        return served(page, self.api.url + MODELS_PATH)[0]
+
     async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
         if not self._given_models:
+            began_at = time.monotonic()
             page = await self._get(self.api, MODELS_PATH)
             known = served(page, self.api.url + MODELS_PATH)
+            self._served.were_read(began_at, known[0])
         else:
             known = self._given_models, NO_CARDS
             if self._page is None:  # nothing else shows whether it is there

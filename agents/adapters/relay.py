@@ -58,6 +58,7 @@ from schemas.engine_routes import (
 from schemas.exchange import (
     H_ADD_USAGE,
     H_KEEPER,
+    H_MODEL,
     H_TENANT,
     End,
     Frame,
@@ -70,6 +71,7 @@ from schemas.http import RESPONSES
 from schemas.ids import RegionId, ReplicaId
 from schemas.request_headers import for_engine
 from schemas.response_ids import SECRET_BYTES, response_id
+from schemas.subjects import decode_model
 from schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -124,6 +126,8 @@ class Relay:
         self._goes_on = H_KEEPER in start.headers
         self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         self._for_engine = for_engine(start.headers)
+        named = start.headers.get(H_MODEL)
+        self._model = None if named is None else decode_model(named)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
@@ -245,7 +249,8 @@ class Relay:
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
         self._status = head.status
-        if (unserved := self._unserved(head.status)) is not None:
+        unserved = await self._other_engine(response) or self._unserved(head.status)
+        if unserved is not None:
             return unserved
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
@@ -271,6 +276,13 @@ class Relay:
                 self._received = self._judged()
             raise
         return self._judged()
+
+    async def _other_engine(self, response: Connection) -> RelayResult | None:
+        """The result of an answer by an engine that serves other models, in this one's place."""
+        if self._model is None or await self._engine.still_serves(self._model, response):
+            return None
+        refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
+        return RelayResult(Outcome.ENGINE_LOST, "the engine serves other models now", refused)
 
     def _unserved(self, status: int) -> RelayResult | None:
         """The result of a status that is no answer to the client's request; None for any other."""

@@ -80,6 +80,7 @@ class Session:
             fx.Decided: self._decided,
             fx.Dispatch: self._dispatch,
             fx.Forward: self._forward,
+            fx.Retargeted: lambda effect: self._records[effect.key].retarget(effect.model),
             fx.CancelAttempt: self._cancel,
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,

@@ -154,8 +154,8 @@ async def _read_request(reader) -> Request | None:
 
 
 @contextlib.asynccontextmanager
-async def running(script: Script) -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine(script)
+async def running(script: Script, model: str = MODEL) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(script, [model])
     await engine.start()
     try:
         yield engine
