@@ -6,6 +6,7 @@ KV there is, because on small GPUs memory is full long before the batch is.
 """
 
 from collections.abc import Callable
+from math import inf
 
 from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
 from agents.sim.batch import EngineInternals
@@ -40,7 +41,11 @@ class EngineClock:
 
     def now(self, at_least: float = 0.0) -> float:
         """The engine's time; `at_least` the time of its wake-up, which rounding must not miss."""
-        now = self._anchor + (self._world() - self._world_anchor) * self._rate
+        return self.at(self._world(), at_least)
+
+    def at(self, world_s: float, at_least: float = 0.0) -> float:
+        """Its time at that moment of the world: not before the last one that was asked for."""
+        now = self._anchor + (world_s - self._world_anchor) * self._rate
         if at_least > now:
             now = at_least
         if now > self._latest:
@@ -84,6 +89,11 @@ class ReplicaEngine:
         return self.is_down or self._clock.is_stopped
 
     @property
+    def is_steady(self) -> bool:
+        """Whether it answers, and all its requests run."""
+        return not self.is_stuck and self.sim.nobody_waits
+
+    @property
     def has_events(self) -> bool:
         """Whether something has happened that `step` has not returned yet."""
         wake_at = self.sim.wake_at
@@ -116,11 +126,14 @@ class ReplicaEngine:
         self._account()
         return events
 
-    def reading(self) -> EngineReading:
-        """One scrape of the metrics page. While an engine is idle its page stays as it is."""
+    def reading(self, at: float) -> EngineReading:
+        """One scrape of the metrics page at that time of the world: not before the last `step`.
+
+        While an engine is idle its page stays as it is.
+        """
         if self._idle_page is not None:
             return self._idle_page
-        stats = self.sim.stats(self._clock.now())
+        stats = self.sim.stats(self._clock.at(at))
         queried, kv = stats.queried_tokens, stats.kv_utilization
         if stats.running:
             self.occupancy_sum += max(kv, stats.running / self.profile.max_seqs)
@@ -171,58 +184,94 @@ class MetricScrapes:
     often while it holds none, and at once when an effect of its core demands it. A scrape is
     one event, at the moment of its reading; it carries the time when it began, because what was
     dispatched meanwhile may be missing in it.
+
+    While no request waits in the engine, a scrape changes nothing but the numbers that the agent's
+    next heartbeat or decision reads. Then scrapes are no events: of those due since the last event
+    of the agent or its engine, `catch_up` makes the last one, as of its time.
     """
 
     def __init__(
         self,
         engine: ReplicaEngine,
         queue: EventQueue,
-        on_result: Callable[[EngineScraped | ScrapeFailed], None],
+        on_result: Callable[[EngineScraped | ScrapeFailed, float], None],
         is_busy: Callable[[], bool],
     ) -> None:
-        """`on_result` is called with each scrape's result; `is_busy`: the agent holds answers."""
+        """`on_result` is called with each scrape's result and time; `is_busy`: the agent holds
+        answers."""
         self._engine = engine
         self._queue = queue
         self._on_result = on_result
         self._is_busy = is_busy
-        self._number = 0  # of the next scrape; a postponed one is dropped
-        self._scraped_at = float("-inf")
-        self._models_due_at = float("-inf")
+        self._each = False
+        self._due_at = inf  # the next scrape
+        self._number = 0  # of the event that makes it; another number's is dropped
+        self._is_event = False
+        self._scraped_at = self._models_due_at = -inf
 
-    def begin(self) -> None:
-        self._models_due_at = float("-inf")
-        self._scrape(self._number)
+    def begin(self, *, each: bool) -> None:
+        """`each`: the agent decides by every scrape, so all are events."""
+        self._each, self._models_due_at = each, -inf
+        self._make(self._queue.now)
 
     def end(self) -> None:
+        self._due_at = inf
         self._number += 1
 
     def scrape_now(self) -> None:
         """Scrape at once, the models too."""
-        self._models_due_at = float("-inf")
+        self._models_due_at = -inf
+        self._due_at = self._scraped_at + SCRAPE_GAP_S
+        self._schedule()
+
+    def catch_up(self) -> None:
+        """The agent or its engine is about to change: make the last scrape that was due."""
+        now = self._queue.now
+        if self._due_at >= now or self._is_event:  # of this very moment: after what happens now
+            return
+        at, every_s = self._due_at, self._every_s
+        while at + every_s < now:
+            at += every_s
+        self._make(at)
+
+    def follow(self) -> None:
+        """The engine has changed: while a request waits there, each scrape is an event."""
+        if not self._is_event and self._due_at < inf and (self._each or not self._engine.is_steady):
+            self._schedule()
+
+    @property
+    def _every_s(self) -> float:
+        return SCRAPE_EVERY_S if self._is_busy() else IDLE_SCRAPE_EVERY_S
+
+    def _schedule(self) -> None:
         self._number += 1
-        self._queue.at(self._scraped_at + SCRAPE_GAP_S, self._scrape, self._number)
+        self._is_event = True
+        self._queue.at(self._due_at, self._scrape, self._number)
 
     def _scrape(self, number: int) -> None:
-        if number != self._number:
-            return
-        now = self._scraped_at = self._queue.now
-        self._on_result(self._failed(now) if self._engine.is_down else self._read(now))
-        every_s = SCRAPE_EVERY_S if self._is_busy() else IDLE_SCRAPE_EVERY_S
-        if number == self._number:  # else `scrape_now` was called meanwhile
-            self._queue.at(now + every_s, self._scrape, number)
+        if number == self._number:
+            self._make(self._queue.now)
+
+    def _make(self, at: float) -> None:
+        self._scraped_at, self._due_at, self._is_event = at, inf, False
+        number = self._number
+        self._on_result(self._failed(at) if self._engine.is_down else self._read(at), at)
+        if number == self._number:  # else `scrape_now` or `end` was called meanwhile
+            self._due_at = at + self._every_s
+            self.follow()
 
     def _read(self, now: float) -> EngineScraped:
         models = None
         if now >= self._models_due_at:
             models = (MODEL,)
             self._models_due_at = now + MODELS_EVERY_S
-        return EngineScraped(now - SCRAPE_S, self._engine.reading(), models)
+        return EngineScraped(now - SCRAPE_S, self._engine.reading(now), models)
 
     def _failed(self, now: float) -> ScrapeFailed:
-        self._models_due_at = float("-inf")
+        self._models_due_at = -inf
         return ScrapeFailed(
             began_at=now - SCRAPE_S,
-            last_byte_at=float("-inf"),
+            last_byte_at=-inf,
             timed_out=False,
             detail=REFUSED_CONNECTION,
         )

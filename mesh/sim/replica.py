@@ -130,6 +130,7 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
+        offline = self._offline_profile()
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -139,7 +140,7 @@ class SimReplica:
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
-                offline=self._offline_profile(),
+                offline=offline,
                 speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
             )
         )
@@ -149,7 +150,7 @@ class SimReplica:
             publish = self._publish_held
             queue = self._queue
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
-        self._scrapes.begin()
+        self._scrapes.begin(each=offline is not None)
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
     def _offline_profile(self) -> OfflineProfile | None:
@@ -179,7 +180,9 @@ class SimReplica:
 
     def crash_engine(self) -> None:
         """The engine's process ends: its answers break off, and scrapes fail."""
+        self._scrapes.catch_up()
         self.engine.crash()
+        self._scrapes.follow()
         if self.kv_events is not None:
             self.kv_events.follow(self.engine.sim.cache)
         self._by_number.clear()
@@ -231,10 +234,14 @@ class SimReplica:
         self._network.send(self.site, to.site, call, *args)
 
     def _feed(self, event: ev.AgentEvent) -> None:
+        self._scrapes.catch_up()
+        self._handle(event, self._queue.now)
+
+    def _handle(self, event: ev.AgentEvent, now: float) -> None:
         core = self.core
         assert core is not None, "a crashed agent receives nothing"
         before = core.outstanding
-        for effect in core.handle(event, self._queue.now):
+        for effect in core.handle(event, now):
             self._performers[type(effect)](effect)
         if core.outstanding != before:
             self._world.count_outstanding(core.outstanding - before)
@@ -244,8 +251,9 @@ class SimReplica:
 
     def _tick(self, at: float) -> None:
         if at == self._tick_at and self.core is not None:
+            self._scrapes.catch_up()
             self._tick_at = float("inf")
-            self._feed(ev.TimerFired())
+            self._handle(ev.TimerFired(), self._queue.now)
 
     def _hold(self, effect: fx.HoldWork) -> None:
         self._held[effect.inbox] = self._queue.now
@@ -335,6 +343,7 @@ class SimReplica:
             self._network.send_state(self.site, host.site, host.receive_heartbeat, heartbeat)
 
     def _arm_engine(self) -> None:
+        self._scrapes.follow()
         wake_at = self.engine.wake_at
         self._wake_number += 1
         if wake_at is not None:
@@ -346,6 +355,7 @@ class SimReplica:
             self._arm_engine()
 
     def _step(self) -> None:
+        self._scrapes.catch_up()
         for event in self.engine.step():
             if not isinstance(event, PrefillFinished | Finished):
                 continue
@@ -405,11 +415,11 @@ class SimReplica:
             self._world.given_back(begun=True)
         self._feed(ev.RelayEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
 
-    def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed) -> None:
+    def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed, at: float) -> None:
         if self.engine.has_events:
             self._step()
             self._arm_engine()
-        self._feed(result)
+        self._handle(result, at)
 
     def _keep_working(self, epoch: int) -> None:
         """Send each router the inboxes whose answers make progress, once a second."""
