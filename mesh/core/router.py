@@ -408,7 +408,7 @@ class RouterCore:
         self._admission.look(now)
         for record in self._timeouts.due_for_check(self.inflight.values(), now):
             self._check(record, now)
-        self._scheduler.place_waiting(now)
+        self._scheduler.tick(now)
         self._cluster_events.publish_digest_if_due(now)
         self.gossip.tick(now)
         self.held_prefixes.tick(now)
