@@ -365,7 +365,7 @@ _OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
 T = TypeVar("T")
 
 
-SIGNIFICANT_DIGITS = 4
+SIGNIFICANT = ".4g"  # digits
 SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
 
 
@@ -374,10 +374,10 @@ def rounded(value: float) -> float: ...
 @overload
 def rounded(value: None) -> None: ...
 def rounded(value: float | None) -> float | None:
-    """A measured value as a message has it: to SIGNIFICANT_DIGITS, and 0 below SMALLEST."""
+    """A measured value as a message has it: its SIGNIFICANT digits, and 0 below SMALLEST."""
     if value is None:
         return None
-    return 0.0 if abs(value) < SMALLEST else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

@@ -61,7 +61,7 @@ class ReplicaTable:
         self.bus = BusStatus(settings)
         self.adopted_by_peer = False
         self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
-        # Replicas whose load may have changed; the candidate cache clears it.
+        # Replicas whose load has changed; the candidate cache clears it.
         self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
 
@@ -112,13 +112,14 @@ class ReplicaTable:
             self._sampler.leave(beat.replica, last.models)
             self._sampler.enter(beat.replica, beat.models, known)
             known.is_idle = False
-        if (last.state, last.models) != (beat.state, beat.models):
+        is_other = last.state is not beat.state or last.models != beat.models
+        if is_other or last.outstanding_max != beat.outstanding_max:
             self.roll += 1
         self._settle(known)
         inside = beat.outstanding + beat.offline_waiting + beat.offline_running
         if not inside and not known.on_the_way:
             known.relayed.clear()
-        changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
+        changed = is_other or last.full != beat.full
         return HeartbeatChange(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
@@ -141,14 +142,17 @@ class ReplicaTable:
         self.roll += 1
 
     def _settle(self, replica: Replica) -> None:
-        """Note that its load, or whether it takes more, may have changed."""
+        """Note its load, and whether it takes more, where they have changed."""
         beat, on_the_way = replica.heartbeat, replica.on_the_way.count
-        self.changed[beat.replica] = None
+        load = replica.inside + on_the_way
+        if load != replica.settled_load:  # most heartbeats leave it as it was
+            replica.settled_load = load
+            self.changed[beat.replica] = None
         takes = on_the_way < replica.room and replica.refused_at is None
         if takes is not replica.takes:
             replica.takes = takes
             self.roll += 1
-        is_idle = not (on_the_way or replica.inside) and beat.state is ReplicaState.READY
+        is_idle = not load and beat.state is ReplicaState.READY
         if is_idle is not replica.is_idle:
             replica.is_idle = is_idle
             self._sampler.settle(beat.replica, beat.models, is_idle=is_idle)
