@@ -304,9 +304,9 @@ def run(
     """Play a workload in a twin to its end.
 
     `progress` is called with requests ended and virtual seconds, once a virtual second. `perf` is a
-    clock of this process's CPU time (`time.process_time`); all else in the report is the same in every run. `makers`:
-    policies that may see the whole world, for a bound that no router could reach. `watch` is called
-    with every reported end and the world's time.
+    clock of this process's CPU time (`time.process_time`); all else in the report is the same in
+    every run. `makers`: policies that may see the whole world, for a bound that no router could
+    reach. `watch` is called with every reported end and the world's time.
     """
     world = World(workload, config, perf=perf, makers=makers)
     world.requests.watch = watch

@@ -112,14 +112,14 @@ class ReplicaTable:
             self._sampler.leave(beat.replica, last.models)
             self._sampler.enter(beat.replica, beat.models, known)
             known.is_idle = False
-        room = last.state, last.models, last.outstanding_max
-        if room != (beat.state, beat.models, beat.outstanding_max):
+        is_other = last.state is not beat.state or last.models != beat.models
+        if is_other or last.outstanding_max != beat.outstanding_max:
             self.roll += 1
         self._settle(known)
         inside = beat.outstanding + beat.offline_waiting + beat.offline_running
         if not inside and not known.on_the_way:
             known.relayed.clear()
-        changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
+        changed = is_other or last.full != beat.full
         return HeartbeatChange(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
