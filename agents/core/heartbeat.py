@@ -1,7 +1,9 @@
 """What a replica's heartbeat repeats unchanged, and when the next one is due."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from agents.core.adapters import AdapterSource
 from agents.core.known_speed import KnownSpeed
 from agents.core.offline_profile import OfflineProfile
 from schemas.ids import ModelId, RegionId, ReplicaId
@@ -30,6 +32,8 @@ class ReplicaConfig:
     offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
     offline_priority: int | None = None  # the engine's own, for offline requests
     speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
+    adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
+    adapters_max: int = 0  # adapters that its engine may have at once
 
     def fits_residency(self, requested: Labels) -> bool:
         """Whether one of these labels holds here. Routers check it first, but a label may have
