@@ -8,12 +8,14 @@ KV there is, because on small GPUs memory is full long before the batch is.
 from collections.abc import Callable
 
 from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
+from agents.sim.adapters import LoadedAdapters
 from agents.sim.batch import EngineInternals
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
 from agents.sim.profiles import Profile
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.router import MODEL
+from schemas.ids import ModelId
 
 SCRAPE_S = 0.002  # from its beginning to its reading
 SCRAPE_EVERY_S = 0.05  # of an engine whose agent holds answers: the agents' default
@@ -61,10 +63,16 @@ class ReplicaEngine:
     """An EngineSim on a clock of its own, with the sums that reports need."""
 
     def __init__(
-        self, profile: Profile, world: Callable[[], float], kv_tokens: int | None = None
+        self,
+        profile: Profile,
+        world: Callable[[], float],
+        kv_tokens: int | None = None,
+        adapters_max: int = 0,
     ) -> None:
         """`world`: the world's clock. `kv_tokens` replaces the profile's own."""
         self.profile = profile
+        self.adapters = LoadedAdapters(adapters_max)
+        self.adapter_loads = 0
         self.is_down = False
         self.busy_s = 0.0
         self.occupancy_sum = 0.0
@@ -148,6 +156,7 @@ class ReplicaEngine:
     def crash(self) -> None:
         self._account()
         self.is_down = True
+        self.adapters = LoadedAdapters(self.adapters.most)
         self.sim = EngineSim(self.profile, kv_tokens=self._kv_tokens)
         self._was_busy = False
 
@@ -212,11 +221,13 @@ class MetricScrapes:
             self._queue.at(now + every_s, self._scrape, number)
 
     def _read(self, now: float) -> EngineScraped:
-        models = None
+        models, adapters = None, frozenset[ModelId]()
         if now >= self._models_due_at:
-            models = (MODEL,)
+            adapters = frozenset(map(ModelId, self._engine.adapters.paths))
+            models = (MODEL, *sorted(adapters))
             self._models_due_at = now + MODELS_EVERY_S
-        return EngineScraped(now - SCRAPE_S, self._engine.reading(), models)
+        reading = self._engine.reading()
+        return EngineScraped(now - SCRAPE_S, reading, models, adapters=adapters)
 
     def _failed(self, now: float) -> ScrapeFailed:
         self._models_due_at = float("-inf")

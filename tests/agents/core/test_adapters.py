@@ -1,4 +1,4 @@
-"""An agent loads LoRA adapters for requests: when, instead of which, and what becomes of who waits."""
+"""Which LoRA adapters an agent loads for requests, instead of which, and who waits for them."""
 
 import random
 
@@ -251,49 +251,66 @@ def test_cards_of_adapters_name_their_model() -> None:
     assert len(cards) == CARDS_MAX and {card.parent for card in cards.values()} == {MODEL}
 
 
+class RandomDay:
+    """Requests for adapters, their ends, loads and lists of models, at random; what the engine has
+    and does is kept beside the core."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.names = "abcde"
+        self.most = self.dice.randint(1, 3)
+        self.bench = bench(self.most, {name: AdapterSource(f"/{name}") for name in self.names})
+        self.at_engine: set[str] = set()  # adapters
+        self.under_way: dict[str, effects.LoadAdapter] = {}
+        self.sent: set[str] = set()  # requests at the engine
+        self.wanted: dict[str, str] = {}  # adapter of each request that was taken
+        self.loads = self.full = 0
+
+    def step(self, number: int) -> None:
+        self.bench.now += self.dice.random() * 0.2
+        kind = self.dice.random()
+        if kind < 0.5:
+            self.wanted[inbox(number)] = name = self.dice.choice(self.names)
+            done = ask(self.bench, number, name)
+        elif kind < 0.75 and self.sent:
+            key = self.dice.choice(sorted(self.sent))
+            self.sent.discard(key)
+            del self.wanted[key]
+            done = self.bench.feed(events.RelayEnded(inbox=key, outcome=Outcome.DONE))
+        elif self.under_way:
+            done = self.load_over(self.under_way.pop(self.dice.choice(sorted(self.under_way))))
+        else:
+            self.bench.now += 1.0
+            done = listed(self.bench, *sorted(self.at_engine))
+        for effect in done:
+            self.check(effect)
+
+    def load_over(self, change: effects.LoadAdapter) -> list:
+        self.at_engine.discard(change.instead_of or "")
+        if good := self.dice.random() < 0.8:
+            self.at_engine.add(change.adapter)
+        return self.bench.feed(AdapterLoadEnded(change.adapter, good, 1.0))
+
+    def check(self, effect) -> None:
+        if isinstance(effect, effects.LoadAdapter):
+            needed = {self.wanted[key] for key in self.sent} | set(self.under_way)
+            assert effect.instead_of not in needed and effect.adapter not in self.under_way
+            self.under_way[effect.adapter] = effect
+            leaving = {each.instead_of for each in self.under_way.values()}
+            assert len(self.at_engine - leaving) + len(self.under_way) <= self.most
+            self.loads += 1
+        elif isinstance(effect, effects.StartRelay):
+            assert self.wanted[effect.inbox] in self.at_engine
+            self.sent.add(effect.inbox)
+        elif isinstance(effect, effects.Refuse):
+            del self.wanted[effect.inbox]
+            self.full += effect.message.reason is Refusal.FULL
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_no_adapter_in_use_is_unloaded_and_the_maximum_holds(seed) -> None:
-    dice = random.Random(seed)
-    names = "abcde"
-    most = dice.randint(1, 3)
-    one = bench(most, {name: AdapterSource(f"/{name}") for name in names})
-    at_engine: set[str] = set()  # adapters, as the engine has them
-    under_way: dict[str, effects.LoadAdapter] = {}
-    sent: dict[str, str] = {}  # requests at the engine
-    wanted: dict[str, str] = {}  # adapter of each request that was taken
+    day = RandomDay(seed)
     for number in range(400):
-        one.now += dice.random() * 0.2
-        step = dice.random()
-        if step < 0.5:
-            name = dice.choice(names)
-            wanted[inbox(number)] = name
-            done = ask(one, number, name)
-        elif step < 0.75 and sent:
-            key = dice.choice(sorted(sent))
-            del sent[key], wanted[key]
-            done = one.feed(events.RelayEnded(inbox=key, outcome=Outcome.DONE))
-        elif under_way:
-            name = dice.choice(sorted(under_way))
-            change, good = under_way.pop(name), dice.random() < 0.8
-            if change.instead_of is not None:
-                at_engine.discard(change.instead_of)
-            if good:
-                at_engine.add(name)
-            done = one.feed(AdapterLoadEnded(name, good, 1.0))
-        else:
-            one.now += 1.0
-            done = listed(one, *sorted(at_engine))
-        for effect in done:
-            if isinstance(effect, effects.LoadAdapter):
-                assert effect.instead_of not in set(sent.values()) | set(under_way)
-                assert effect.adapter not in under_way
-                under_way[effect.adapter] = effect
-                leaving = {each.instead_of for each in under_way.values()} - {None}
-                assert len(at_engine - leaving) + len(under_way) <= most
-            elif isinstance(effect, effects.StartRelay):
-                assert wanted[effect.inbox] in at_engine
-                sent[effect.inbox] = wanted[effect.inbox]
-            elif isinstance(effect, effects.Refuse):
-                del wanted[effect.inbox]
-    waiting = len(wanted) - len(sent)
-    assert one.core.outstanding == len(wanted) and waiting >= 0
+        day.step(number)
+    assert day.bench.core.outstanding == len(day.wanted) >= len(day.sent)
+    assert day.loads > 3 and day.full
