@@ -228,6 +228,8 @@ class Heartbeat:
     """Adapters that its engine is loading, each with the seconds that this still takes."""
     adapters_busy: bool = False
     """Whether each adapter that its engine has is in use: none could be loaded in its place now."""
+    adapters_free: Count = 0
+    """Adapters that could be loaded before one had to be unloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

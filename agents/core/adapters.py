@@ -114,7 +114,7 @@ class Adapters:
             return None
         load = self._loads.get(adapter)
         if load is None:
-            victim = self._victim() if self._is_full else None
+            victim = None if self.free else self._victim()
             if victim is not None:
                 del self._used_at[victim]
                 self._publish()
@@ -167,6 +167,11 @@ class Adapters:
         return {name: self._left_s(name, load, now) for name, load in self._loads.items()}
 
     @property
+    def free(self) -> int:
+        """How many could be loaded before one has to be unloaded."""
+        return max(0, self._most - len(self._used_at) - len(self._loads))
+
+    @property
     def are_busy(self) -> bool:
         """Whether those that it has are all needed: none could be loaded now."""
         return bool(self._known) and not self._has_room
@@ -209,12 +214,8 @@ class Adapters:
         return bool(self._models) if source.base is None else source.base in self._models
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._used_at) + len(self._loads) >= self._most
-
-    @property
     def _has_room(self) -> bool:
-        return not self._is_full or self._victim() is not None
+        return self.free > 0 or self._victim() is not None
 
     def _victim(self) -> ModelId | None:
         """The least recently used that no request taken needs; none that only the operator of the

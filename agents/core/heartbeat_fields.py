@@ -98,6 +98,7 @@ class HeartbeatFields:
             loadable=adapters.loadable(now),
             loading=adapters.loading(now),
             adapters_busy=adapters.are_busy,
+            adapters_free=adapters.free,
         )
 
     def _cards(self) -> dict[ModelId, ModelCard]:

@@ -293,10 +293,11 @@ class SpeedModel:
         return speeds
 
     def _displaced_s(self, replica: Replica) -> float:
-        """What loading the adapter costs others: most often another one must make room, and is
-        loaded again. Nothing where the load is under way, or a request for it."""
+        """What loading the adapter costs others: one that must make room may have to be loaded
+        again. Nothing where there is room, or the load is under way, or a request for it."""
         beat = replica.heartbeat
-        if self._model not in beat.loadable or beat.replica in self._loads_sent:
+        is_new = self._model in beat.loadable and beat.replica not in self._loads_sent
+        if not is_new or beat.adapters_free:
             return 0.0
         return DISPLACED_WEIGHT * replica.load_s(self._model)
 

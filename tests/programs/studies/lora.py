@@ -111,7 +111,7 @@ def row(system: str, rate_per_s: float, reports: list[RunReport]) -> list[str]:
 @click.option("--quick", is_flag=True, help="One seed of a minute.")
 def main(seeds: int, quick: bool) -> None:
     """Play chats with adapters, knowing of them and blind to them."""
-    duration_s = 60.0 if quick else 600.0
+    duration_s = 60.0 if quick else 300.0
     for adapters, most in TABLES:
         rows = []
         for rate_per_s in RATES_PER_S:
