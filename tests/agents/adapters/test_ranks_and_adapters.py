@@ -1,4 +1,4 @@
-"""What names a data-parallel rank and an adapter to each kind of engine, and a rank's own series."""
+"""What names a data-parallel rank and an adapter to each kind of engine; a rank's own series."""
 
 import logging
 import time
