@@ -107,11 +107,11 @@ def row(system: str, rate_per_s: float, reports: list[RunReport]) -> list[str]:
 
 @result_page("lora", "LoRA adapters: where to load them")
 @click.command()
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--seeds", default=2, show_default=True, type=click.IntRange(min=1))
 @click.option("--quick", is_flag=True, help="One seed of a minute.")
 def main(seeds: int, quick: bool) -> None:
     """Play chats with adapters, knowing of them and blind to them."""
-    duration_s = 60.0 if quick else 300.0
+    duration_s = 60.0 if quick else 200.0
     for adapters, most in TABLES:
         rows = []
         for rate_per_s in RATES_PER_S:
