@@ -14,11 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from agents.core.adapters import AdapterSource
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
@@ -130,6 +131,10 @@ class SimAdapters:
     def __post_init__(self) -> None:
         if not self.names or not self.most > 0 or not 0.0 <= self.load_s < inf:
             raise WorldInvalid("adapters: give names, how many at once, and seconds of a load")
+
+    def sources(self) -> dict[ModelId, AdapterSource]:
+        """As an agent's operator gives them."""
+        return {ModelId(name): AdapterSource(name) for name in self.names}
 
 
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for

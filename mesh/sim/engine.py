@@ -7,6 +7,7 @@ KV there is, because on small GPUs memory is full long before the batch is.
 
 from collections.abc import Callable
 
+from agents.core.effects import LoadAdapter
 from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
 from agents.sim.adapters import LoadedAdapters
 from agents.sim.batch import EngineInternals
@@ -113,6 +114,19 @@ class ReplicaEngine:
     def abort(self, number: int) -> None:
         self.sim.abort(number, self._clock.now())
         self._account()
+
+    def begin_load(self, effect: LoadAdapter) -> LoadedAdapters:
+        """The adapters of this process, of which one is being loaded, instead of another one."""
+        self.adapters.paths.pop(effect.instead_of or "", None)
+        self.adapters.begin(effect.adapter)
+        self.adapter_loads += 1
+        return self.adapters
+
+    def end_load(self, effect: LoadAdapter, into: LoadedAdapters) -> bool:
+        """Its time is over. `into`: what `begin_load` returned. False if that process is gone."""
+        good = into is self.adapters and not self.is_down
+        into.finish(effect.adapter, effect.path if good else None)
+        return good
 
     def step(self) -> list[SimEvent]:
         """What has happened since the last step."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from agents.core import effects as fx
 from agents.core import events as ev
-from agents.core.adapters import AdapterSource
 from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
@@ -43,7 +42,7 @@ from schemas.exchange import (
     Refused,
 )
 from schemas.held import HeldAsk
-from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
 if TYPE_CHECKING:
@@ -124,6 +123,7 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
+        adapters = self._config.adapters
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -137,7 +137,7 @@ class SimReplica:
                 speeds=(known_speed(ENGINE, self.engine.profile),)
                 if self._config.speeds_known
                 else (),
-                adapters=self._adapter_sources(),
+                adapters={} if adapters is None else adapters.sources(),
                 adapters_max=self.engine.adapters.most,
             )
         )
@@ -149,11 +149,6 @@ class SimReplica:
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
         self._scrapes.begin()
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
-
-    def _adapter_sources(self) -> dict[ModelId, AdapterSource]:
-        adapters = self._config.adapters
-        names = () if adapters is None else adapters.names
-        return {ModelId(name): AdapterSource(name) for name in names}
 
     def _offline_profile(self) -> OfflineProfile | None:
         offline, engine = self._config.offline, self.engine.profile
@@ -320,22 +315,13 @@ class SimReplica:
     def _load_adapter(self, effect: fx.LoadAdapter) -> None:
         adapters = self._config.adapters
         assert adapters is not None, "its core was given none"
-        loaded = self.engine.adapters
-        if effect.instead_of is not None:
-            loaded.paths.pop(effect.instead_of, None)
-        loaded.begin(effect.adapter)
-        self.engine.adapter_loads += 1
-        self._queue.after(adapters.load_s, self._loaded, effect, loaded, self._epoch)
+        into = self.engine.begin_load(effect)
+        self._queue.after(adapters.load_s, self._loaded, effect, into, adapters.load_s, self._epoch)
 
-    def _loaded(self, effect: fx.LoadAdapter, into: LoadedAdapters, epoch: int) -> None:
-        """`into`: of the engine's process at the load's beginning."""
-        if epoch != self._epoch or self.core is None:
-            return
-        good = into is self.engine.adapters and not self.engine.is_down
-        into.finish(effect.adapter, effect.path if good else None)
-        adapters = self._config.adapters
-        load_s = 0.0 if adapters is None else adapters.load_s
-        self._feed(ev.AdapterLoadEnded(effect.adapter, good, load_s))
+    def _loaded(self, effect: fx.LoadAdapter, into: LoadedAdapters, s: float, epoch: int) -> None:
+        if epoch == self._epoch and self.core is not None:
+            good = self.engine.end_load(effect, into)
+            self._feed(ev.AdapterLoadEnded(effect.adapter, good, s))
 
     def _probed(self, epoch: int) -> None:
         if epoch == self._epoch and self.core is not None:
