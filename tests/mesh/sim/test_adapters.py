@@ -64,7 +64,7 @@ def test_the_least_recently_used_one_makes_room() -> None:
 
 def test_another_process_of_the_engine_has_none() -> None:
     crash = EngineCrash(replica=ReplicaId("us-1"), at_s=4.0, until_s=4.5)
-    report, answers = played(asked("a", "a", "a"), faults=(crash,))
+    report, _ = played(asked("a", "a", "a"), faults=(crash,))
     assert report["adapter_loads"] == 2 and report["ok"] == 3
 
 

@@ -44,6 +44,13 @@ COLUMNS = (
     *("loads per 100 requests", "cached tokens", "not answered"),
 )
 
+CONDITIONS = """\
+In the twin: one region of six L4 replicas, chats for fine-tuned variants of one model (Zipf,
+1.0), each with a system prompt of 600 tokens; a load takes 1 s. Two seeds of 200 s, the mean's
+least and most in brackets. *Blind*: placed as if every replica had every adapter, and loaded
+wherever that is; in no system is a replica chosen all of whose adapters are in use.
+"""
+
 
 class BlindMesh(MeshPolicy):
     """The `mesh` policy as if each replica had every adapter."""
@@ -111,6 +118,7 @@ def row(system: str, rate_per_s: float, reports: list[RunReport]) -> list[str]:
 @click.option("--quick", is_flag=True, help="One seed of a minute.")
 def main(seeds: int, quick: bool) -> None:
     """Play chats with adapters, knowing of them and blind to them."""
+    print(CONDITIONS)
     duration_s = 60.0 if quick else 200.0
     for adapters, most in TABLES:
         rows = []
