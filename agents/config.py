@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from agents.core.adapters import AdapterSource
+from agents.core.heartbeat import AdapterSource
 from agents.core.offline_profile import (
     PROFILE_BYTES_MAX,
     OfflineProfile,

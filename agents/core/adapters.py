@@ -17,6 +17,7 @@ from math import inf
 from agents.core.effects import AgentEffect, HoldWork, LoadAdapter
 from agents.core.engine_load import EngineLoad
 from agents.core.events import AdapterLoadEnded, EngineScraped
+from agents.core.heartbeat import AdapterSource
 from agents.core.request_tables import RequestTables
 from agents.core.requests import AgentRequest, WorkRequest
 from schemas.exchange import Refusal
@@ -28,14 +29,6 @@ WAITING_MAX = 64  # requests for one adapter; their bodies are held in memory
 LOAD_WEIGHT = 0.3  # of a new load in the average
 NO_ADAPTERS: tuple[object, ...] = ()
 LEFT_S_MIN = 0.1  # of a load that takes longer than usual
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSource:
-    """Where an engine finds an adapter, and the model that it was made for; None: its first."""
-
-    path: str
-    base: ModelId | None = None
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agents.core.adapters import AdapterSource
 from agents.core.known_speed import KnownSpeed
 from agents.core.offline_profile import OfflineProfile
 from schemas.ids import ModelId, RegionId, ReplicaId
@@ -11,6 +10,14 @@ from schemas.residency import Label, Labels
 from schemas.state import PrefillPrior
 
 GAP_MIN_S = 0.01  # a replica that turns full and not full with every request must not flood the bus
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """Where an engine finds an adapter, and the model that it was made for; None: its first."""
+
+    path: str
+    base: ModelId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from agents.core.adapters import AdapterSource
+from agents.core.heartbeat import AdapterSource
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from agents.core import effects, events
-from agents.core.adapters import BACKOFF_S, LEFT_S_MIN, WAITING_MAX, AdapterSource
+from agents.core.adapters import BACKOFF_S, LEFT_S_MIN, WAITING_MAX
 from agents.core.events import AdapterLoadEnded, EngineScraped
+from agents.core.heartbeat import AdapterSource
 from schemas.exchange import Outcome, Refusal
 from schemas.state import CARDS_MAX
 from tests.agents.core.bench import IDLE, MODEL, Bench, inbox
