@@ -93,6 +93,7 @@ class EngineClient:
         self._has_refused_key = False
         self._models_due_at = float("-inf")
         self._paths_due_at: dict[str, float] = {}
+        self.base_models: tuple[ModelId, ...] = ()  # as last listed, without adapters
         self._asked_for: tuple[ModelId, ...] = ()
         self._answers: dict[str, bool] = {}  # of optional paths, those that are known
         self._probed: set[str] = set()  # of these, those known of the engine that answers now
@@ -182,7 +183,7 @@ class EngineClient:
             is_due = began_at >= self._models_due_at
             known = await self._models() if is_due else NOT_READ
             models = known.names if is_due else None
-            paths = () if models is None else await self._paths(models)
+            paths = () if models is None else await self._paths(known.base or models)
             reading = await self._reading()
             rest = self.last_byte_at, frozenset(self.held), known.adapters
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
@@ -207,6 +208,7 @@ class EngineClient:
             if self._page is None:  # nothing else shows whether it is there
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
+        self.base_models = known.base
         return known
 
     async def _paths(self, models: tuple[ModelId, ...]) -> tuple[str, ...]:
@@ -352,6 +354,11 @@ class ServedModels(NamedTuple):
     names: tuple[ModelId, ...]
     cards: dict[ModelId, ModelCard]
     adapters: frozenset[ModelId] = frozenset()
+
+    @property
+    def base(self) -> tuple[ModelId, ...]:
+        """The names that are no adapters, which come and go."""
+        return tuple(name for name in self.names if name not in self.adapters)
 
 
 NOT_READ = ServedModels((), NO_CARDS)

@@ -282,6 +282,11 @@ class EngineLoad:
         ours = self.answers.prefix_hit_ratio
         return self.reading.prefix_hit_ratio if ours is None else ours
 
+    @property
+    def base_models(self) -> tuple[ModelId, ...]:
+        """Those that are no adapters, which come and go."""
+        return tuple(name for name in self.models if name not in self.adapters)
+
     def scraped(self, event: EngineScraped) -> None:
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:

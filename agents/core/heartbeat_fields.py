@@ -57,6 +57,7 @@ class HeartbeatFields:
         reading, line = engine.reading, engine.prefill.line
         owner, adapters = self._fence.owner(now), self._adapters
         is_open = state is ReplicaState.READY
+        prior = replica.prior(engine.base_models) if numbers.seq % CARDS_EVERY == 1 else None
         return Heartbeat(
             region=replica.region,
             replica=replica.replica,
@@ -94,7 +95,9 @@ class HeartbeatFields:
             down_reason=down_reason if state is ReplicaState.DOWN else None,
             cards=self._cards() if numbers.seq % CARDS_EVERY == 0 else {},
             paths=engine.paths,
-            prefill_prior=replica.prior(engine.models) if numbers.seq % CARDS_EVERY == 1 else None,
+            prefill_prior=replica.prior(engine.base_models)
+            if numbers.seq % CARDS_EVERY == 1
+            else None,
             loadable=adapters.loadable(now),
             loading=adapters.loading(now),
             adapters_busy=adapters.are_busy,

@@ -133,11 +133,11 @@ class Agent:
 
     def learned_speed(self) -> KnownSpeed | None:
         """Of its engine, for the next run; None before it is learned."""
-        beat = self.heartbeat()
-        if beat.prefill_s_per_token is None or not beat.models:
+        beat, models = self.heartbeat(), self._engine.base_models
+        if beat.prefill_s_per_token is None or not models:
             return None
         line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
-        return of_last_run(beat.engine, beat.models, line)
+        return of_last_run(beat.engine, models, line)
 
     def offline_totals(self) -> OfflineTotals:
         return self._core.offline_totals

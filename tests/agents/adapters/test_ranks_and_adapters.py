@@ -230,3 +230,25 @@ async def test_an_engine_that_is_away_is_a_failure() -> None:
     finally:
         client.close()
     assert not ended.good
+
+
+async def test_optional_paths_are_not_found_out_again_when_adapters_come_and_go() -> None:
+    async def vectors(talk: Conversation) -> None:
+        await talk.send(plain(200, b'{"data":[]}'))
+
+    async with running(vectors) as engine:
+        engine.embeds = True
+        client = client_of(engine.url)
+        try:
+            first = await client.scrape()
+            asked = len(engine.requests)
+            for adapters in (["sql"], ["sql", "law"], []):
+                engine.models = ["org/llama", *adapters]
+                engine.parents = dict.fromkeys(adapters, "org/llama")
+                client.refresh_models()
+                found = await client.scrape()
+                assert found.adapters == set(adapters) and found.paths == first.paths
+                assert client.base_models == ("org/llama",)
+            assert "/v1/embeddings" in first.paths and len(engine.requests) == asked
+        finally:
+            client.close()

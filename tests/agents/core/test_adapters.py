@@ -6,8 +6,10 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.adapters import BACKOFF_S, LEFT_S_MIN, WAITING_MAX
+from agents.core.engine_load import PrefillLine
 from agents.core.events import AdapterLoadEnded, EngineScraped
 from agents.core.heartbeat import AdapterSource
+from agents.core.known_speed import of_last_run
 from schemas.exchange import Outcome, Refusal
 from schemas.state import CARDS_MAX
 from tests.agents.core.bench import IDLE, MODEL, Bench, inbox
@@ -187,6 +189,15 @@ def test_what_an_operator_unloads_is_loaded_again_for_the_next_request() -> None
     load(one, "a", 1)
     listed(one, "b")
     assert len(ask(one, 2, "a")) == 2
+
+
+def test_what_was_learned_of_the_model_holds_with_any_adapters_beside_it() -> None:
+    speed = of_last_run("vllm", (MODEL,), PrefillLine(1e-4, 0.02))
+    one = bench(speeds=(speed,))
+    listed(one, "a")
+    for _ in range(11):
+        one.tick(0.1)
+    assert any(beat.prefill_prior == speed.prior for beat in one.beats[-11:])
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "stop"])
