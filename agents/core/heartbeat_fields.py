@@ -95,9 +95,7 @@ class HeartbeatFields:
             down_reason=down_reason if state is ReplicaState.DOWN else None,
             cards=self._cards() if numbers.seq % CARDS_EVERY == 0 else {},
             paths=engine.paths,
-            prefill_prior=replica.prior(engine.base_models)
-            if numbers.seq % CARDS_EVERY == 1
-            else None,
+            prefill_prior=prior,
             loadable=adapters.loadable(now),
             loading=adapters.loading(now),
             adapters_busy=adapters.are_busy,
