@@ -28,6 +28,11 @@ class ServedModels:
         """A reading that began then by time.monotonic."""
         self._began_at, self._models = began_at, models
 
+    def loaded(self, model: ModelId) -> None:
+        """The engine has loaded it since."""
+        if self._models:
+            self._models = {*self._models, model}
+
     async def serves(self, model: ModelId, opened_at: float) -> bool:
         """Whether the process serves that model; `opened_at`: the connection to it."""
         if opened_at > self._began_at and self._reading is not None:

@@ -373,7 +373,10 @@ class RequestTable:
             if record.work.prefill_tokens is None:
                 return None
             total += record.work.prefill_tokens
-            front = front or record
+            if (
+                front is None and record.sent_at is not None
+            ):  # others wait for an adapter, or a body
+                front = record
         if front is None or front.sent_at is None or line is None or line.s_per_token <= 0.0:
             return total
         done = (now - max(front.sent_at, self._settled_at)) / line.s_per_token

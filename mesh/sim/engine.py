@@ -8,13 +8,16 @@ KV there is, because on small GPUs memory is full long before the batch is.
 from collections.abc import Callable
 from math import inf
 
+from agents.core.effects import LoadAdapter
 from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
+from agents.sim.adapters import LoadedAdapters
 from agents.sim.batch import EngineInternals
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
 from agents.sim.profiles import Profile
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.router import MODEL
+from schemas.ids import ModelId
 
 SCRAPE_S = 0.002  # from its beginning to its reading
 SCRAPE_EVERY_S = 0.05  # of an engine whose agent holds answers: the agents' default
@@ -66,10 +69,16 @@ class ReplicaEngine:
     """An EngineSim on a clock of its own, with the sums that reports need."""
 
     def __init__(
-        self, profile: Profile, world: Callable[[], float], kv_tokens: int | None = None
+        self,
+        profile: Profile,
+        world: Callable[[], float],
+        kv_tokens: int | None = None,
+        adapters_max: int = 0,
     ) -> None:
         """`world`: the world's clock. `kv_tokens` replaces the profile's own."""
         self.profile = profile
+        self.adapters = LoadedAdapters(adapters_max)
+        self.adapter_loads = 0
         self.is_down = False
         self.busy_s = 0.0
         self.occupancy_sum = 0.0
@@ -116,6 +125,19 @@ class ReplicaEngine:
         self.sim.abort(number, self._clock.now())
         self._account()
 
+    def begin_load(self, effect: LoadAdapter) -> LoadedAdapters:
+        """The adapters of this process, of which one is being loaded, instead of another one."""
+        self.adapters.paths.pop(effect.instead_of or "", None)
+        self.adapters.begin(effect.adapter)
+        self.adapter_loads += 1
+        return self.adapters
+
+    def end_load(self, effect: LoadAdapter, into: LoadedAdapters) -> bool:
+        """Its time is over. `into`: what `begin_load` returned. False if that process is gone."""
+        good = into is self.adapters and not self.is_down
+        into.finish(effect.adapter, effect.path if good else None)
+        return good
+
     def step(self) -> list[SimEvent]:
         """What has happened since the last step."""
         if self.is_stuck:
@@ -161,6 +183,7 @@ class ReplicaEngine:
     def crash(self) -> None:
         self._account()
         self.is_down = True
+        self.adapters = LoadedAdapters(self.adapters.most)
         self.sim = EngineSim(self.profile, kv_tokens=self._kv_tokens)
         self._was_busy = False
 
@@ -261,11 +284,13 @@ class MetricScrapes:
             self.follow()
 
     def _read(self, now: float) -> EngineScraped:
-        models = None
+        models, adapters = None, frozenset[ModelId]()
         if now >= self._models_due_at:
-            models = (MODEL,)
+            adapters = frozenset(map(ModelId, self._engine.adapters.paths))
+            models = (MODEL, *sorted(adapters))
             self._models_due_at = now + MODELS_EVERY_S
-        return EngineScraped(now - SCRAPE_S, self._engine.reading(now), models)
+        reading = self._engine.reading(now)
+        return EngineScraped(now - SCRAPE_S, reading, models, adapters=adapters)
 
     def _failed(self, now: float) -> ScrapeFailed:
         self._models_due_at = -inf

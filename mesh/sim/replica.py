@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
-from agents.core.engine_load import PrefillLine
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
-from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.core.offline_profile import OfflineProfile
+from agents.sim.adapters import LoadedAdapters
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
@@ -27,11 +26,21 @@ from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
 from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
 from mesh.sim.event_queue import CoalescingSender
+from mesh.sim.known_speed import known_speed
 from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.offline.profiles import budget_s, offline_profile
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import H_OFFLINE, H_PREFILL_TOKENS, WORKING_S, End, Head, Outcome, Refused
+from schemas.exchange import (
+    H_OFFLINE,
+    H_PREFILL_TOKENS,
+    WORKING_S,
+    End,
+    Head,
+    Outcome,
+    Refusal,
+    Refused,
+)
 from schemas.held import HeldAsk
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
@@ -44,24 +53,6 @@ BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
-
-
-def known_speed(profile: Profile) -> KnownSpeed:
-    """What an agent's last run has learned of such an engine."""
-    slope = (_alone_s(profile, LONG_TOKENS) - _alone_s(profile, SHORT_TOKENS)) / (
-        LONG_TOKENS - SHORT_TOKENS
-    )
-    base_s = _alone_s(profile, SHORT_TOKENS) - slope * SHORT_TOKENS
-    return of_last_run(ENGINE, (), PrefillLine(slope, base_s))
-
-
-def _alone_s(profile: Profile, tokens: int) -> float:
-    """A prompt's time to first token on an idle engine."""
-    ends = [*range(profile.batch_tokens, tokens, profile.batch_tokens), tokens]
-    starts = [0, *ends[:-1]]
-    chunks = zip(starts, ends, strict=True)
-    seconds = sum(profile.iteration_s(((end - start, end),), 0, 0) for start, end in chunks)
-    return profile.arrival_s + seconds
 
 
 @dataclass(slots=True)
@@ -84,7 +75,8 @@ class SimReplica:
         """`site`: its place on the network; on the bus it belongs to its routers' region."""
         config = world.config
         self.name, self.site = name, site
-        self.engine = ReplicaEngine(profile, lambda: self._queue.now, config.kv_tokens)
+        most = 0 if config.adapters is None else config.adapters.most
+        self.engine = ReplicaEngine(profile, lambda: self._queue.now, config.kv_tokens, most)
         self.core: AgentCore | None = None
         self._world = world
         self._config = config
@@ -120,6 +112,7 @@ class SimReplica:
             fx.LogOwnerChange: lambda effect: None,  # for the log of a live agent
             fx.PublishHeartbeat: lambda effect: self._heartbeats.offer(effect.heartbeat),
             fx.ScrapeNow: lambda effect: self._scrapes.scrape_now(),
+            fx.LoadAdapter: self._load_adapter,
             fx.ProbeEngine: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 
@@ -130,7 +123,7 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
-        offline = self._offline_profile()
+        offline, adapters = self._offline_profile(), self._config.adapters
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -141,7 +134,11 @@ class SimReplica:
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
                 offline=offline,
-                speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
+                speeds=(known_speed(ENGINE, self.engine.profile),)
+                if self._config.speeds_known
+                else (),
+                adapters={} if adapters is None else adapters.sources(),
+                adapters_max=self.engine.adapters.most,
             )
         )
         self._tick_at = float("inf")
@@ -282,6 +279,11 @@ class SimReplica:
         if self.engine.is_down:
             self._queue.at(now, self._end, inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
             return
+        adapter = request.node.adapter
+        if adapter and adapter not in self.engine.adapters.paths:
+            refused = Refused(Refusal.WRONG_MODEL, self._region, self.name, -1, -1)
+            self._queue.at(now, self._refuse_late, inbox, refused)
+            return
         tokens = request.node.prompt_tokens, request.node.answer.tokens
         try:
             self.engine.submit(SimRequest(running.number, *tokens, request.keys.blocks))
@@ -316,6 +318,17 @@ class SimReplica:
         if running is not None:
             self._receivers[running.receiver] -= 1
         return running
+
+    def _load_adapter(self, effect: fx.LoadAdapter) -> None:
+        adapters = self._config.adapters
+        assert adapters is not None, "its core was given none"
+        into = self.engine.begin_load(effect)
+        self._queue.after(adapters.load_s, self._loaded, effect, into, adapters.load_s, self._epoch)
+
+    def _loaded(self, effect: fx.LoadAdapter, into: LoadedAdapters, s: float, epoch: int) -> None:
+        if epoch == self._epoch and self.core is not None:
+            good = self.engine.end_load(effect, into)
+            self._feed(ev.AdapterLoadEnded(effect.adapter, good, s))
 
     def _probed(self, epoch: int) -> None:
         if epoch == self._epoch and self.core is not None:

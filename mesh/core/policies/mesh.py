@@ -9,10 +9,11 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many requests run
   + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released
+  + load_s      until its engine has loaded the adapter that is asked for
   + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
                 that come while replicas are busy with our prefill, a larger batch for all that run
-                there, and the next turns of this conversation, which will follow it to the region
-                it went to
+                there, the next turns of this conversation, which will follow it to the region it
+                went to, and the load of an adapter that makes room for ours
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with its effect on others, without which
@@ -90,6 +91,7 @@ class Expected(NamedTuple):
     rtt_s: float
     tokens: float  # to compute before the first token, those queued included
     running: float
+    loads: bool  # an adapter first: its first token says nothing of speed
     began_at: float | None = None
 
 
@@ -163,9 +165,12 @@ class MeshPolicy:
             return  # a peer's request is not followed
         keep(self._estimates, request.key, estimate, EXPECTED_MAX)
         if price is not None:
-            expected = Expected(now, price.rtt_s, price.tokens, price.running)
+            loads = price.load_s > 0.0
+            expected = Expected(now, price.rtt_s, price.tokens, price.running, loads)
             keep(self._expected, request.key, expected, EXPECTED_MAX)
             goes_on, speeds = self._caches.goes_on(request), self._speeds(request)
+            if loads:
+                speeds.load_sent(spot.name)
             if replica is not None and replica.heartbeat.running:
                 speeds.batch(replica.heartbeat.running)
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
@@ -180,7 +185,10 @@ class MeshPolicy:
             return
         ttft_s = now - expected.placed_at - expected.rtt_s
         speeds, tokens = self._speeds(request), expected.tokens
-        speeds.began(spot, tokens, expected.running, ttft_s, now=now)
+        if expected.loads:
+            speeds.load_over(spot.name)
+        else:
+            speeds.began(spot, tokens, expected.running, ttft_s, now=now)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
@@ -192,7 +200,9 @@ class MeshPolicy:
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        self._expected.pop(request.key, None)
+        expected = self._expected.pop(request.key, None)
+        if expected is not None and expected.loads:
+            self._speeds(request).load_over(spot.name)
         estimate = self._estimates.pop(request.key, None)
         if estimate is not None:
             self._caches.left(request, spot, estimate)
@@ -221,7 +231,7 @@ class MeshPolicy:
         """Of its model: a fleet of large and small ones has no speed in common."""
         work = work_name(request.model)
         if (speeds := self._models.get(work)) is None:
-            speeds = SpeedModel(generates=request.answer_tokens != 0)
+            speeds = SpeedModel(work, generates=request.answer_tokens != 0)
             self._weigh(speeds)
             keep(self._models, work, speeds, MODELS_MAX)
         return speeds

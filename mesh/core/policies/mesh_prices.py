@@ -49,7 +49,9 @@ class Prices:
             known = kept.get(name)
             if known is None or known[0] is not replica.heartbeat:
                 known = speeds.of_replica(replica)
-            _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room = known
+            (
+                _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room, load_s,
+            ) = known  # fmt: skip
             held = held_by.get(name, HELD_NOTHING)
             sent = replica.on_the_way
             queued: float = sent.prefill_tokens
@@ -71,10 +73,10 @@ class Prices:
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
             stalled += work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
-            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
-                prefill_s, base_s, memory_s, others_s,
+                prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
         return rows
 
@@ -131,11 +133,12 @@ class Prices:
             if free_tokens is None
             else self._room_s(target, free_tokens + held.tokens, 0.0, running)
         )
-        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+        load_s = peer.load_s(model)
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
             seconds, target, held, tokens, running, rtt_s, line_s, queue_s, prefill_s, base_s,
-            memory_s, others_s,
+            memory_s, load_s, others_s,
         )  # fmt: skip
 
     def _peer_queue_s(self, peer: Peer, rtt_s: float, typical_s: float) -> float:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from mesh.core.policies.base import Destination, Target
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
+from schemas.ids import ModelId
 from schemas.state import Heartbeat, PrefillPrior
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
@@ -50,6 +51,8 @@ STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one
 # iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
 # be preferred a little even for a prompt that a busy one holds.
 BATCH_WEIGHT = 0.02
+DISPLACED_WEIGHT = 1.0  # of a load: the adapter that makes room for it is as likely asked for next
+NO_ADAPTER = ModelId("")
 
 
 class FittedSpeed(NamedTuple):
@@ -191,11 +194,12 @@ class ReplicaSpeeds(NamedTuple):
     s_per_token: float
     running: float
     base_s: float
-    batch_s: float  # what all requests that run there pay for one more
+    batch_s: float  # what others pay: all that run there, and who needs an adapter that makes room
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_tokens: float  # free; infinite where not reported
     queued_tokens: int | None  # as reported
     batch_room: float  # most load beside which one more has a slot; infinite where not reported
+    load_s: float  # until the adapter is loaded; 0 where it is, and of a model
 
 
 class PrefillDemand:
@@ -220,8 +224,11 @@ class PrefillDemand:
 class SpeedModel:
     """Speeds and averages of one model: by candidate, and of all of them together."""
 
-    def __init__(self, *, generates: bool = True) -> None:
-        """`generates`: whether its answers are tokens, and not only computed prompts."""
+    def __init__(self, model: ModelId = NO_ADAPTER, *, generates: bool = True) -> None:
+        """`model`: its name, which may be an adapter's. `generates`: whether its answers are
+        tokens, and not only computed prompts."""
+        self._model = model
+        self._loads_sent: set[str] = set()  # replicas on which a request on its way needs a load
         self.replicas: dict[str, CandidateSpeed] = {}
         self.demand = PrefillDemand()
         # Valid while the heartbeat is the replica's last; dropped with its speed.
@@ -274,15 +281,35 @@ class SpeedModel:
             s_per_token,
             running,
             base_s + s_per_decode * running,
-            self.batch_weight * running * base_s,
+            self.batch_weight * running * base_s + self._displaced_s(replica),
             running * self.stall_weight,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
             beat.batch_max - 1 if beat.batch_max else math.inf,
+            replica.load_s(self._model),
         )
         if beat.running is not None:
             self.kept[beat.replica] = speeds
         return speeds
+
+    def _displaced_s(self, replica: Replica) -> float:
+        """What loading the adapter costs others: one that must make room may have to be loaded
+        again. Nothing where there is room, or the load is under way, or a request for it."""
+        beat = replica.heartbeat
+        is_new = self._model in beat.loadable and beat.replica not in self._loads_sent
+        if not is_new or beat.adapters_free:
+            return 0.0
+        return DISPLACED_WEIGHT * replica.load_s(self._model)
+
+    def load_sent(self, name: str) -> None:
+        """A request goes to that replica, which must load the adapter for it."""
+        self._loads_sent.add(name)
+        self.kept.pop(name, None)
+
+    def load_over(self, name: str) -> None:
+        """It was answered there, or left."""
+        self._loads_sent.discard(name)
+        self.kept.pop(name, None)
 
     def _own_of(self, replica: Replica) -> FittedSpeed | None:
         """What its answers showed, less the longer ago they are: a replica that only slow ones were

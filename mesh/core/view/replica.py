@@ -17,6 +17,8 @@ from typing import NamedTuple
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState
 
+LOAD_START_S = 1.0  # of an adapter, before a load was measured: a small one from a local disk
+
 
 @dataclass(slots=True)
 class UnseenHandoff:
@@ -133,6 +135,17 @@ class Replica:
         if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
             free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
             self.kv_reported_tokens = free - (beat.prefill_queued_tokens or 0)
+
+    def load_s(self, model: ModelId) -> float:
+        """Seconds until its engine has loaded that adapter: 0 if it has, and for a model."""
+        beat = self.heartbeat
+        if model in beat.loadable:
+            load_s = beat.loadable[model]
+        elif model in beat.loading:
+            load_s = beat.loading[model]
+        else:
+            return 0.0
+        return LOAD_START_S if load_s is None else load_s
 
     @property
     def pending(self) -> int | None:
