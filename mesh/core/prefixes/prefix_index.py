@@ -42,11 +42,17 @@ class PrefixMatch(NamedTuple):
 class PrefixListener(Protocol):
     """Receives which prefixes this region's replicas come to hold and lose."""
 
-    def used(self, hashes: Sequence[int], now: float) -> None:
-        """A replica holds this prompt from now on."""
+    def used(self, hashes: Sequence[int], now: float, replica: Any) -> None:
+        """That replica holds this prompt from now on."""
 
     def lost(self, blocks: Iterable[int]) -> None:
         """No replica holds these blocks any more."""
+
+    def left(self, replica: Any, blocks: Iterable[int]) -> None:
+        """That replica holds these no more; others do."""
+
+    def gone(self, replica: Any) -> None:
+        """That replica holds nothing any more."""
 
 
 class AnnouncedPrefixes(Protocol):
@@ -54,6 +60,10 @@ class AnnouncedPrefixes(Protocol):
 
     def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
         """How many leading blocks each of these owners announces; those with none are left out."""
+        ...
+
+    def holders(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, dict[str, int]]:
+        """Of each owner, how many each replica holds that it names; "": of all it announces."""
         ...
 
 
@@ -163,7 +173,7 @@ class PrefixIndex(Generic[OwnerT]):
         self.enter(owner, hashes, now)
         hashes = hashes[: self._bounds.get(owner, self._blocks_max)]
         if self.outgoing is not None:
-            self.outgoing.used(hashes, now)
+            self.outgoing.used(hashes, now, owner)
         if self.listener is not None:
             self.listener.used(owner, hashes, now)
         return held
@@ -387,6 +397,8 @@ class PrefixIndex(Generic[OwnerT]):
         self._oldest_at.pop(owner, None)
         self.slow.pop(owner, None)
         self._free_bits.append(bit)
+        if self.outgoing is not None:
+            self.outgoing.gone(owner)
 
     def _mask(self, owners: Iterable[OwnerT]) -> int:
         mask, bit_of = 0, self._bit_of
@@ -421,16 +433,18 @@ class PrefixIndex(Generic[OwnerT]):
         if slow := self.slow.get(owner):
             for block in blocks:
                 slow.pop(block, None)
-        unowned = []
+        unowned, shared = [], []
         for block in blocks:
             del held[block]
             if left := owners_of[block] & others:
                 owners_of[block] = left
+                shared.append(block)
             else:
                 del owners_of[block]
                 unowned.append(block)
         if self.outgoing is not None:
             self.outgoing.lost(unowned)
+            self.outgoing.left(owner, shared)
 
     def _names(self, bits: int) -> tuple[OwnerT, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

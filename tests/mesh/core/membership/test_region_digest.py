@@ -133,9 +133,12 @@ def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
     region.replicas.see(beat("c", running=None, pending=None, outstanding=7), 0.0)
     region.replicas.see(beat("d", state=ReplicaState.DRAINING, prefill_queued_tokens=0), 0.0)
     region.replicas.see(beat("e", models=(OTHER,), **queued), 0.0)
-    models = region.due(0.1).models
-    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0)
-    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
+    digest = region.due(0.1)
+    models, listed = digest.models, digest.replicas
+    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0, listed=(0, 2))
+    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0, listed=(1,))
+    assert (listed.names, listed.wait_s) == (("a", "e", "b"), (0.4, 0.4, 0.8))  # c's is not known
+    assert (listed.running, listed.prefill_s_per_token) == ((4, 4, 1), (0.001,) * 3)
 
 
 def test_a_wait_that_no_replica_reports_is_not_zero():
