@@ -190,10 +190,6 @@ class RemotePrefixes:
             found.setdefault(region, {})[name] = depth
         return found
 
-    def names(self, region: str) -> bool:
-        """Whether its trusted origins name any replica."""
-        return bool(self._region(RegionId(region)).of)
-
     def _depths(self, hashes: Sequence[int], left: dict[K, int]) -> dict[K, int]:
         """How many leading blocks have some of these bits, by key; keys with none are left out."""
         found: dict[K, int] = {}

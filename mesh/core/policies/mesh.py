@@ -115,7 +115,7 @@ class MeshPolicy:
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
-        speeds, holders = self._speeds(request), self._caches.of(request, targets, now)
+        speeds, holders = self._speeds(request), self._caches.of(request, targets)
         rows = Prices(speeds, request, now, self._forwards).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]

@@ -23,7 +23,7 @@ from mesh.core.model.request import Request, Served
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
 from mesh.core.policies.tier_costs import with_loading
-from mesh.core.prefixes.prefix_index import NEVER, PrefixIndex
+from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
 
 ENDS_MAX = 131_072  # of served prompts, the oldest out first
@@ -31,13 +31,9 @@ MISS_BELOW = 0.75  # of the tokens estimated to be held: the router's count of t
 # A younger block may still be computed: two prompts computed side by side both pay, and that is no
 # eviction.
 SETTLED_S = 5.0
-# After it was forwarded to a peer that names its replicas: by then gossip has named the holder.
-ANNOUNCED_S = 1.0
 SCALE_MIN = 0.1  # of an owner's room
 SCALE_LOST = 0.25  # how far one miss goes from the room credited to what is left
 SCALE_GAINED = 1.01  # by each confirmed hit
-
-NO_DEPTHS: Mapping[str, int] = {}
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -102,14 +98,14 @@ class CacheView:
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
         return {CandidateKind.REPLICA: self._replicas.index, CandidateKind.PEER: self._peers.index}
 
-    def of(self, request: Request, targets: Sequence[Target], now: float = NEVER) -> PromptHolders:
+    def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
         """What each target holds of the prompt. `targets`: replicas before peers."""
         here = self._replicas.of(request, targets)
         if targets[-1].peer is None:
             return PromptHolders(here, {})
         there = self._peers.of(request, targets)
         names = [one.name for one in targets if one.peer is not None]
-        return PromptHolders(here, there, self._announced(there, request, names, now))
+        return PromptHolders(here, there, self._deepen(there, request, names))
 
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""
@@ -126,39 +122,27 @@ class CacheView:
         earlier = request.prompt.hashes[:-1]
         return self._replicas.has_ended(earlier) or self._peers.has_ended(earlier)
 
-    def _announced(
-        self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str], now: float
+    def _deepen(
+        self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]
     ) -> dict[str, dict[str, HeldPrefix]]:
-        """Peers may announce more than was placed on them from here, or less: then it was evicted.
-        Returns what they say that replicas of theirs hold."""
+        """Peers may announce more than was placed on them from here. Returns what they say that
+        replicas of theirs hold."""
         prompt, announced = request.prompt, self._peers.index.announced
         if announced is None:
             return {}
         named: dict[str, dict[str, HeldPrefix]] = {}
         most = max(0, prompt.tokens - 1)
-        found = announced.holders(prompt.hashes, names)
-        for name in names:
-            depths = found.get(name, NO_DEPTHS)
-            known, depth = there.get(name, HELD_NOTHING), depths.get("", 0)
-            is_deeper = depth > known.blocks
-            if is_deeper or (depth < known.blocks and self._is_evicted(request, name, now)):
+        for name, depths in announced.holders(prompt.hashes, names).items():
+            known, depth = there.get(name, HELD_NOTHING), depths.pop("")
+            if depth > known.blocks:
                 tokens = min(prompt.held_tokens(depth), most)
-                known = HeldPrefix(depth, max(tokens, known.tokens) if is_deeper else tokens)
-                there[name] = known
+                known = there[name] = HeldPrefix(depth, max(tokens, known.tokens))
             for replica, depth in depths.items():
                 # Of an answer that followed the prompt only the region is known.
                 tokens = min(prompt.held_tokens(depth), most)
                 tokens = known.tokens if depth == known.blocks else tokens
-                if replica:
-                    named.setdefault(name, {})[replica] = HeldPrefix(depth, tokens, replica)
+                named.setdefault(name, {})[replica] = HeldPrefix(depth, tokens, replica)
         return named
-
-    def _is_evicted(self, request: Request, name: str, now: float) -> bool:
-        """Whether a peer that names holders would have announced by now what it was given."""
-        index = self._peers.index
-        if request.residency or index.announced is None or not index.announced.names(name):
-            return False
-        return now - index.depth(name, request.prompt.hashes)[1] > ANNOUNCED_S
 
     def hit_ratio(self, request: Request) -> float:
         return self._replicas.index.hit_ratio(request.prompt.hashes)

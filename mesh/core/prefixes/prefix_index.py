@@ -64,9 +64,6 @@ class AnnouncedPrefixes(Protocol):
     def holders(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, dict[str, int]]:
         """Of each owner, how many each replica holds that it names; "": of all it announces."""
 
-    def names(self, owner: Any) -> bool:
-        """Whether it names any replica."""
-
 
 class IndexListener(Protocol):
     """Receives this index's own changes, for indexes of the same owners at other routers."""

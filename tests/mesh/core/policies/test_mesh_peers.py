@@ -11,7 +11,6 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh import MeshPolicy
-from mesh.core.policies.mesh_caches import ANNOUNCED_S
 from mesh.core.policies.mesh_peers import FORWARDS_MAX, PEERS_MAX, UNSENT, Forward, Forwards
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
 from mesh.core.policies.mesh_prices import Prices
@@ -149,37 +148,16 @@ def test_places_beyond_the_list_and_replicas_without_speed_are_ignored():
     assert price(strange).queue_s == 0.1
 
 
-def announced(policy, asked, replica):
-    known, origin = RemotePrefixes(), Origin("eu", "r1")
-    known.trust(origin, True)
-    known.add(origin, asked.prompt.hashes, (replica,), (1,) * len(asked.prompt.hashes))
-    policy.indexes[PEER].announced = known
-    return known, origin
-
-
 def test_it_is_forwarded_for_the_holder_and_the_next_one_meets_that_work():
     policy = MeshPolicy(RouterSettings(), Random(1))
     target = peer(("eu-0", 0.0, 0, None), ("eu-1", 0.05, 0, None))
     asked = request(1, "ABCDEFGH")
-    announced(policy, asked, "eu-1")
+    known, origin = RemotePrefixes(), Origin("eu", "r1")
+    known.trust(origin, True)
+    known.add(origin, asked.prompt.hashes, ("eu-1",), (1,) * 8)
+    policy.indexes[PEER].announced = known
     choice = policy.choose(asked, [target], NOW)
     assert choice.target is target and choice.matched_blocks == 8
     policy.placed(asked, spot(EU, PEER), NOW)
     [next_one] = policy.choose(request(2, "ABCDEFGH"), [target], NOW).scores
     assert next_one.terms["queue_s"] == pytest.approx(0.05 + S_PER_TOKEN)  # its last token
-
-
-def test_a_peer_that_names_its_replicas_has_evicted_what_it_announces_no_more():
-    policy, asked = MeshPolicy(RouterSettings(), Random(1)), request(1, "ABCD")
-    target = peer(("eu-0", 0.0, 0, None))
-    known, origin = announced(policy, request(2, "XY"), "eu-0")
-    policy.choose(asked, [target], NOW)
-    policy.placed(asked, spot(EU, PEER), NOW)
-    soon, late = NOW + ANNOUNCED_S / 2, NOW + ANNOUNCED_S * 2
-    again = request(3, "ABCD")
-    assert policy.choose(again, [target], soon).matched_blocks == 4
-    assert policy.choose(again, [target], late).matched_blocks == 0
-    labelled = request(4, "ABCD", residency=("eu",))  # which it may not announce
-    assert policy.choose(labelled, [target], late).matched_blocks == 4
-    known.trust(origin, False)
-    assert policy.choose(again, [target], late).matched_blocks == 4
