@@ -24,7 +24,8 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter
 
 from schemas.ids import ValidRegionId
-from schemas.state import Count, Seconds, decode_json
+from schemas.numbers import Count, Seconds
+from schemas.state import decode_json
 from schemas.wire import WireError
 
 SECONDS_DIGITS = 6

@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
-from schemas.state import STATE_BYTES_MAX, Count, Seconds, decode_json
+from schemas.numbers import Count, Seconds
+from schemas.state import STATE_BYTES_MAX, decode_json
 
 ID_CHARS_MAX = 128
 QUESTION_BYTES_MAX = 1024

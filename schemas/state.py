@@ -23,12 +23,13 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.listed_replicas import LISTED_MAX, ListedReplicas, ListPlace
+from schemas.numbers import Count, Seconds
 from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
 STATE_BYTES_MAX = 256 * 1024
 
-Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit integer holds
 # Far above any real term, which counts writes of a lease, four a second; and far below the largest
 # integer, so that after a false claim of the highest term numbers are left.
 TERM_MAX = 2**48
@@ -37,7 +38,6 @@ Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
 # terms last for two years; a true claim that is a year of writes ahead is reached in a minute.
 TERM_STEP = 2**20
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 ValidLabels = Annotated[
     tuple[Annotated[Label, Field(pattern=NAME_PATTERN)], ...], Field(max_length=LABELS_MAX)
@@ -249,6 +249,8 @@ class ModelCapacity:
     load_s: Seconds | None = None
     """Of an adapter that none of them has loaded: the shortest time to load it, in seconds; null
     where one has it, and of models."""
+    listed: Annotated[tuple[ListPlace, ...], Field(max_length=LISTED_MAX)] = ()
+    """Places in the digest's `replicas` of those that serve it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +305,8 @@ class Digest:
         dict[OptionalPath, dict[ValidModelId, ModelCapacity]], Field(max_length=PATHS_MAX)
     ] = field(default_factory=dict)
     """The same as `models`, over the replicas whose engines answer that path too."""
+    replicas: ListedReplicas = field(default_factory=ListedReplicas)
+    """The load of some of its replicas, so that a peer can price the one that holds a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheEstimate, CacheView, keep
+from mesh.core.policies.mesh_peers import Forward, Forwards
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import Prices
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
@@ -108,6 +109,7 @@ class MeshPolicy:
         self._options = options
         self._caches = CacheView(settings.index_blocks_max)
         self._models: dict[ModelId, SpeedModel] = {}
+        self._forwards = Forwards()
         # The last choice and its request's key; it need not be followed.
         self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
@@ -116,7 +118,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds, holders = self._speeds(request), self._caches.of(request, targets)
-        rows = Prices(speeds, request, now).rows(targets, holders)
+        rows = Prices(speeds, request, now, self._forwards).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -175,6 +177,11 @@ class MeshPolicy:
                 speeds.batch(replica.heartbeat.running)
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
             speeds.demand.add(price.prefill_s, now)
+            if price.target.peer is not None:
+                tokens = request.prompt.tokens
+                prefill_tokens = tokens - price.held.tokens
+                forward = Forward(now, price.held.replica, prefill_tokens, tokens)
+                self._forwards.add(spot.name, forward)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
         estimate = self._estimates.get(request.key)
@@ -221,6 +228,7 @@ class MeshPolicy:
             return
         for speeds in earlier._models.values():
             speeds.kept.clear()  # whole heartbeats, which are soon computed anew
+            speeds.kept_peers.clear()
         self._models = deepcopy(earlier._models) if copied else earlier._models
         for speeds in self._models.values():
             self._weigh(speeds)

@@ -7,20 +7,25 @@ from mesh.core.policies.base import FirstToken, Score, Target
 
 
 class HeldPrefix(NamedTuple):
-    """Leading part of a prompt that a candidate holds."""
+    """Leading part of a prompt that a candidate holds; of a peer, at `replica` if it names one."""
 
     blocks: int
     tokens: int
+    replica: str = ""
 
 
 HELD_NOTHING = HeldPrefix(0, 0)
 
 
 class PromptHolders(NamedTuple):
-    """Candidates that hold a part of a prompt, by name; others hold nothing of it."""
+    """Candidates that hold a part of a prompt, by name; others hold nothing of it.
+
+    `named`: of a peer, what the replicas hold that it names.
+    """
 
     replicas: Mapping[str, HeldPrefix]
     peers: Mapping[str, HeldPrefix]
+    named: Mapping[str, Mapping[str, HeldPrefix]] = {}
 
 
 class Price(NamedTuple):

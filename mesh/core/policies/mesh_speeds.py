@@ -17,7 +17,7 @@ look the same.
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mesh.core.policies.base import Destination, Target
 from mesh.core.view.replica import Replica
@@ -39,6 +39,7 @@ RUNNING_START = 8.0  # beside a newcomer, where it is not reported
 KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
 TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
 RESIDENCE_START_S = 10.0
+SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
 ANCHOR = 0.3**2  # holds the slope, as short prompts determine none; in squared thousands of tokens
@@ -233,6 +234,7 @@ class SpeedModel:
         self.demand = PrefillDemand()
         # Valid while the heartbeat is the replica's last; dropped with its speed.
         self.kept: dict[str, ReplicaSpeeds] = {}
+        self.kept_peers: dict[str, Any] = {}  # the same of peers (`mesh_peers.py`)
         self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
         self._peers: dict[str, CandidateSpeed] = {}
         self._fleet = SpeedFit()
@@ -362,6 +364,21 @@ class SpeedModel:
 
     def _layer(self, spot: Destination) -> dict[str, CandidateSpeed]:
         return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
+
+    def release_s(
+        self, target: Target, lacking_tokens: float, slots: float, running: float
+    ) -> float:
+        """Until answers that run there have released that much memory, and so many slots of the
+        batch."""
+        memory_s = 0.0
+        if lacking_tokens > 0.0:
+            released_per_s = max(1.0, running) * self.kv_tokens / self.of(target).residence_s
+            memory_s = lacking_tokens / released_per_s
+        if slots <= 0.0:
+            return memory_s
+        answer_s = self.of(target).slot_s
+        slot_s = SLOT_START_S if answer_s is None else answer_s / max(1.0, running)
+        return max(memory_s, slots * slot_s)
 
     @property
     def returns(self) -> float:

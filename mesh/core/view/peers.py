@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from mesh.core.model.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
+from schemas.listed_replicas import ListedReplicas
 from schemas.residency import Label
 from schemas.state import Digest, Health, ModelCapacity
 
@@ -131,6 +132,19 @@ class Peer:
         known = [one.kv_free_tokens for one in self._capacities(model, None)]
         return max([tokens for tokens in known if tokens is not None], default=None)
 
+    def listed(self, model: ModelId) -> tuple[ListedReplicas, tuple[int, ...]] | None:
+        """Replicas that its digests list, and the places of those that serve the model, by the
+        router heard last; None if none is listed."""
+        for router in sorted(self.digests, key=self._heard_at, reverse=True):
+            digest = self.digests[router]
+            for capacity in self._capacities_of(digest, model, self.within):
+                if capacity.listed:
+                    return digest.replicas, capacity.listed
+        return None
+
+    def _heard_at(self, router: RouterId) -> float:
+        return self.heard_at.get(router, float("-inf"))
+
     @property
     def prefill(self) -> tuple[float | None, float | None]:
         """Seconds per prompt token and of every first token, of its median replica."""
@@ -148,12 +162,21 @@ class Peer:
         return max([capacity.ready for capacity in self._capacities(model, labels)], default=0)
 
     def _capacities(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
-        kinds = [digest.models for digest in self.digests.values()]
         labels = self.within if labels is None else labels
+        return [
+            capacity
+            for digest in self.digests.values()
+            for capacity in self._capacities_of(digest, model, labels)
+        ]
+
+    @staticmethod
+    def _capacities_of(
+        digest: Digest, model: ModelId, labels: Collection[Label] | None
+    ) -> list[ModelCapacity]:
+        kinds = [digest.models]
         if labels is not None:
             kinds = [
                 digest.models_by_label.get(label, digest.models)
-                for digest in self.digests.values()
                 for label in sorted(set(digest.residency or ()).intersection(labels))
             ]
         return [models[model] for models in kinds if model in models]
