@@ -38,7 +38,7 @@ KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and repla
 def pack(fields: BodyFields) -> tuple[bytes, ...]:
     """An answer, in pieces."""
     text = fields.text
-    values = [fields.model, fields.options, fields.adds_usage, *text[1:]]
+    values = [fields.model, fields.options, fields.adds_usage, fields.streams, *text[1:]]
     about = msgpack.packb(values, unicode_errors="surrogatepass")
     return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(text.data)), about, text.data
 
@@ -57,9 +57,9 @@ def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
     if kind == PROBLEM:
         name, message, param = values
         raise RequestRefused(Fault[name], message, param)
-    model, options, adds_usage, parts, *rest = values
+    model, options, adds_usage, streams, parts, *rest = values
     found = tuple(Part(PartKind(kind), end) for kind, end in parts)
-    return BodyFields(model, options, PromptText(text, found, *rest), adds_usage)
+    return BodyFields(model, options, PromptText(text, found, *rest), adds_usage, streams)
 
 
 def serve(asked: BinaryIO, answered: BinaryIO) -> None:

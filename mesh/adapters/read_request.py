@@ -168,6 +168,7 @@ class ParsedRequest:
     options: RequestOptions = DEFAULT_OPTIONS
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
+    streams: bool = False
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
     keeper: tuple[RegionId, ReplicaId] | None = None  # of what the request goes on with
 
@@ -176,13 +177,15 @@ class ParsedRequest:
 class BodyFields:
     """The fields that the router reads. Values are plain: they cross to another process.
 
-    `adds_usage`: it asks for a stream and has no `stream_options`, which an agent may add.
+    `adds_usage`: it asks for a stream (`streams`) and has no `stream_options`, which an agent may
+    add.
     """
 
     model: str
     options: Mapping[str, str]  # the fields that options are read from, those that are text
     text: PromptText
     adds_usage: bool = False
+    streams: bool = False
 
 
 def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
@@ -213,7 +216,7 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
         raise RequestRefused(fault, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
     adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
-    return BodyFields(model, options, text, adds_usage)
+    return BodyFields(model, options, text, adds_usage, stream is True)
 
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:
@@ -282,6 +285,7 @@ def parsed_request(
         *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
         kept_bytes,
         fields.adds_usage,
+        fields.streams,
         of_engine,
         None if previous is None else keeper_of(previous),
     )

@@ -252,6 +252,7 @@ class RequestManager:
                 slo_ttft_s=options.slo_ttft_s,
                 session=options.session,
                 answer_tokens=answer_tokens,
+                streams=parsed.streams,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )

@@ -28,6 +28,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its objective: a later first token is of no use
     session: str | None = None  # of the conversation, if the client names one
+    streams: bool = True  # its client asked for a stream, which shows when the first token comes
     warm: bool = False  # a warm-up (`mesh.core.warming`)
     offline: bool = False  # a batch job's line, computed with what online requests leave
     # The most that it may generate; None: not read. 0 of embeddings, which are a prompt's alone.
