@@ -60,11 +60,9 @@ class AnnouncedPrefixes(Protocol):
 
     def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
         """How many leading blocks each of these owners announces; those with none are left out."""
-        ...
 
     def holders(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, dict[str, int]]:
         """Of each owner, how many each replica holds that it names; "": of all it announces."""
-        ...
 
 
 class IndexListener(Protocol):
@@ -95,15 +93,13 @@ class PrefixIndex(Generic[OwnerT]):
         self._ttl_s = ttl_s
         self._bounds: dict[OwnerT, int] = {}  # of owners known to hold less than blocks_max
         self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
-        # Block hash -> when it was inserted, the oldest insertion first.
-        self._blocks_of: dict[OwnerT, dict[int, float]] = {}
+        self._blocks_of: dict[OwnerT, dict[int, float]] = {}  # when inserted, the oldest first
         self._bit_of: dict[OwnerT, int] = {}
         self._owners: list[OwnerT] = []  # by the bit's place; a free bit keeps its last owner
         self._free_bits: list[int] = []
         self._turns: list[OwnerT] = []  # to be searched for old blocks
         self._now = NEVER  # of the last tick
-        # No block of an owner was inserted before.
-        self._oldest_at: dict[OwnerT, float] = {}
+        self._oldest_at: dict[OwnerT, float] = {}  # no block of it was inserted before
         self._missed_at: dict[OwnerT, float] = {}  # blocks inserted up to then are evicted
         self.reporting: set[OwnerT] = set()  # owners that report what they hold
         # Of these, blocks that must be loaded before they are of use, and their tier.
