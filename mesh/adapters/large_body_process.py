@@ -42,7 +42,7 @@ def pack(fields: BodyFields) -> tuple[bytes, ...]:
     """An answer, in pieces."""
     text = fields.text
     place = fields.model_place
-    values = [fields.model, fields.options, fields.adds_usage, place, *text[1:]]
+    values = [fields.model, fields.options, fields.adds_usage, fields.streams, place, *text[1:]]
     about = msgpack.packb(values, unicode_errors="surrogatepass")
     return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(text.data)), about, text.data
 
@@ -61,10 +61,11 @@ def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
     if kind == PROBLEM:
         name, message, param = values
         raise RequestRefused(Fault[name], message, param)
-    model, options, adds_usage, place, parts, *rest = values
+    model, options, adds_usage, streams, place, parts, *rest = values
     found = tuple(Part(PartKind(kind), end) for kind, end in parts)
     at = None if place is None else ModelPlace(*place)
-    return BodyFields(model, options, PromptText(text, found, *rest), adds_usage, at)
+    prompt = PromptText(text, found, *rest)
+    return BodyFields(model, options, prompt, adds_usage, streams, at)
 
 
 def serve(asked: BinaryIO, answered: BinaryIO) -> None:

@@ -164,6 +164,7 @@ class ParsedRequest:
     options: RequestOptions = DEFAULT_OPTIONS
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
+    streams: bool = False
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
     previous: ResponsePlace | None = None  # of the response that it goes on with
     model_place: ModelPlace | None = None  # as in BodyFields
@@ -173,14 +174,15 @@ class ParsedRequest:
 class BodyFields:
     """The fields that the router reads. Values are plain: they cross to another process.
 
-    `adds_usage`: it asks for a stream and has no `stream_options`, which an agent may add.
-    `model_place`: of a large body alone, as others are searched at need.
+    `adds_usage`: it asks for a stream (`streams`) and has no `stream_options`, which an agent may
+    add. `model_place`: of a large body alone, as others are searched at need.
     """
 
     model: str
     options: Mapping[str, str]  # the fields that options are read from, those that are text
     text: PromptText
     adds_usage: bool = False
+    streams: bool = False
     model_place: ModelPlace | None = None
 
 
@@ -212,7 +214,7 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
         raise RequestRefused(fault, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
     adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
-    return BodyFields(model, options, text, adds_usage)
+    return BodyFields(model, options, text, adds_usage, stream is True)
 
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:
@@ -281,6 +283,7 @@ def parsed_request(
         *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
         kept_bytes,
         fields.adds_usage,
+        fields.streams,
         of_engine,
         None if previous is None else place_of(previous),
         fields.model_place,

@@ -312,7 +312,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.start(now)
-            self._attempts.began(record, now)
+            self._attempts.began(record, now, shows_ttft=event.shows_ttft)
             self._offer(record, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:

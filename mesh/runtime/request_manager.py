@@ -264,6 +264,7 @@ class RequestManager:
                 session=options.session,
                 asked=asked,
                 answer_tokens=answer_tokens,
+                streams=parsed.streams,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )

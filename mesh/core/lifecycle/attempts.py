@@ -119,10 +119,11 @@ class Attempts:
         self._placer.placed(request, destination, now)
         self._effects.append(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
 
-    def began(self, record: RequestRecord, now: float) -> None:
+    def began(self, record: RequestRecord, now: float, *, shows_ttft: bool) -> None:
+        """A first byte is here; policies learn from it if it shows when the first token was."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.began(record.replica, record.handoff)
-        if record.destination is not None:
+        if record.destination is not None and shows_ttft:
             self._placer.began(record.request, record.destination, now)
 
     def served(self, record: RequestRecord, served: Served | None, now: float) -> None:

@@ -44,7 +44,7 @@ from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheEstimate, CacheView, keep
-from mesh.core.policies.mesh_peers import Forward, Forwards
+from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import Prices
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
@@ -109,7 +109,7 @@ class MeshPolicy:
         self._options = options
         self._caches = CacheView(settings.index_blocks_max)
         self._models: dict[ModelId, SpeedModel] = {}
-        self._forwards = Forwards()
+        self._forwards, self._delays = Forwards(), PeerDelays()
         # The last choice and its request's key; it need not be followed.
         self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
@@ -118,7 +118,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds, holders = self._speeds(request), self._caches.of(request, targets)
-        rows = Prices(speeds, request, now, self._forwards).rows(targets, holders)
+        rows = Prices(speeds, request, now, self._forwards, self._delays).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -182,11 +182,16 @@ class MeshPolicy:
                 prefill_tokens = tokens - price.held.tokens
                 forward = Forward(now, price.held.replica, prefill_tokens, tokens)
                 self._forwards.add(spot.name, forward)
+                if request.streams:
+                    expected_s = price.seconds - price.others_s
+                    self._delays.forwarded(spot.name, request.key, expected_s, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
         estimate = self._estimates.get(request.key)
         if estimate is not None:
             self._estimates[request.key] = estimate._replace(is_computed=True)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.began(spot.name, request.key, now)
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
@@ -203,13 +208,15 @@ class MeshPolicy:
         if expected is not None and expected.began_at is not None:
             speeds.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            speeds.answer(request.prompt.tokens, served.output_tokens)
+            speeds.answer(spot, request.prompt.tokens, served.output_tokens)
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
         expected = self._expected.pop(request.key, None)
         if expected is not None and expected.loads:
             self._speeds(request).load_over(spot.name)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.left(spot.name, request.key, now)
         estimate = self._estimates.pop(request.key, None)
         if estimate is not None:
             self._caches.left(request, spot, estimate)
@@ -262,4 +269,8 @@ def _starves(price: Price, waited_s: float) -> bool:
     time, because a request in an engine's queue can't go elsewhere.
     """
     replica = price.target.replica
-    return replica is not None and not replica.pending and waited_s > price.queue_s + price.memory_s
+    if replica is None:
+        return False
+    pending = replica.pending  # where the engine reports none, what is on its way is known
+    is_busy = replica.on_the_way.waiting if pending is None else pending
+    return not is_busy and waited_s > price.queue_s + price.memory_s

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_peers import NO_FORWARDS, RTT_START_S, Forwards, PeerPrices
+from mesh.core.policies.mesh_peers import (
+    NO_DELAYS,
+    NO_FORWARDS,
+    RTT_START_S,
+    Forwards,
+    PeerDelays,
+    PeerPrices,
+)
 from mesh.core.policies.mesh_price import HELD_NOTHING, PriceRow, PromptHolders
 from mesh.core.policies.mesh_speeds import SpeedModel
 
@@ -22,14 +29,19 @@ class Prices:
     """Prices of one request, as of now."""
 
     def __init__(
-        self, speeds: SpeedModel, request: Request, now: float, forwards: Forwards = NO_FORWARDS
+        self,
+        speeds: SpeedModel,
+        request: Request,
+        now: float,
+        forwards: Forwards = NO_FORWARDS,
+        delays: PeerDelays = NO_DELAYS,
     ) -> None:
-        """`forwards`: what has been forwarded to peers of late."""
+        """`forwards`: what has been forwarded to peers of late; `delays`: of their first tokens."""
         self._speeds = speeds
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + speeds.output_tokens
-        self._peers = PeerPrices(speeds, request, now, forwards)
+        self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; `holders`: of the prompt."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mesh.core.policies.base import Destination, Target
+from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
@@ -38,6 +39,17 @@ ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
 KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
 TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
+# What is reported of speeds and lengths is others' word, and one of them must not spoil what is
+# known of all. Seconds per prompt token: from a tenth of a small model's on the quickest GPU to a
+# large one's on a CPU.
+SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1
+BASE_S_MAX = 60.0
+TOKENS_MAX = 1e6  # before one first token; where more is reported, its time shows no speed
+# How many times as long as usual a prompt, with those before it, counts in the sums over all: its
+# time counts for as much less, so that it shows the same speed, with less weight.
+LONGER_PROMPT_MAX = 8.0
+LONGER_ANSWER_MAX = 10.0  # the same of an answer in the averages over all
+ANSWER_TOKENS_LEAST = 100.0  # of the usual one, for that
 RESIDENCE_START_S = 10.0
 SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
 PREFILL_TOKENS_START = 500.0
@@ -255,7 +267,25 @@ class SpeedModel:
 
     def speed(self, target: Target) -> FittedSpeed:
         """Its own; until it has answered, the reported one; else the fleet's."""
+        if target.peer is not None:
+            self._fade_peer(target.name, target.peer)
         return self.of(target).speed or self.reported(target) or self.fleet_speed
+
+    def _fade_peer(self, name: str, peer: Peer) -> None:
+        """As `_own_of` of replicas: a peer that slow answers were seen of is tried again."""
+        own = self._peers.get(name)
+        if own is None or own.speed is None:
+            return
+        if peer.forwarded_at:
+            own.fitted_at = peer.seen_at
+        idle_s = peer.seen_at - own.fitted_at
+        if idle_s >= IDLE_STEP_S:
+            own.fit.fade(0.5 ** (idle_s / IDLE_HALF_LIFE_S))
+            own.fitted_at = peer.seen_at
+            if own.fit.w:
+                own.fit_to(self.fleet_speed)
+            else:
+                own.speed = None
 
     def reported(self, target: Target) -> FittedSpeed | None:
         """By its heartbeat or digest; None if that has no speed."""
@@ -267,7 +297,8 @@ class SpeedModel:
         if not slope:
             return None
         usual_s, _, s_per_decode = self.fleet_speed
-        return FittedSpeed(usual_s if base_s is None else base_s, slope, s_per_decode)
+        least_s = usual_s if base_s is None else min(base_s, BASE_S_MAX)
+        return FittedSpeed(least_s, believed_slope(slope), s_per_decode)
 
     def of_replica(self, replica: Replica) -> ReplicaSpeeds:
         """Compute its `ReplicaSpeeds`; kept if the heartbeat reports how many requests run."""
@@ -340,9 +371,14 @@ class SpeedModel:
         self, spot: Destination, tokens: float, running: float, ttft_s: float, *, now: float
     ) -> None:
         """A first token came `ttft_s` after its placement, round trip not counted."""
+        if tokens > TOKENS_MAX:
+            return
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
-        self._fleet.add(tokens / KILO, running, y)
-        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+        if spot.kind is CandidateKind.REPLICA:  # a peer's word is for that peer alone
+            longest = LONGER_PROMPT_MAX * max(PREFILL_TOKENS_START, self.prefill_tokens)
+            share = min(1.0, longest / tokens) if tokens else 1.0
+            self._fleet.add(share * tokens / KILO, running, share * y)
+            self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
         own.add(tokens / KILO, running, y)
         own.fitted_at = now
@@ -402,12 +438,23 @@ class SpeedModel:
         self._continued_ratio += weight * (goes_on - self._continued_ratio)
         self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
 
-    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
-        """An answer of that length to a prompt of that length."""
+    def answer(self, spot: Destination, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer of that length to a prompt of that length. A peer's counts only where no
+        replica of this region has answered."""
+        if spot.kind is CandidateKind.PEER and self.replicas:
+            return
         self._answers += 1
         weight = _weight(self._answers)
-        self.kv_tokens += weight * (prompt_tokens + output_tokens - self.kv_tokens)
-        self.output_tokens += weight * (output_tokens - self.output_tokens)
+        output = min(
+            output_tokens, LONGER_ANSWER_MAX * max(ANSWER_TOKENS_LEAST, self.output_tokens)
+        )
+        self.kv_tokens += weight * (prompt_tokens + output - self.kv_tokens)
+        self.output_tokens += weight * (output - self.output_tokens)
+
+
+def believed_slope(s_per_token: float) -> float:
+    """What is reported, within what an engine may have."""
+    return min(SLOPE_MAX, max(SLOPE_MIN, s_per_token))
 
 
 def _weight(seen: int) -> float:
