@@ -155,7 +155,7 @@ def test_a_peer_is_tried_again_a_while_after_slow_answers():
 
 def test_work_on_its_way_counts_where_an_engine_reports_no_pending():
     target = replica("us-1", pending=None)
-    price = Price(1.0, target, HELD_NOTHING, 100.0, 1.0, *(0.1,) * 7)
+    price = Price(1.0, target, HELD_NOTHING, 100.0, 1.0, *(0.1,) * 8)
     assert _starves(price, 10.0)
     target.replica.on_the_way.add(1, 1000, 1000, 0.0)
     assert not _starves(price, 10.0)
