@@ -1,7 +1,7 @@
 """What is left of a lead where the router knows less: estimates wrong, messages late or lost.
 
-`mesh` and a few strong rivals play a few cells as they are, with each of `CONDITIONS` alone, and
-with all of them together.
+`mesh` and a few strong rivals, or those of `--rival`, play a few cells as they are, with each of
+`CONDITIONS` alone, and with all of them together.
 """
 
 from collections.abc import Mapping, Sequence
