@@ -249,12 +249,11 @@ class RequestManager:
             if parsed.path not in PLAIN_PATHS:
                 model = self._on_path(model, parsed, tenant or "")
                 answer_tokens = None if parsed.path in GENERATING_PATHS else 0
-            text = parsed.text
             request = Request(
                 key=next(self.session.keys),
                 request_id=parsed.request_id,
                 model=model,
-                prompt=self._prompts.read(model, text, options.salt, tenant or ""),
+                prompt=self._prompts.read(model, parsed.text, options.salt, tenant or ""),
                 arrived_at=now,
                 deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
                 hops=0,
@@ -282,7 +281,7 @@ class RequestManager:
             body=parsed.body,
             model_place=parsed.model_place,
             tenant=tenant,
-            size=text.size,
+            size=parsed.text.size,
             wants_decision=options.debug,
             spans=spans,
             kept_bytes=parsed.kept_bytes,

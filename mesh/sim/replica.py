@@ -9,7 +9,7 @@ every five of a silent answer).
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agents.core import effects as fx
@@ -29,13 +29,13 @@ from mesh.sim.event_queue import CoalescingSender
 from mesh.sim.known_speed import known_speed
 from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.offline.profiles import budget_s, offline_profile
+from mesh.sim.running_answer import RunningAnswer, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import (
     H_OFFLINE,
     H_PREFILL_TOKENS,
     WORKING_S,
-    End,
     Head,
     Outcome,
     Refusal,
@@ -53,19 +53,6 @@ BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
-
-
-@dataclass(slots=True)
-class RunningAnswer:
-    inbox: str
-    request: SentRequest
-    receiver: SessionHost
-    number: int  # in the engine
-    last_message_at: float
-    offline: bool  # a line of a batch job: no stream
-    cached_tokens: int = 0
-    predicted_tokens: int = 0  # of its prompt, that its router took for cached
-    began: bool = False
 
 
 class SimReplica:
@@ -124,6 +111,7 @@ class SimReplica:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
         offline, adapters = self._offline_profile(), self._config.adapters
+        known = (known_speed(ENGINE, self.engine.profile),)
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -134,9 +122,7 @@ class SimReplica:
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
                 offline=offline,
-                speeds=(known_speed(ENGINE, self.engine.profile),)
-                if self._config.speeds_known
-                else (),
+                speeds=known if self._config.speeds_known else (),
                 adapters={} if adapters is None else adapters.sources(),
                 adapters_max=self.engine.adapters.most,
             )
@@ -338,7 +324,9 @@ class SimReplica:
         _, receiver = self._decided(effect.inbox)
         if effect.outcome == Outcome.PREEMPTED:
             self._world.given_back(begun=False)
-        self._send(receiver, receiver.receive, effect.inbox, _end(effect.outcome, effect.detail))
+        self._send(
+            receiver, receiver.receive, effect.inbox, end_message(effect.outcome, effect.detail)
+        )
 
     def _publish_held(self, event: HeldDeltaSeen | HeldPartSeen) -> None:
         """What its engine holds, to the routers of its region."""
@@ -422,7 +410,9 @@ class SimReplica:
         running = self._remove(inbox)
         if running is None:
             return
-        self._send(running.receiver, running.receiver.receive, inbox, _end(outcome, detail, usage))
+        self._send(
+            running.receiver, running.receiver.receive, inbox, end_message(outcome, detail, usage)
+        )
         streamed = running.began and streamed
         if outcome == Outcome.PREEMPTED:
             self._world.given_back(begun=True)
@@ -452,8 +442,3 @@ class SimReplica:
         for receiver, inboxes in progress.items():
             self._send(receiver, receiver.receive_progress, inboxes)
         self._queue.after(WORKING_CHECK_S, self._keep_working, epoch)
-
-
-def _end(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:
-    counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-    return End(outcome, detail, *counts, -1.0)
