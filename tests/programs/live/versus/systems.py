@@ -72,7 +72,7 @@ async def rival_system(name: str, directory: Path, replicas: int) -> AsyncIterat
         [port] = free_ports(1)
         targets = [(engine, region) for region in abroad for engine in engines[region]]
         targets += [(f"127.0.0.1:{port}", region) for region in abroad]
-        near = await _links(processes, directory, targets)
+        near = await delayed_links(processes, directory, targets)
         clients = dict(zip(abroad, near[-len(abroad) :], strict=True))
         workers = [f"http://{address}" for address in [*engines[HOME], *near[: -len(abroad)]]]
         router = await start_router(processes, ENVIRONMENTS, name, VERBS[name], workers, port)
@@ -98,10 +98,10 @@ async def _engines(processes: Processes, replicas: int) -> list[list[str]]:
     return [addresses[at : at + replicas] for at in range(0, len(addresses), replicas)]
 
 
-async def _links(
+async def delayed_links(
     processes: Processes, directory: Path, targets: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Where HOME reaches each target of another region, or that region reaches it, delayed."""
+    """The near end of a link to each target, of HOME and the region named beside it."""
     file = directory / "links.json"
     write_links(file, [(target, one_way_s(region)) for target, region in targets])
 

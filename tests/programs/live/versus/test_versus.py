@@ -26,7 +26,7 @@ from tests.programs.live.versus.recorded import (
     in_time_s,
     write_conversations,
 )
-from tests.programs.live.versus.systems import MESH, SGLANG, SYSTEMS, _links, one_way_s
+from tests.programs.live.versus.systems import MESH, SGLANG, SYSTEMS, delayed_links, one_way_s
 from tests.programs.live.versus.twin import predict
 from tests.support.ports import free_ports
 
@@ -160,7 +160,7 @@ async def test_links_take_half_the_round_trip_each_way(tmp_path):
         writer.close()
 
     async with await asyncio.start_server(echo, "127.0.0.1", port), Processes(tmp_path) as started:
-        [near] = await _links(started, tmp_path, [(f"127.0.0.1:{port}", "ap")])
+        [near] = await delayed_links(started, tmp_path, [(f"127.0.0.1:{port}", "ap")])
         address = Address(*near.rsplit(":", 1))
         reader, writer = await asyncio.open_connection(*address)
         asked_s = time.monotonic()
