@@ -36,7 +36,8 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
-	$(BIN)/pytest -m "engines or not engines" tests/engines
+	$(BIN)/pytest -m "engines or not engines" tests/engines; \
+		status=$$?; $(BIN)/python -m tests.engines.route_table; exit $$status
 
 test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (minutes; installs 2 GB once)
 	$(BIN)/python -m tests.clients.install

@@ -1,8 +1,8 @@
 """llama.cpp's own HTTP server, from the wheel that has it as a library, as one process.
 
-    python llamacpp_server.py MODEL.gguf PORT SLOTS CONTEXT_TOKENS [--embeddings] [API_KEY]
+    python llamacpp_server.py MODEL.gguf PORT SLOTS CONTEXT_TOKENS [OPTION] [API_KEY]
 
-It serves the model as `tiny`, until a signal ends it.
+It serves the model as `tiny`, until a signal ends it. OPTION: --embeddings or --reranking.
 """
 
 import signal
@@ -11,9 +11,12 @@ import sys
 import xllamacpp
 
 PROMPT_CACHE_MIB = 64  # of prompts whose slot another one has taken; 8 GiB by default
-
-
-EMBEDDINGS = "--embeddings"
+EMBEDDINGS, RERANKING = "--embeddings", "--reranking"
+_POOLING = xllamacpp.llama_pooling_type
+POOLING = {
+    EMBEDDINGS: _POOLING.LLAMA_POOLING_TYPE_MEAN,
+    RERANKING: _POOLING.LLAMA_POOLING_TYPE_RANK,
+}
 
 
 def main(model: str, port: str, slots: str, context_tokens: str, *more: str) -> None:
@@ -24,10 +27,10 @@ def main(model: str, port: str, slots: str, context_tokens: str, *more: str) -> 
     parameters.port = int(port)
     parameters.n_parallel = int(slots)
     parameters.n_ctx = int(slots) * int(context_tokens)
-    parameters.api_keys = [each for each in more if each != EMBEDDINGS]
-    if EMBEDDINGS in more:
+    parameters.api_keys = [each for each in more if each not in POOLING]
+    for option in POOLING.keys() & set(more):
         parameters.embedding = True
-        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+        parameters.pooling_type = POOLING[option]
     parameters.endpoint_metrics = True
     parameters.cache_ram_mib = PROMPT_CACHE_MIB
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1

@@ -240,8 +240,14 @@ async def mesh_over(
     """Engines of the kind, one for each key (empty: it asks for none), and the mesh over them."""
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(running_nats_server(directory / "nats"))
+        listed = kind.listed_route
         router = await stack.enter_async_context(
-            router_process(directory, nats.url, workers=1, routing=ROUTING)
+            router_process(
+                *(directory, nats.url),
+                workers=1,
+                table=f'routes = ["{listed}"]' if listed else "",
+                routing=ROUTING,
+            )
         )
         processes = await stack.enter_async_context(
             Processes(directory / "logs", ready_within_s=kind.start_within_s)
@@ -252,8 +258,9 @@ async def mesh_over(
             engine = kind(processes, f"{kind.kind}-{number}", directory, key)
             mesh.engines[f"us-{number}"] = engine
         await asyncio.gather(*(engine.start() for engine in mesh.engines.values()))
+        route = ("--route", listed) if listed else ()
         for replica, engine in mesh.engines.items():
-            await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key))
+            await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key), *route)
         await router.until_serves(0)
         await mesh.until_ready()
         yield mesh

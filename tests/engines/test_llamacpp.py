@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from schemas.http import EMBEDDINGS
-from tests.engines import llamacpp_server, tiny_gguf
+from tests.engines import llamacpp_server, route_table, routes, tiny_gguf
 from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
@@ -22,6 +22,7 @@ class LlamaCpp(RealEngine):
     waiting = "llamacpp:requests_deferred"
     batch_max = 2
     context_tokens = 8192
+    listed_route = "/apply-template"
     options: tuple[str, ...] = ()
 
     async def _start(self, log: str) -> list[int]:
@@ -42,6 +43,10 @@ class EmbeddingLlamaCpp(LlamaCpp):
     options = (llamacpp_server.EMBEDDINGS,)
 
 
+class RerankingLlamaCpp(LlamaCpp):
+    options = (llamacpp_server.RERANKING,)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOverEngines]:
     directory = tmp_path_factory.mktemp("llamacpp")
@@ -51,6 +56,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestLlamaCpp(KeyedEngineContract):
+    column = route_table.LLAMACPP
     slow_chars = 1500  # each is a token: some ten heartbeats long
 
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
@@ -77,6 +83,19 @@ class TestLlamaCpp(KeyedEngineContract):
         finally:
             await engine.kill()
         await mesh.until_ready()
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (EmbeddingLlamaCpp, route_table.EMBEDDING_LLAMACPP),
+        (RerankingLlamaCpp, route_table.RERANKING_LLAMACPP),
+    ],
+)
+async def test_the_routes_with_its_other_options_are_those_of_the_table(tmp_path, kind, column):
+    tiny_gguf.write(tmp_path / "tiny.gguf")
+    async with mesh_over(kind, tmp_path, ("",)) as mesh:
+        route_table.check(column, await routes.found(mesh))
 
 
 def _embeds(mesh: MeshOverEngines, replica: str) -> bool:
