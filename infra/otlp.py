@@ -3,26 +3,35 @@
 The SDK makes three messages anew for every attribute, which was most of what a sampled request cost
 its router; and protobuf takes as long again to write them. So a span's bytes are written here
 (https://protobuf.dev/programming-guides/encoding, the messages are those of
-opentelemetry/proto/trace/v1/trace.proto), and most attributes, which say the same of most requests,
-are kept as bytes. Read back they equal what the SDK's encoder makes for spans of one
-`infra.tracing.Tracer`: of one resource and scope, without events and links.
+opentelemetry/proto/trace/v1/trace.proto), and attributes, most of which say the same of most
+requests, are kept as bytes. Read back they equal what the SDK's encoder makes for the same span.
+
+A span is encoded when it ends: what waits to be sent is then one piece of bytes, not some sixty
+objects, and the thread that sends does not take turns with the event loop to encode.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.exporter.otlp.proto.common import trace_encoder
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags, Status
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
+
+from infra.span_conventions import ERROR_TYPE
+from infra.trace_context import TraceContext
 
 ENCODER = "encode_spans"
-TEXTS_KEPT = 256  # of each attribute, which are some dozens
-KEPT_CHARS_MAX = 64
+SCOPE = "mesh"
+# A request's spans have some ten of their own, the rest is on most requests' spans. A receipt's
+# candidates are the longest, some kilobytes: 2 MB at most are kept.
+ATTRIBUTES_KEPT = 512
 NAMES_KEPT = 256
 STATUSES_KEPT = 64
 _LOCAL = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
@@ -41,14 +50,64 @@ _KIND_TIMES_FLAGS = Struct("<BBBQBQHI").pack
 _KIND, _BEGAN, _ENDED, _FLAGS = 0x30, 0x39, 0x41, 0x0185
 _INT_MIN, _INT_END, _INT_MASK = -(1 << 63), 1 << 63, (1 << 64) - 1
 
-_texts: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-_sdk_encode_spans = trace_encoder.encode_spans
+# All of a processor's look at a span: it is sampled.
+_OF_A_SAMPLED_SPAN = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-def use() -> None:
-    """Have the SDK's exporter encode so. It looks its encoder up by this name; a version that does
-    not will use its own, which is slower."""
-    setattr(trace_exporter, ENCODER, encode_spans)
+class EncodedSpan(NamedTuple):
+    """A span that has ended. `context` is not its own."""
+
+    data: bytes
+    context: SpanContext = _OF_A_SAMPLED_SPAN
+
+
+class Processor(Protocol):
+    """Takes spans that have ended: the SDK's SpanProcessor."""
+
+    def on_end(self, span: Any, /) -> None:
+        """Keep it to be sent; never waits."""
+
+    def shutdown(self) -> None:
+        """Send what is left."""
+
+
+class OtlpSpans:
+    """Encodes spans when they end, and has them sent: an `infra.tracing.SpanSink`."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._on_end, self.shut_down = processor.on_end, processor.shutdown
+
+    def send(
+        self,
+        name: str,
+        context: TraceContext,
+        parent: TraceContext | None,
+        kind: SpanKind,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Mapping[str, Any],
+        error: str,
+    ) -> None:
+        """`error` says what went wrong; it is an error where `attributes` have `error.type`."""
+        flags = _REMOTE if parent is not None and parent.is_remote else _LOCAL
+        # OTLP's kind 0 is: not specified.
+        times = _KIND, kind.value + 1, _BEGAN, began_ns, _ENDED, ended_ns, _FLAGS, flags
+        failed = ERROR_TYPE in attributes
+        parts = [
+            _TRACE_ID,
+            context.trace_id.to_bytes(16, "big"),
+            _SPAN_ID,
+            context.span_id.to_bytes(8, "big"),
+            _name(name),
+            _KIND_TIMES_FLAGS(*times),
+            _status(StatusCode.ERROR.value, error) if failed else _UNSET,
+        ]
+        if context.state:
+            parts.append(_text(_TRACE_STATE, _state(context.state)))
+        if parent is not None:
+            parts += (_PARENT_SPAN_ID, parent.span_id.to_bytes(8, "big"))
+        parts += _encodable(attributes)
+        self._on_end(EncodedSpan(_field(_SPAN, b"".join(parts))))
 
 
 class EncodedRequest:
@@ -63,61 +122,57 @@ class EncodedRequest:
     SerializeToString = SerializePartialToString
 
 
-def encode_spans(spans: Sequence[ReadableSpan]) -> EncodedRequest:
-    """One request of all these."""
-    [resource] = _sdk_encode_spans(spans[:1]).resource_spans
-    [scope] = resource.scope_spans
-    del scope.spans[:], resource.scope_spans[:]
-    of_scope = scope.SerializeToString() + b"".join([_field(_SPAN, _span(one)) for one in spans])
-    of_resource = resource.SerializeToString() + _field(_SCOPE_SPANS, of_scope)
-    return EncodedRequest(_field(_RESOURCE_SPANS, of_resource))
+class RequestEncoder:
+    """Makes one request of spans of this process."""
+
+    def __init__(self, **resource: str) -> None:
+        """`resource`: what is said of the process."""
+        scope = InstrumentationScope(SCOPE, resource.get("service.version"))
+        made = ReadableSpan(
+            "",
+            _OF_A_SAMPLED_SPAN,
+            resource=Resource.create(resource),
+            instrumentation_scope=scope,
+            start_time=0,
+            end_time=0,
+        )
+        [about] = trace_encoder.encode_spans([made]).resource_spans
+        [of_scope] = about.scope_spans
+        del of_scope.spans[:], about.scope_spans[:]
+        self._resource, self._scope = about.SerializeToString(), of_scope.SerializeToString()
+
+    def __call__(self, spans: Sequence[EncodedSpan]) -> EncodedRequest:
+        of_scope = self._scope + b"".join([span.data for span in spans])
+        of_resource = self._resource + _field(_SCOPE_SPANS, of_scope)
+        return EncodedRequest(_field(_RESOURCE_SPANS, of_resource))
 
 
-def _span(span: ReadableSpan) -> bytes:
-    context, parent, status = span.context, span.parent, span.status
-    assert context is not None and span.start_time is not None and span.end_time is not None
-    flags = _REMOTE if parent is not None and parent.is_remote else _LOCAL
-    kind = span.kind.value + 1  # OTLP's 0 is: not specified
-    times = _KIND, kind, _BEGAN, span.start_time, _ENDED, span.end_time, _FLAGS, flags
-    parts = [
-        _TRACE_ID,
-        context.trace_id.to_bytes(16, "big"),
-        _SPAN_ID,
-        context.span_id.to_bytes(8, "big"),
-        _text(_NAME, span.name),
-        _KIND_TIMES_FLAGS(*times),
-        _status(status.status_code.value, status.description),
-    ]
-    if context.trace_state:
-        parts.append(_text(_TRACE_STATE, _state(context)))
-    if parent is not None:
-        parts += (_PARENT_SPAN_ID, parent.span_id.to_bytes(8, "big"))
-    if span.attributes:
-        parts += _encodable(span.attributes)
-    return b"".join(parts)
+def use(encoder: RequestEncoder) -> None:
+    """Have the SDK's exporter encode so. It looks its encoder up by this name; one that does not
+    would fail at the first batch, which a test would show."""
+    setattr(trace_exporter, ENCODER, encoder)
 
 
-def _state(context: SpanContext) -> str:
-    return ",".join(f"{name}={value}" for name, value in context.trace_state.items())
+@lru_cache(STATUSES_KEPT)
+def _state(header: str) -> str:
+    """Other vendors' state as the SDK reads it: without members that are not well-formed."""
+    return ",".join(f"{name}={value}" for name, value in TraceState.from_header([header]).items())
 
 
 def _encodable(attributes: Mapping[str, Any]) -> list[bytes]:
+    try:
+        return list(map(_kept, attributes, attributes.values()))
+    except (ValueError, TypeError):
+        return _without_others(attributes)
+
+
+def _without_others(attributes: Mapping[str, Any]) -> list[bytes]:
     """Without those that OTLP has no form for, such as text that is not Unicode: they must not
     cost the batch its other spans."""
     found = []
     for name, value in attributes.items():
-        try:
-            kept = _texts[name]
-            encoded = kept.get(value) if type(value) is str else None  # 1, 1.0 and True are equal
-            if encoded is None:
-                encoded = _encoded(name, value)
-                if type(value) is str and len(value) <= KEPT_CHARS_MAX:
-                    if len(kept) == TEXTS_KEPT:
-                        kept.clear()
-                    kept[value] = encoded
-        except (ValueError, TypeError):
-            continue
-        found.append(encoded)
+        with suppress(ValueError, TypeError):
+            found.append(_encoded(name, value))
     return found
 
 
@@ -137,14 +192,22 @@ def _encoded(name: str, value: Any) -> bytes:
     return _field(_ATTRIBUTE, _key(name) + _field(_VALUE, value_bytes))
 
 
+_kept = lru_cache(ATTRIBUTES_KEPT, typed=True)(_encoded)  # typed: 1, 1.0 and True are equal
+
+
 @lru_cache(NAMES_KEPT)
 def _key(name: str) -> bytes:
     return _text(_KEY, name)
 
 
+@lru_cache(NAMES_KEPT)
+def _name(name: str) -> bytes:
+    return _field(_NAME, name.encode("utf-8", "replace"))
+
+
 @lru_cache(STATUSES_KEPT)
-def _status(code: Any, message: str | None) -> bytes:
-    text = (message or "").encode("utf-8", "replace").decode()
+def _status(code: Any, message: str) -> bytes:
+    text = message.encode("utf-8", "replace").decode()
     return _field(_STATUS, Status(code=code, message=text).SerializeToString())
 
 
@@ -171,3 +234,4 @@ def _varint(number: int) -> bytes:
 
 _SHORT = [bytes((number,)) for number in range(0x80)]
 _SHORT += [bytes((number & 0x7F | 0x80, number >> 7)) for number in range(0x80, 0x1000)]
+_UNSET = _field(_STATUS, b"")

@@ -2,27 +2,25 @@
 
 Without OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) nothing of the SDK is imported and
 `active` is None: tracing that is off costs a look at it. Resource, batches and OTLP are the SDK's.
-Its spans are not used while a request is under way: a `Tracer` samples by the request's ids alone,
-and takes spans when they are over, so a request that is not sampled costs next to nothing.
+Its spans are not used: a `Tracer` samples by the request's ids alone, and spans are encoded when
+they are over (`infra.otlp`), so a request that is not sampled costs next to nothing.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from importlib import metadata
 from random import getrandbits
-from typing import Any, Protocol
+from typing import Protocol
 
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import SpanKind
 
-from infra.span_conventions import ERROR_TYPE, Attributes
+from infra.span_conventions import Attributes
 from infra.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 
-CONTEXTS_KEPT = 16
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SAMPLER, SHARE = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
@@ -32,34 +30,36 @@ _SPAN_BITS = 64
 _SPAN_IDS = 1 << _SPAN_BITS
 _SPAN_ID = _SPAN_IDS - 1
 _IDS_BYTES = 24  # of a trace and of a span
-_SAMPLED, _NO_STATE, _UNSET = TraceFlags(TraceFlags.SAMPLED), TraceState(), Status(StatusCode.UNSET)
 
 Sampler = Callable[[int, TraceContext | None], bool]
 
 
-class Processor(Protocol):
-    """Takes spans that have ended: the SDK's SpanProcessor."""
+class SpanSink(Protocol):
+    """Takes spans that have ended."""
 
-    def on_end(self, span: Any, /) -> None:
-        """Keep it to be sent; never waits."""
+    def send(
+        self,
+        name: str,
+        context: TraceContext,
+        parent: TraceContext | None,
+        kind: SpanKind,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        error: str,
+    ) -> None:
+        """Keep it to be sent; never waits. Times are nanoseconds since 1970."""
 
-    def shutdown(self) -> None:
+    def shut_down(self) -> None:
         """Send what is left."""
 
 
 class Tracer:
-    """Decides which traces are sampled, and gives ended spans to the SDK."""
+    """Decides which traces are sampled, and passes ended spans on."""
 
-    def __init__(self, processor: Processor, sampler: Sampler, **resource: str) -> None:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        self.shut_down = processor.shutdown
-        self._on_end, self._is_sampled = processor.on_end, sampler
-        self._resource = Resource.create(resource)
-        self._scope = InstrumentationScope("mesh", resource.get("service.version"))
-        self._span = ReadableSpan
+    def __init__(self, sink: SpanSink, sampler: Sampler) -> None:
+        self.shut_down = sink.shut_down
+        self._send, self._is_sampled = sink.send, sampler
 
     def unsampled(self, parent: TraceContext | None, ids: int) -> str | None:
         """The `traceparent` of a new span with these `new_ids`; None if its trace is sampled.
@@ -99,20 +99,8 @@ class Tracer:
 
         `error` says what went wrong. Its status is an error where `attributes` have `error.type`.
         """
-        status = Status(StatusCode.ERROR, error or None) if ERROR_TYPE in attributes else _UNSET
-        span = self._span(
-            name,
-            _sdk_context(context),
-            None if parent is None else _sdk_context(parent),
-            self._resource,
-            attributes,
-            kind=kind,
-            status=status,
-            start_time=began_ns,
-            end_time=max(began_ns, ended_ns),
-            instrumentation_scope=self._scope,
-        )
-        self._on_end(span)
+        ended_ns = max(began_ns, ended_ns)
+        self._send(name, context, parent, kind, began_ns, ended_ns, attributes, error)
 
 
 def new_ids() -> int:
@@ -123,12 +111,6 @@ def new_ids() -> int:
 def child(context: TraceContext) -> TraceContext:
     """The context of a new span in the same trace."""
     return context._replace(span_id=getrandbits(_SPAN_BITS))
-
-
-@lru_cache(CONTEXTS_KEPT)  # a parent's is that of each of its children
-def _sdk_context(context: TraceContext) -> SpanContext:
-    state = TraceState.from_header([context.state]) if context.state else _NO_STATE
-    return SpanContext(context.trace_id, context.span_id, context.is_remote, _SAMPLED, state)
 
 
 active: Tracer | None = None  # of this process
@@ -155,14 +137,14 @@ def set_up(service: str, instance: str, **resource: str) -> None:
 
     from infra import otlp
 
-    otlp.use()
     about = {
         "service.name": service,
         "service.version": package_version(),
         "service.instance.id": instance,
         **resource,
     }
-    active = Tracer(BatchSpanProcessor(OTLPSpanExporter()), sampler(os.environ), **about)
+    otlp.use(otlp.RequestEncoder(**about))
+    active = Tracer(otlp.OtlpSpans(BatchSpanProcessor(OTLPSpanExporter())), sampler(os.environ))
 
 
 def package_version() -> str:

@@ -55,7 +55,17 @@ from schemas.engine_routes import (
     OPENING_EVENTS,
     OPTIONAL_PATHS,
 )
-from schemas.exchange import H_ADD_USAGE, H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
+from schemas.exchange import (
+    H_ADD_USAGE,
+    H_KEEPER,
+    H_TENANT,
+    End,
+    Frame,
+    Head,
+    Outcome,
+    Refusal,
+    Refused,
+)
 from schemas.http import RESPONSES
 from schemas.ids import RegionId, ReplicaId
 from schemas.request_headers import for_engine
@@ -112,6 +122,7 @@ class Relay:
         self._streamed = self._is_good = False
         self._adds_usage = H_ADD_USAGE in start.headers
         self._goes_on = H_KEEPER in start.headers
+        self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         self._for_engine = for_engine(start.headers)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
@@ -215,7 +226,8 @@ class Relay:
                 body = with_usage_requested(body)
                 self._removal = UsageEventRemoval()
             if self._path == RESPONSES and self._engine.takes_response_ids:
-                name = response_id(self._region, self._replica, os.urandom(SECRET_BYTES))
+                secret = os.urandom(SECRET_BYTES)
+                name = response_id(self._region, self._replica, secret, self._tenant)
                 body = with_response_id(body, name)
             response = await api.request("POST", self._path, headers, body)
             del body  # up to 32 MiB that are not needed during a long response

@@ -51,15 +51,13 @@ from schemas.http import (
 from schemas.ids import (
     MODEL_CHARS_MAX,
     ModelId,
-    RegionId,
-    ReplicaId,
     RequestId,
     is_request_id,
 )
 from schemas.problems import did_you_mean
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS, fits
 from schemas.residency import Labels, parse_labels
-from schemas.response_ids import keeper_of
+from schemas.response_ids import ResponsePlace, place_of
 
 
 class RequestRefused(Exception):
@@ -169,7 +167,7 @@ class ParsedRequest:
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
-    keeper: tuple[RegionId, ReplicaId] | None = None  # of what the request goes on with
+    previous: ResponsePlace | None = None  # of the response that it goes on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +281,7 @@ def parsed_request(
         kept_bytes,
         fields.adds_usage,
         of_engine,
-        None if previous is None else keeper_of(previous),
+        None if previous is None else place_of(previous),
     )
 
 

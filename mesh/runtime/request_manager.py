@@ -27,6 +27,7 @@ from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
+from mesh.core.model.prompt_shapes import NOT_KEPT
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
@@ -236,7 +237,7 @@ class RequestManager:
             spans = self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path not in PLAIN_PATHS:
-                model = self._on_path(model, parsed)
+                model = self._on_path(model, parsed, tenant or "")
                 answer_tokens = None if parsed.path in GENERATING_PATHS else 0
             text = parsed.text
             request = Request(
@@ -265,7 +266,7 @@ class RequestManager:
             path=parsed.path,
             adds_usage=parsed.adds_usage,
             for_engine=parsed.for_engine,
-            keeper=None if parsed.keeper is None else parsed.keeper[1],
+            keeper=None if parsed.previous is None else parsed.previous.replica,
             body=parsed.body,
             tenant=tenant,
             size=text.size,
@@ -277,16 +278,19 @@ class RequestManager:
         self.session.admit(admitted)
         return admitted
 
-    def _on_path(self, model: ModelId, parsed: ParsedRequest) -> ModelId:
+    def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:
         """The model on that optional path. Raises RequestRefused if no replica serves it there."""
         path = parsed.path
         name = served_name(model, path)
         if self._core.known_models() and not self._core.knows(name):
             message = f"no replica that serves the model {model!r} answers {path}"
             raise RequestRefused(Fault.PATH_UNSERVED, message, "model")
-        if parsed.keeper is None:
+        previous = parsed.previous
+        if previous is None:
             return name
-        region, replica = parsed.keeper
+        if not previous.is_of(tenant):
+            raise RequestRefused(Fault.STATE_GONE, NOT_KEPT, PREVIOUS)
+        region, replica = previous.region, previous.replica
         for kept in (keeper_name(name, region, replica), keeper_name(name, region)):
             if self._core.is_served(kept):
                 return kept

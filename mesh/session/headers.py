@@ -16,6 +16,7 @@ from schemas import exchange, subjects
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
+from schemas.http import RESPONSES
 from schemas.ids import (
     ModelId,
     NameInvalid,
@@ -47,6 +48,8 @@ def work_headers(
 ) -> dict[str, str]:
     """Of a request that a router of `home` hands to a replica."""
     headers = _request_headers(record, effect.attempt, now)
+    if record.path == RESPONSES and record.tenant:
+        headers[exchange.H_TENANT] = record.tenant  # its response's id is for that tenant
     _add_handoff(headers, effect, home, router)
     return headers
 

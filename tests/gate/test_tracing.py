@@ -2,7 +2,7 @@
 
 from opentelemetry.sdk.trace import SpanProcessor
 
-from infra import tracing
+from infra import otlp, tracing
 from tests.gate import bytecodes
 from tests.programs.live.tracing_cost import TRACING, count_off
 
@@ -16,7 +16,7 @@ async def test_tracing_that_is_off_costs_nothing():
 
 
 async def test_a_request_that_is_not_sampled_costs_little(nats_server, monkeypatch):
-    tracer = tracing.Tracer(SpanProcessor(), lambda trace_id, parent: False)
+    tracer = tracing.Tracer(otlp.OtlpSpans(SpanProcessor()), lambda trace_id, parent: False)
     monkeypatch.setattr(tracing, "active", tracer)
     in_tracing = await bytecodes.count_edge(nats_server.url, TRACING)
     in_all = await bytecodes.count_edge(nats_server.url, (*bytecodes.OURS, *TRACING))

@@ -10,12 +10,13 @@ from threading import Thread
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as sdk_encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
 from infra import otlp, span_conventions, tracing
 from infra.trace_context import TraceContext
+from tests.support.spans import SdkSpans
 
 CONTEXT = TraceContext(2**128 - 1, 1, True)
 PARENTS = (
@@ -30,32 +31,71 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 
-def spans():
-    exporter = InMemorySpanExporter()
-    tracer = tracing.Tracer(
-        SimpleSpanProcessor(exporter),
-        lambda trace_id, parent: True,
-        **{"service.name": "test", "service.version": "1"},
-    )
+RESOURCE = {"service.name": "test", "service.version": "1"}
+
+
+class Kept:
+    """Ended spans, in order: the SDK's processor without a thread."""
+
+    def __init__(self):
+        self.spans = []
+        self.on_end = self.spans.append
+
+    def shutdown(self):
+        """Nothing is sent."""
+
+
+def send(tracer):
     for kind, parent, error in itertools.product(SpanKind, PARENTS, ("", "it broke")):
         about = ATTRIBUTES if error else {}
         times = {"began_ns": 2**60, "ended_ns": 2**60 + len(error)}
         context = CONTEXT if parent is None else CONTEXT._replace(state=parent.state)
         given = {"kind": kind, "attributes": about, "error": error}
         tracer.send(f"a {kind.name}", context, parent, **times, **given)
+
+
+def always(trace_id, parent):
+    return True
+
+
+def spans():
+    kept = Kept()
+    send(tracing.Tracer(otlp.OtlpSpans(kept), always))
+    return kept.spans
+
+
+def sdk_spans():
+    exporter = InMemorySpanExporter()
+    send(tracing.Tracer(SdkSpans(exporter, **RESOURCE), always))
     return exporter.get_finished_spans()
 
 
 def test_messages_are_those_of_the_sdk():
-    made = spans()
-    assert len(made) == 30
+    expected = sdk_encode_spans(sdk_spans())
     for _ in range(2):  # the second time attributes are kept ones
-        assert read_back(made) == sdk_encode_spans(made)
+        made = spans()
+        assert len(made) == 30
+        assert read_back(made) == expected
+
+
+def test_the_sdks_processor_takes_them():
+    received = []
+
+    class Exporter(InMemorySpanExporter):
+        def export(self, spans):
+            received.extend(spans)
+            return super().export(spans)
+
+    sink = otlp.OtlpSpans(BatchSpanProcessor(Exporter()))
+    send(tracing.Tracer(sink, always))
+    sink.shut_down()
+    assert sorted(received) == sorted(spans())
 
 
 def read_back(made):
     """The spans as a receiver has them."""
-    return ExportTraceServiceRequest.FromString(otlp.encode_spans(made).SerializePartialToString())
+    request = otlp.RequestEncoder(**RESOURCE)(made)
+    return ExportTraceServiceRequest.FromString(request.SerializePartialToString())
 
 
 def test_one_and_true_are_not_mixed_up():
@@ -75,8 +115,9 @@ TRACED = """
 import infra.otlp as otlp
 from infra import tracing
 from infra.trace_context import TraceContext
-encoded, ours = [], otlp.encode_spans
-otlp.encode_spans = lambda spans: encoded.extend(spans) or ours(spans)
+from tests.support.spans import SdkSpans
+encoded, ours = [], otlp.RequestEncoder.__call__
+otlp.RequestEncoder.__call__ = lambda self, spans: encoded.extend(spans) or ours(self, spans)
 tracing.set_up("test", "one")
 tracing.active.send("a", TraceContext(1, 2, True), None, began_ns=1, ended_ns=2, attributes={})
 tracing.shut_down()
@@ -119,8 +160,8 @@ def test_the_sdks_exporter_uses_them():
 
 @pytest.mark.parametrize("bad", ["\udce9", 2**63, -(2**63) - 1, object()])
 def test_what_can_not_be_encoded_costs_no_other_span(bad):
-    exporter = InMemorySpanExporter()
-    tracer = tracing.Tracer(SimpleSpanProcessor(exporter), lambda trace_id, parent: True)
+    kept = Kept()
+    tracer = tracing.Tracer(otlp.OtlpSpans(kept), always)
     for about, error in (
         ({"bad": bad, "good": 1}, ""),
         ({"error.type": "x"}, "\udce9 broke"),
@@ -130,7 +171,7 @@ def test_what_can_not_be_encoded_costs_no_other_span(bad):
         tracer.send(
             "one", CONTEXT, None, **times, kind=SpanKind.SERVER, attributes=about, error=error
         )
-    request = read_back(exporter.get_finished_spans())
+    request = read_back(kept.spans)
     spans = request.resource_spans[0].scope_spans[0].spans
     assert [[one.key for one in span.attributes] for span in spans] == [
         ["good"],

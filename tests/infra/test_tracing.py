@@ -9,14 +9,14 @@ import time
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor
 
-from infra import tracing
+from infra import otlp, tracing
 from infra.trace_context import TraceContext
 from tests.support.otlp_collector import otlp_collector
 from tests.support.spans import described, traced
 
 ONE_SPAN = """
 import logging, sys, time
-from infra import tracing
+from infra import otlp, tracing
 logging.basicConfig()
 tracing.FLUSH_S = float(sys.argv[1])
 tracing.set_up("mesh-test", "us/t", **{"mesh.region": "us"})
@@ -125,7 +125,7 @@ def test_a_sampler_that_is_unknown_samples_everything_and_is_logged(name, share,
 
 def test_the_share_of_new_traces_is_the_one_asked_for() -> None:
     environment = {tracing.SAMPLER: "traceidratio", tracing.SHARE: "0.1"}
-    tracer = tracing.Tracer(SpanProcessor(), tracing.sampler(environment))
+    tracer = tracing.Tracer(otlp.OtlpSpans(SpanProcessor()), tracing.sampler(environment))
     begun = [tracer.begin(None) for _ in range(5000)]
     assert 0.05 < sum(context.is_sampled for context in begun) / len(begun) < 0.2
     assert len({context.trace_id for context in begun}) == len(begun)

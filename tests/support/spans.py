@@ -3,16 +3,63 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from infra import tracing
+from infra.span_conventions import Attributes
+from infra.trace_context import TraceContext
 
 SAMPLED = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
 UNSAMPLED = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-00", "tracestate": "vendor=1"}
 
 Ended = Callable[[], tuple[ReadableSpan, ...]]
+
+
+class SdkSpans:
+    """Keeps spans as the SDK has them: an `infra.tracing.SpanSink`."""
+
+    def __init__(self, exporter: InMemorySpanExporter, **resource: str) -> None:
+        self._processor = SimpleSpanProcessor(exporter)
+        self.shut_down = self._processor.shutdown
+        self._resource = Resource.create({"service.name": "test", **resource})
+        self._scope = InstrumentationScope("mesh", resource.get("service.version"))
+
+    def send(
+        self,
+        name: str,
+        context: TraceContext,
+        parent: TraceContext | None,
+        kind: SpanKind,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        error: str,
+    ) -> None:
+        has_failed = "error.type" in attributes
+        span = ReadableSpan(
+            name,
+            _sdk_context(context),
+            None if parent is None else _sdk_context(parent),
+            self._resource,
+            attributes,
+            kind=kind,
+            status=Status(StatusCode.ERROR, error or None) if has_failed else Status(),
+            start_time=began_ns,
+            end_time=ended_ns,
+            instrumentation_scope=self._scope,
+        )
+        self._processor.on_end(span)
+
+
+def _sdk_context(context: TraceContext) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    state = TraceState.from_header([context.state]) if context.state else TraceState()
+    return SpanContext(context.trace_id, context.span_id, context.is_remote, flags, state)
 
 
 def tracer(exporter: InMemorySpanExporter, sampled: float) -> tracing.Tracer:
@@ -21,8 +68,7 @@ def tracer(exporter: InMemorySpanExporter, sampled: float) -> tracing.Tracer:
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(sampled),
     }
-    processor = SimpleSpanProcessor(exporter)
-    return tracing.Tracer(processor, tracing.sampler(environment), **{"service.name": "test"})
+    return tracing.Tracer(SdkSpans(exporter), tracing.sampler(environment))
 
 
 @contextmanager

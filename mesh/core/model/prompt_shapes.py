@@ -19,8 +19,9 @@ from mesh.core.model.prompt import (
 )
 from mesh.core.model.prompt_parts import part_kind
 from schemas.engine_routes import PromptShape, engine_route
-from schemas.response_ids import keeper_of
+from schemas.response_ids import place_of
 
+NOT_KEPT = "no replica of this mesh keeps that response; send the whole conversation as input"
 INPUT_SHAPE = (
     "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
     "none of them may be empty"
@@ -152,11 +153,13 @@ def _check_state(body: Mapping[str, Any]) -> bool:
     """Whether the input is the whole prompt; else a replica has the rest."""
     previous = body.get("previous_response_id")
     is_whole = previous is None
-    if not is_whole and not (isinstance(previous, str) and keeper_of(previous)):
-        message = (
-            "no replica of this mesh keeps that response; send the whole conversation as input"
+    if not is_whole and not (isinstance(previous, str) and place_of(previous)):
+        raise StateUnknown(NOT_KEPT, "previous_response_id")
+    own_id = body.get("request_id")
+    if isinstance(own_id, str) and place_of(own_id):
+        raise PromptInvalid(
+            "request_id has the form of this mesh's own ids; leave it out", "request_id"
         )
-        raise StateUnknown(message, "previous_response_id")
     if body.get("conversation") is not None:
         message = "conversations are not kept by this mesh; send the whole conversation as input"
         raise StateUnknown(message, "conversation")

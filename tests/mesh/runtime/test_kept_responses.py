@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from infra.topology import KeyHolder, key_hash
 from mesh.core.model.served_names import is_keeper_name
 from schemas.http import RESPONSES
-from schemas.response_ids import keeper_of
+from schemas.response_ids import place_of, response_id
 from tests.agents.simserver.support import config, running
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, SmallMesh, small_mesh
@@ -19,9 +20,11 @@ ON_PATH = f"tiny on {RESPONSES}"
 
 
 @contextlib.asynccontextmanager
-async def sdk(mesh: SmallMesh, place: str = "us") -> AsyncIterator[openai.AsyncOpenAI]:
+async def sdk(
+    mesh: SmallMesh, place: str = "us", key: str = "sk-r"
+) -> AsyncIterator[openai.AsyncOpenAI]:
     url = mesh.urls[place] + "/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="sk-r", max_retries=0) as api:
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as api:
         yield api
 
 
@@ -33,6 +36,11 @@ async def engines(mesh: SmallMesh, region: str, number: int) -> AsyncIterator[No
             await mesh.agent(region, f"{region}-{each}", engine)
         await mesh.until_ready(region, number, ON_PATH)
         yield
+
+
+def keeper_of(name: str) -> tuple[str, str] | None:
+    place = place_of(name)
+    return None if place is None else (place.region, place.replica)
 
 
 async def said(api: openai.AsyncOpenAI, text: str, **more):
@@ -71,6 +79,31 @@ async def test_what_is_not_stored_is_the_engines_404(nats_server):
                 await said(api, "go on", previous_response_id=answer.id)
             own = await said(api, "hello", extra_body={"request_id": "resp_mine"})
             assert own.id == "resp_mine", "the client's own id holds"
+            with pytest.raises(openai.BadRequestError, match="this mesh's own ids"):
+                await said(api, "hello", extra_body={"request_id": answer.id})
+
+
+async def test_only_the_tenant_of_a_response_goes_on_with_it(tmp_path):
+    keys = {key_hash(f"sk-{tenant}"): KeyHolder(tenant, ()) for tenant in ("acme", "zeta")}
+    async with nats_pair(tmp_path, "eu", "us") as servers, small_mesh(servers) as mesh:
+        for region in ("eu", "us"):
+            await mesh.router(region, keys=keys, **PATIENT)
+        async with engines(mesh, "us", 1), sdk(mesh, "us", "sk-acme") as acme:
+            await mesh.until_peer("eu", "us", ON_PATH)
+            answer = await said(acme, "hello")
+            for region in ("us", "eu"):  # the response of a forwarded request is its tenant's too
+                for key in ("sk-zeta", "sk-unlisted"):
+                    async with sdk(mesh, region, key) as other:
+                        with pytest.raises(openai.BadRequestError) as refused:
+                            await said(other, "go on", previous_response_id=answer.id)
+                        assert refused.value.code == "previous_response_not_found"
+                async with sdk(mesh, region, "sk-acme") as again:
+                    answer = await said(again, "go on", previous_response_id=answer.id)
+            place = place_of(answer.id)
+            forged = response_id(place.region, place.replica, bytes.fromhex(place.secret), "zeta")
+            async with sdk(mesh, "us", "sk-zeta") as other:
+                with pytest.raises(openai.NotFoundError):  # the engine's word: it has no such id
+                    await said(other, "go on", previous_response_id=forged)
 
 
 async def test_from_another_region_it_goes_to_the_keepers_region_and_replica(tmp_path):

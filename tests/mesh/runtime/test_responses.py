@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from schemas.http import RESPONSES
+from schemas.response_ids import response_id
 from tests.agents.simserver.support import config, running
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import SmallMesh, chat, client, post, small_mesh
@@ -84,7 +85,7 @@ async def test_a_chat_and_a_response_of_the_same_words_are_one_prefix(simulated,
 
 async def test_state_that_nobody_keeps_is_refused_in_openais_words(simulated):
     async with sdk(simulated) as api:
-        gone = f"resp_mesh_us_us-9_{'0' * 32}"
+        gone = response_id("us", "us-9", bytes(16))
         for more in (
             {"previous_response_id": "resp_1"},
             {"previous_response_id": gone},
