@@ -27,6 +27,7 @@ from tests.support.router_process import RouterProcess, router_process, runs
 ANSWER_WITHIN_S = 40.0
 STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
+ANSWERED_BY = re.compile(rb'"model": ?"([^"]*)"')
 CHUNK = re.compile(rb'data: \{(?!"error")')
 # The default policy goes by speeds that it learns; on a busy machine those are anything. A test of
 # prefixes alone, and one that needs work on every replica, ask with these priorities.
@@ -45,6 +46,7 @@ class Asked:
     body: bytes = b""  # of an answer that is no stream
     problem: str = ""  # of the connection
     begun: bool = False  # a chunk has come, with content or without
+    models: set[str] = field(default_factory=set)  # named in its chunks
 
     @property
     def whole(self) -> bool:
@@ -195,6 +197,7 @@ class MeshOverEngines:
             async for chunk in answer.content.iter_any():
                 asked.stream.feed(chunk, clock())
                 asked.begun |= CHUNK.search(chunk) is not None
+                asked.models |= {name.decode() for name in ANSWERED_BY.findall(chunk)}
 
     def _session(self, priority: str) -> aiohttp.ClientSession:
         headers = {H_DEBUG: "1", H_PRIORITY: priority, "content-type": "application/json"}
