@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
+.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-kv-events study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
@@ -110,6 +110,9 @@ gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
 	$(LIVE).fidelity --trace "$(TRACE)"
+
+fidelity-engines: $(STAMP) ## the same over real vLLM and llama.cpp, measured and played again (10 minutes; installs 7 GB once)
+	$(LIVE).fidelity_engines $(if $(QUICK),--quick)
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)
