@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity decide lint format schemas wheel clean help
+.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-kv-events study-proactive study-lora control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
@@ -36,7 +36,8 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
-	$(BIN)/pytest -m "engines or not engines" tests/engines
+	$(BIN)/pytest -m "engines or not engines" tests/engines; \
+		status=$$?; $(BIN)/python -m tests.engines.route_table; exit $$status
 
 test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (minutes; installs 2 GB once)
 	$(BIN)/python -m tests.clients.install
@@ -113,6 +114,9 @@ versus: $(STAMP) ## beside real sglang-router and vllm-router, and the twin's pr
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
 	$(LIVE).fidelity --trace "$(TRACE)"
+
+fidelity-engines: $(STAMP) ## the same over real vLLM and llama.cpp, measured and played again (10 minutes; installs 7 GB once)
+	$(LIVE).fidelity_engines $(if $(QUICK),--quick)
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)

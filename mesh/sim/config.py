@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from agents.core.heartbeat import AdapterSource
-from agents.sim.profiles import PROFILES, Profile
+from agents.sim.profile_files import find_profile
+from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
 from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
@@ -199,12 +199,7 @@ class WorldConfig:
     def profiles(self) -> dict[RegionId, list[Profile]]:
         """The engines of each region. Raises ValueError for an unknown profile."""
         return {
-            region: [
-                one
-                if isinstance(one, Profile)
-                else PROFILES[checked_choice("profile", one, PROFILES)]
-                for one in fleet
-            ]
+            region: [one if isinstance(one, Profile) else find_profile(one) for one in fleet]
             for region, fleet in self.regions.items()
         }
 
