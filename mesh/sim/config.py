@@ -14,11 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from agents.core.heartbeat import AdapterSource
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
@@ -119,6 +120,23 @@ class Cut:
 SimFault = ReplicaFault | RegionFault | Cut
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimAdapters:
+    """LoRA adapters that each replica's agent may load."""
+
+    names: tuple[str, ...]
+    most: int  # at one replica at once
+    load_s: float
+
+    def __post_init__(self) -> None:
+        if not self.names or not self.most > 0 or not 0.0 <= self.load_s < inf:
+            raise WorldInvalid("adapters: give names, how many at once, and seconds of a load")
+
+    def sources(self) -> dict[ModelId, AdapterSource]:
+        """As an agent's operator gives them."""
+        return {ModelId(name): AdapterSource(name) for name in self.names}
+
+
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for
 ROUTERS_MAX = 16
 AT_ONCE_S = 1e-9  # an interval: every change is published at the core's next tick
@@ -146,6 +164,7 @@ class WorldConfig:
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     speeds_known: bool = True  # agents know their engines' speeds, of a run before
     kv_tokens: int | None = None  # replaces the profiles' own
+    adapters: SimAdapters | None = None
     kv_events: bool = False  # agents follow their engines' KV events
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this

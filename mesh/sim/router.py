@@ -122,7 +122,7 @@ class SimRouter(SessionHost):
             return
         if self.core is None:
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, NO_CONNECTION))
-        elif MODEL not in self.core.known_models():
+        elif _model(sent) not in self.core.known_models():
             status = Fault.MODEL_UNKNOWN.value.status
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, f"http_{status}"))
         else:
@@ -133,7 +133,7 @@ class SimRouter(SessionHost):
         request = Request(
             key=next(self._keys),
             request_id=sent.request_id,
-            model=MODEL,
+            model=_model(sent),
             prompt=sent.prompt,
             session=sent.session,
             arrived_at=now,
@@ -249,3 +249,7 @@ def cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
         found.append(part._replace(tokens=min(part.tokens, tokens)))
         tokens -= part.tokens
     return tuple(found)
+
+
+def _model(sent: SentRequest) -> ModelId:
+    return ModelId(sent.node.adapter) if sent.node.adapter else MODEL
