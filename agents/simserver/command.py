@@ -105,6 +105,18 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option("--kv-events-replay", help="Repeat them there.", metavar="ADDRESS")
 @click.option(
+    "--adapters-max",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="LoRA adapters that may be loaded at once, by vLLM's calls; 0: none.",
+)
+@click.option(
+    "--adapter-load-s",
+    type=click.FloatRange(0, 600),
+    default=1.0,
+    help="Seconds that loading one takes.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,

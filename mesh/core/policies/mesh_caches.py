@@ -115,8 +115,8 @@ class CacheView:
         if targets[-1].peer is None:
             return PromptHolders(here, {})
         there = self._peers.of(request, targets)
-        self._deepen(there, request, [one.name for one in targets if one.peer is not None])
-        return PromptHolders(here, there)
+        names = [one.name for one in targets if one.peer is not None]
+        return PromptHolders(here, there, self._deepen(there, request, names))
 
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""
@@ -133,14 +133,27 @@ class CacheView:
         earlier = request.prompt.hashes[:-1]
         return self._replicas.has_ended(earlier) or self._peers.has_ended(earlier)
 
-    def _deepen(self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]) -> None:
-        """Peers may announce more than was placed on them from here."""
-        prompt = request.prompt
-        known = {name: held.blocks for name, held in there.items()}
-        for name, depth in self._peers.index.deepen(known, prompt.hashes, names).items():
-            if depth > there.get(name, HELD_NOTHING).blocks:
-                tokens = min(prompt.held_tokens(depth), max(0, prompt.tokens - 1))
-                there[name] = HeldPrefix(depth, max(tokens, there.get(name, HELD_NOTHING).tokens))
+    def _deepen(
+        self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]
+    ) -> dict[str, dict[str, HeldPrefix]]:
+        """Peers may announce more than was placed on them from here. Returns what they say that
+        replicas of theirs hold."""
+        prompt, announced = request.prompt, self._peers.index.announced
+        if announced is None:
+            return {}
+        named: dict[str, dict[str, HeldPrefix]] = {}
+        most = max(0, prompt.tokens - 1)
+        for name, depths in announced.holders(prompt.hashes, names).items():
+            known, depth = there.get(name, HELD_NOTHING), depths.pop("")
+            if depth > known.blocks:
+                tokens = min(prompt.held_tokens(depth), most)
+                known = there[name] = HeldPrefix(depth, max(tokens, known.tokens))
+            for replica, depth in depths.items():
+                # Of an answer that followed the prompt only the region is known.
+                tokens = min(prompt.held_tokens(depth), most)
+                tokens = known.tokens if depth == known.blocks else tokens
+                named.setdefault(name, {})[replica] = HeldPrefix(depth, tokens, replica)
+        return named
 
     def hit_ratio(self, request: Request) -> float:
         return self._replicas.index.hit_ratio(request.prompt.hashes)

@@ -7,11 +7,17 @@ from typing import Any, Protocol
 class PrefixListener(Protocol):
     """Receives which prefixes this region's replicas come to hold and lose."""
 
-    def used(self, hashes: Sequence[int], now: float) -> None:
-        """A replica holds this prompt from now on."""
+    def used(self, hashes: Sequence[int], now: float, replica: Any) -> None:
+        """That replica holds this prompt from now on."""
 
     def lost(self, blocks: Iterable[int]) -> None:
         """No replica holds these blocks any more."""
+
+    def left(self, replica: Any, blocks: Iterable[int]) -> None:
+        """That replica holds these no more; others do."""
+
+    def gone(self, replica: Any) -> None:
+        """That replica holds nothing any more."""
 
 
 class AnnouncedPrefixes(Protocol):
@@ -19,6 +25,10 @@ class AnnouncedPrefixes(Protocol):
 
     def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
         """How many leading blocks each of these owners announces; those with none are left out."""
+        ...
+
+    def holders(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, dict[str, int]]:
+        """Of each owner, how many each replica holds that it names; "": of all it announces."""
         ...
 
 

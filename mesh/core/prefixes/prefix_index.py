@@ -54,15 +54,13 @@ class PrefixIndex(Generic[OwnerT]):
         self._ttl_s = ttl_s
         self._bounds: dict[OwnerT, int] = {}  # of owners known to hold less than blocks_max
         self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
-        # Block hash -> when it was inserted, the oldest insertion first.
-        self._blocks_of: dict[OwnerT, dict[int, float]] = {}
+        self._blocks_of: dict[OwnerT, dict[int, float]] = {}  # when inserted, the oldest first
         self._bit_of: dict[OwnerT, int] = {}
         self._owners: list[OwnerT] = []  # by the bit's place; a free bit keeps its last owner
         self._free_bits: list[int] = []
         self._turns: list[OwnerT] = []  # to be searched for old blocks
         self._now = NEVER  # of the last tick
-        # No block of an owner was inserted before.
-        self._oldest_at: dict[OwnerT, float] = {}
+        self._oldest_at: dict[OwnerT, float] = {}  # no block of it was inserted before
         self._missed_at: dict[OwnerT, float] = {}  # blocks inserted up to then are evicted
         self.reporting: set[OwnerT] = set()  # owners that report what they hold
         # Of these, blocks that must be loaded before they are of use, and their tier.
@@ -134,7 +132,7 @@ class PrefixIndex(Generic[OwnerT]):
         self.enter(owner, hashes, now)
         hashes = hashes[: self._bounds.get(owner, self._blocks_max)]
         if self.outgoing is not None:
-            self.outgoing.used(hashes, now)
+            self.outgoing.used(hashes, now, owner)
         if self.listener is not None:
             self.listener.used(owner, hashes, now)
         return held
@@ -374,6 +372,8 @@ class PrefixIndex(Generic[OwnerT]):
         self.slow.pop(owner, None)
         self._room.forget(owner)
         self._free_bits.append(bit)
+        if self.outgoing is not None:
+            self.outgoing.gone(owner)
 
     def _mask(self, owners: Iterable[OwnerT]) -> int:
         mask, bit_of = 0, self._bit_of
@@ -409,16 +409,18 @@ class PrefixIndex(Generic[OwnerT]):
         if slow := self.slow.get(owner):
             for block in blocks:
                 slow.pop(block, None)
-        unowned = []
+        unowned, shared = [], []
         for block in blocks:
             del held[block]
             if left := owners_of[block] & others:
                 owners_of[block] = left
+                shared.append(block)
             else:
                 del owners_of[block]
                 unowned.append(block)
         if self.outgoing is not None:
             self.outgoing.lost(unowned)
+            self.outgoing.left(owner, shared)
 
     def _names(self, bits: int) -> tuple[OwnerT, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

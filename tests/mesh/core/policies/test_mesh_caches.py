@@ -26,7 +26,7 @@ def asked(key, text, more_tokens=0):
 
 
 def held(caches, one, *names):
-    here, _ = caches.of(one, [Target(name, 0) for name in names])
+    here = caches.of(one, [Target(name, 0) for name in names]).replicas
     return [here.get(name, HELD_NOTHING) for name in names]
 
 
@@ -66,7 +66,7 @@ def test_the_last_token_is_always_computed(caches):
 def test_a_region_is_not_the_replica_of_its_name(caches):
     caches.placed(asked(1, "AB"), EU, 0.0)
     here, there = Target("eu", 0), Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert caches.of(asked(2, "ABC"), [here, there]) == ({}, {"eu": HeldPrefix(2, 200)})
+    assert caches.of(asked(2, "ABC"), [here, there]) == ({}, {"eu": HeldPrefix(2, 200)}, {})
     assert caches.hit_ratio(asked(2, "ABC")) == 0.0
 
 
