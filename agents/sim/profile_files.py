@@ -29,7 +29,9 @@ def find_profile(name: str) -> Profile:
     if name.endswith(WRITTEN):
         return _written(name)
     known = ", ".join(PROFILES)
-    raise ProfileInvalid(f"no profile {name!r}: use {known}, or a {MEASURED} or {WRITTEN} file")
+    raise ProfileInvalid(
+        f"unknown profile {name!r}: use one of {known}, or a {MEASURED} or {WRITTEN} file"
+    )
 
 
 def _measured(file: Path) -> Profile:

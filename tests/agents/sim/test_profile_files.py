@@ -20,7 +20,7 @@ def test_a_profile_is_found_by_name_or_in_a_measured_or_written_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("none", None, "no profile .none.: use l4-.*or a .json or .toml file"),
+        ("none", None, "unknown profile .none.: use one of l4-.*or a .json or .toml file"),
         ("none.json", None, "none.json can't be read: No such file"),
         ("bad.json", "{}", "bad.json: engine: .*mesh-agent profile --calibrate"),
         ("bad.toml", "nam = 1", "bad.toml: unknown nam"),

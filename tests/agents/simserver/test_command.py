@@ -10,7 +10,7 @@ from agents.simserver.metrics import PageKind
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--profile", "h100"], "use l4-llama3.1-8b, a100-mistral-7b"),
+        (["--profile", "h100"], "use one of l4-llama3.1-8b, a100-mistral-7b"),
         (["--time-scale", "0"], "time-scale"),
         (["--kv-tokens", "5"], "kv-tokens"),
         (["--fault", "slow=0"], "at least 1"),
