@@ -68,8 +68,8 @@ class Candidate:
     terms: Mapping[str, float | None] = field(default_factory=dict)
     """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
     prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
-    token costs there; memory_s: until KV memory is free; others_s: what it costs the other requests
-    there."""
+    token costs there; memory_s: until KV memory is free; load_s: until its adapter is loaded;
+    others_s: what it costs the other requests there."""
     matched_tokens: Count | None = 0
     """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
     lists API keys shows neither prices nor matches to requests without one of them."""

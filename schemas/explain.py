@@ -96,6 +96,10 @@ class RequestLife:
     """ok, failed, shed, refused, client_gone, engine_failed; of a peer's placed or refused; open
     while it is under way."""
     model: Text | None = None
+    asked_model: Text | None = None
+    """What the client asked for, where mesh.toml maps that to another model."""
+    is_copy: bool = False
+    """Whether it is a copy whose answer was dropped."""
     tenant: Text | None = None
     served_by_region: Text | None = None
     served_by_replica: Text | None = None

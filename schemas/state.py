@@ -88,6 +88,10 @@ OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 
 
+ADAPTERS_MAX = 64  # that one replica may load
+LoadTimes = Annotated[dict[ValidModelId, Seconds | None], Field(max_length=ADAPTERS_MAX)]
+
+
 class Health(StrEnum):
     """How alive a region is, by the gaps between its digests."""
 
@@ -217,6 +221,15 @@ class Heartbeat:
     held_seq: Count | None = None
     """Number of the last delta of what its engine holds (`schemas.held`); null where the engine
     reports no KV events."""
+    loadable: LoadTimes = field(default_factory=dict)
+    """Adapters that its engine has not loaded and that its agent would load for a request, each
+    with the seconds that this takes, as measured; null before the first load."""
+    loading: LoadTimes = field(default_factory=dict)
+    """Adapters that its engine is loading, each with the seconds that this still takes."""
+    adapters_busy: bool = False
+    """Whether each adapter that its engine has is in use: none could be loaded in its place now."""
+    adapters_free: Count = 0
+    """Adapters that could be loaded before one had to be unloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +246,9 @@ class ModelCapacity:
     """Requests running in each, on average."""
     kv_free_tokens: Count | None = None
     """Most KV memory that one of them has left for prompts not sent to it yet, in tokens."""
+    load_s: Seconds | None = None
+    """Of an adapter that none of them has loaded: the shortest time to load it, in seconds; null
+    where one has it, and of models."""
     listed: Annotated[tuple[ListPlace, ...], Field(max_length=LISTED_MAX)] = ()
     """Places in the digest's `replicas` of those that serve it."""
 
@@ -369,7 +385,7 @@ _OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
 T = TypeVar("T")
 
 
-SIGNIFICANT_DIGITS = 4
+SIGNIFICANT = ".4g"  # digits
 SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
 
 
@@ -378,10 +394,10 @@ def rounded(value: float) -> float: ...
 @overload
 def rounded(value: None) -> None: ...
 def rounded(value: float | None) -> float | None:
-    """A measured value as a message has it: to SIGNIFICANT_DIGITS, and 0 below SMALLEST."""
+    """A measured value as a message has it: its SIGNIFICANT digits, and 0 below SMALLEST."""
     if value is None:
         return None
-    return 0.0 if abs(value) < SMALLEST else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

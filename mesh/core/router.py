@@ -23,6 +23,7 @@ from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
 from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
 from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
+from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
@@ -112,6 +113,14 @@ class RouterCore:
         self._admission = Admission(
             self.held, self.inflight, self._settings, dice, self._timeouts.serving
         )
+        self.model_choice = ModelChoice(
+            self._settings,
+            self._timeouts,
+            self.held,
+            self._admission,
+            self._cluster_events.models,
+            self._effects,
+        )
         self._forwarded_requests = ForwardedRequests(
             self._settings,
             self.replicas,
@@ -168,7 +177,7 @@ class RouterCore:
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves now, full or not."""
-        return self._timeouts.ready_models()
+        return self.model_choice.targets.known(self._timeouts.ready_models())
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Those, and the ones that may come back: requests for them are held, not refused."""
@@ -191,7 +200,8 @@ class RouterCore:
         if request.answer_inbox is not None:
             self._on_forwarded(request, request.answer_inbox, now)
             return
-        self._arrivals.count(now)
+        if not request.shadow:
+            self._arrivals.count(now)
         record = RequestRecord(request)
         self.inflight[request.key] = record
         if self._cluster_events.draining:
@@ -237,17 +247,11 @@ class RouterCore:
 
     def _hold(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Hold a new request, or shed it, or shed another one for it."""
-        if self._completion.shed_if_too_late(record, place, now):
+        completion = self._completion
+        if completion.end_copy(record, now) or completion.shed_if_too_late(record, place, now):
             return
-        if self.held.is_full:
-            last = self.held.newest_below(record.request.priority)
-            if last is None:
-                self._completion.shed(
-                    record, place, f"{place.reason}, and the hold queue is full", now
-                )
-                return
-            why = f"the hold queue is full, and {record.request.priority} goes before"
-            self._completion.shed(self.inflight[last.key], None, why, now)
+        if not completion.make_room(record, place, now):
+            return
         expected = self._admission.with_expectation(record, place, now)
         record.decided(expected)
         self._attempts.decided(record.request, expected)
@@ -256,6 +260,8 @@ class RouterCore:
 
     def _to_hold_queue(self, record: RequestRecord, now: float) -> None:
         """The attempt under way, if any, is over: it waits at its place by class and arrival."""
+        if self._completion.end_copy(record, now):
+            return
         self._attempts.leave(record, now)
         record.hold(now)
         self.held.put(record.request, comes_back=record.attempt > 0)
@@ -306,7 +312,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.start(now)
-            self._attempts.began(record, now)
+            self._attempts.began(record, now, shows_ttft=event.shows_ttft)
             self._offer(record, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
@@ -356,8 +362,10 @@ class RouterCore:
             return
         record.failed(avoid_place=not same_again)
         has_places = same_again or self._timeouts.others_serve(record)
+        has_places = has_places or self.model_choice.other(record, now) is not None
         if has_places and record.is_worth_another(self._settings.failures_max):
             self._to_hold_queue(record, now)
+            self.model_choice.retarget(record, now)
         elif record.engine_status is not None:
             self._completion.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
@@ -388,7 +396,7 @@ class RouterCore:
         self._placer.follow(settings, self.gossip)
         self._timeouts.follow(settings)
         self._forwarded_requests.follow(settings)
-        self._admission.delay.limit_s = settings.queue_delay_s_max
+        self.model_choice.follow(settings)
         if settings.hold_order is not before.hold_order:
             self.held.reorder(make_order(settings.hold_order, self._placer.hit_ratio))
         self.warming.follow(settings)
@@ -408,7 +416,7 @@ class RouterCore:
         self._admission.look(now)
         for record in self._timeouts.due_for_check(self.inflight.values(), now):
             self._check(record, now)
-        self._scheduler.place_waiting(now)
+        self._scheduler.tick(now)
         self._cluster_events.publish_digest_if_due(now)
         self.gossip.tick(now)
         self.held_prefixes.tick(now)
@@ -420,6 +428,7 @@ class RouterCore:
                 self._attempts.cancel(record)
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
+            self.model_choice.retarget(record, now)
             if record.queued_s(now) >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
             elif not self._completion.shed_if_too_late(record, record.place, now):

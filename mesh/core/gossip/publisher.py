@@ -28,7 +28,7 @@ to a replica (a system prompt that every request uses would look like the oldest
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
-from itertools import filterfalse, islice
+from itertools import filterfalse, islice, repeat
 
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.gossip.replica_names import NameBits, as_sent
@@ -48,6 +48,7 @@ from schemas.gossip import (
 )
 
 WAITING_MAX = 16_384
+DROPPED_AT_ONCE = 1024  # of those that wait, when they are too many: each time costs a search
 HALF_LIFE_S = 60.0
 RESCALE_HALF_LIVES = 64.0
 
@@ -116,11 +117,11 @@ class OutgoingPrefixes:
             waiting.update(dict.fromkeys(blocks, weight))
             at.update(dict.fromkeys(blocks, bit))
         else:
-            for block in blocks:
-                waiting[block] = waiting.pop(block, 0.0) + weight
-                at[block] = at.get(block, 0) | bit
+            values = [value + weight for value in map(waiting.pop, blocks, repeat(0.0))]
+            waiting.update(zip(blocks, values, strict=True))  # behind all others
+            at.update(zip(blocks, [at.get(block, 0) | bit for block in blocks], strict=True))
         if len(waiting) > WAITING_MAX:
-            oldest = _first(waiting, len(waiting) - WAITING_MAX)
+            oldest = _first(waiting, len(waiting) - WAITING_MAX + DROPPED_AT_ONCE)
             for block in oldest:
                 del waiting[block], at[block]
             self.dropped += len(oldest)

@@ -7,7 +7,12 @@ from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
-from mesh.core.model.served_names import is_keeper_name, models_by_path, models_only
+from mesh.core.model.served_names import (
+    is_keeper_name,
+    is_model,
+    models_by_path,
+    models_only,
+)
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
@@ -27,6 +32,8 @@ CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
+# Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
+ADAPTERS_TOLD_MAX = 64
 RATE_S = 5.0  # time constant of the request rate's running average
 
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
@@ -174,14 +181,24 @@ class RegionalDigest:
 
     def _counts(self, now: float, within: Collection[Replica] | None = None) -> Counts:
         """Of each model: a change of these is published at once. `within`: of these replicas."""
-        counts = {}
+        counts: Counts = {}
+        told = 0  # adapters that no replica has loaded
         for model in sorted(filterfalse(is_keeper_name, self._replicas.models())):
+            if self._is_unloaded(model):
+                if told == ADAPTERS_TOLD_MAX or not is_model(model):
+                    continue
+                told += 1
             among = self._serving(model, within)
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)
             if ready:
                 counts[model] = ready, len(free)
         return counts
+
+    def _is_unloaded(self, model: ModelId) -> bool:
+        """Whether each of its replicas would have to load it first."""
+        loads = self._replicas.unloaded.get(model, 0)
+        return loads > 0 and loads == len(self._replicas.serving(model))
 
     def _serving(self, model: ModelId, within: Collection[Replica] | None) -> Collection[Replica]:
         serving = self._replicas.serving(model)
@@ -201,6 +218,8 @@ class RegionalDigest:
         for model, (ready, free) in counts.items():
             among = self._serving(model, within)
             serving = [replica for replica in among if self._replicas.serves(replica, model)]
+            unloaded = model in self._replicas.unloaded
+            load_s = min(one.load_s(model) for one in serving) if unloaded else 0.0
             kv_free_tokens = _known(max, [replica.kv_free_tokens for replica in serving])
             capacities[model] = ModelCapacity(
                 ready=ready,
@@ -208,6 +227,7 @@ class RegionalDigest:
                 wait_s=rounded(_known(min, [_wait_s(replica, now) for replica in serving])),
                 kv_free_tokens=None if kv_free_tokens is None else max(0, int(kv_free_tokens)),
                 running=rounded(_mean([_running(replica) for replica in serving])),
+                load_s=rounded(load_s) if load_s else None,
                 listed=_places(serving, listed),
             )
         return capacities

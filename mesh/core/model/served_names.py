@@ -9,7 +9,7 @@ clients, agents, heartbeats and digests name the model and the path. Rejected: a
 model in every table and rule.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
@@ -56,12 +56,32 @@ def is_model(name: ModelId) -> bool:
     return _ON not in name
 
 
+def with_adapters(beat: Heartbeat) -> Heartbeat:
+    """The heartbeat of a replica that loads adapters for requests: they are among its models."""
+    more = (name for name in (*beat.loading, *beat.loadable) if name not in beat.models)
+    return replace(beat, models=(*beat.models, *more))
+
+
 def beat_by_name(beat: Heartbeat) -> Heartbeat:
-    """The heartbeat, its models with their optional paths."""
+    """The heartbeat, its models and adapters with their optional paths."""
     paths = [path for path in beat.paths if path not in PLAIN_PATHS]
     more = (served_name(model, path) for path in paths for model in beat.models)
     names = tuple(name for name in more if len(name) <= MODEL_CHARS_MAX)
-    return replace(beat, models=beat.models + names) if names else beat
+    if not names:
+        return beat
+    return replace(
+        beat,
+        models=beat.models + names,
+        loadable=_on_paths(beat.loadable, paths),
+        loading=_on_paths(beat.loading, paths),
+    )
+
+
+def _on_paths(
+    load_s: dict[ModelId, float | None], paths: Collection[str]
+) -> dict[ModelId, float | None]:
+    more = {served_name(name, path): each for path in paths for name, each in load_s.items()}
+    return load_s | more
 
 
 def with_keeper_names(beat: Heartbeat) -> Heartbeat:

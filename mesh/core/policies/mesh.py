@@ -9,10 +9,11 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many requests run
   + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released
+  + load_s      until its engine has loaded the adapter that is asked for
   + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
                 that come while replicas are busy with our prefill, a larger batch for all that run
-                there, and the next turns of this conversation, which will follow it to the region
-                it went to
+                there, the next turns of this conversation, which will follow it to the region it
+                went to, and the load of an adapter that makes room for ours
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with its effect on others, without which
@@ -43,7 +44,7 @@ from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheEstimate, CacheView, keep
-from mesh.core.policies.mesh_peers import Forward, Forwards
+from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import Prices
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
@@ -91,6 +92,7 @@ class Expected(NamedTuple):
     rtt_s: float
     tokens: float  # to compute before the first token, those queued included
     running: float
+    loads: bool  # an adapter first: its first token says nothing of speed
     began_at: float | None = None
 
 
@@ -107,7 +109,7 @@ class MeshPolicy:
         self._options = options
         self._caches = CacheView(settings.index_blocks_max)
         self._models: dict[ModelId, SpeedModel] = {}
-        self._forwards = Forwards()
+        self._forwards, self._delays = Forwards(), PeerDelays()
         # The last choice and its request's key; it need not be followed.
         self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
@@ -116,7 +118,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds, holders = self._speeds(request), self._caches.of(request, targets)
-        rows = Prices(speeds, request, now, self._forwards).rows(targets, holders)
+        rows = Prices(speeds, request, now, self._forwards, self._delays).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -165,9 +167,12 @@ class MeshPolicy:
             return  # a peer's request is not followed
         keep(self._estimates, request.key, estimate, EXPECTED_MAX)
         if price is not None:
-            expected = Expected(now, price.rtt_s, price.tokens, price.running)
+            loads = price.load_s > 0.0
+            expected = Expected(now, price.rtt_s, price.tokens, price.running, loads)
             keep(self._expected, request.key, expected, EXPECTED_MAX)
             goes_on, speeds = self._caches.goes_on(request), self._speeds(request)
+            if loads:
+                speeds.load_sent(spot.name)
             if replica is not None and replica.heartbeat.running:
                 speeds.batch(replica.heartbeat.running)
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
@@ -177,17 +182,25 @@ class MeshPolicy:
                 prefill_tokens = tokens - price.held.tokens
                 forward = Forward(now, price.held.replica, prefill_tokens, tokens)
                 self._forwards.add(spot.name, forward)
+                if request.streams:
+                    expected_s = price.seconds - price.others_s
+                    self._delays.forwarded(spot.name, request.key, expected_s, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
         estimate = self._estimates.get(request.key)
         if estimate is not None:
             self._estimates[request.key] = estimate._replace(is_computed=True)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.began(spot.name, request.key, now)
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
         ttft_s = now - expected.placed_at - expected.rtt_s
         speeds, tokens = self._speeds(request), expected.tokens
-        speeds.began(spot, tokens, expected.running, ttft_s, now=now)
+        if expected.loads:
+            speeds.load_over(spot.name)
+        else:
+            speeds.began(spot, tokens, expected.running, ttft_s, now=now)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
@@ -195,11 +208,15 @@ class MeshPolicy:
         if expected is not None and expected.began_at is not None:
             speeds.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            speeds.answer(request.prompt.tokens, served.output_tokens)
+            speeds.answer(spot, request.prompt.tokens, served.output_tokens)
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        self._expected.pop(request.key, None)
+        expected = self._expected.pop(request.key, None)
+        if expected is not None and expected.loads:
+            self._speeds(request).load_over(spot.name)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.left(spot.name, request.key, now)
         estimate = self._estimates.pop(request.key, None)
         if estimate is not None:
             self._caches.left(request, spot, estimate)
@@ -229,7 +246,7 @@ class MeshPolicy:
         """Of its model: a fleet of large and small ones has no speed in common."""
         work = work_name(request.model)
         if (speeds := self._models.get(work)) is None:
-            speeds = SpeedModel(generates=request.answer_tokens != 0)
+            speeds = SpeedModel(work, generates=request.answer_tokens != 0)
             self._weigh(speeds)
             keep(self._models, work, speeds, MODELS_MAX)
         return speeds
@@ -252,4 +269,8 @@ def _starves(price: Price, waited_s: float) -> bool:
     time, because a request in an engine's queue can't go elsewhere.
     """
     replica = price.target.replica
-    return replica is not None and not replica.pending and waited_s > price.queue_s + price.memory_s
+    if replica is None:
+        return False
+    pending = replica.pending  # where the engine reports none, what is on its way is known
+    is_busy = replica.on_the_way.waiting if pending is None else pending
+    return not is_busy and waited_s > price.queue_s + price.memory_s

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request, Served
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
@@ -73,7 +74,17 @@ class LayerCache:
             for name in ends.keys() & held.keys():
                 if held[name] is plain and ends[name] > plain.tokens:
                     held[name] = HeldPrefix(depth, min(ends[name], most))
+        if self.index.reporting:
+            self._without_leaving(held, prompt)
         return with_loading(held, self.index, prompt)
+
+    def _without_leaving(self, held: dict[str, HeldPrefix], prompt: Prompt) -> None:
+        """Replicas that report will evict blocks for what is on its way to them."""
+        for name in held.keys() & self.index.reporting:
+            leaving, blocks = self.index.leaving(name), held[name].blocks
+            stay = next((at for at in range(blocks) if prompt.hashes[at] in leaving), blocks)
+            if stay < blocks:
+                held[name] = HeldPrefix(stay, prompt.held_tokens(stay))
 
     def has_ended(self, blocks: Sequence[int]) -> bool:
         return not self.ends.keys().isdisjoint(blocks)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
-from mesh.core.policies.mesh_speeds import SpeedModel
+from mesh.core.policies.mesh_speeds import SpeedModel, believed_slope
 from mesh.core.view.peers import Peer
 from schemas.ids import ModelId
 from schemas.residency import Label
@@ -31,6 +31,9 @@ from schemas.residency import Label
 FORWARDS_MAX = 1024  # to one peer since its digest left
 PEERS_MAX = 256
 RTT_START_S = 0.5  # of a peer before its first answered ping
+DELAY_WEIGHT = 0.2  # of one first token's delay: some ten of them show what a peer is like
+DELAY_HALF_LIFE_S = 30.0  # as what was learned of an idle replica
+DELAY_S_MAX = 60.0
 UNSENT = (0, 0)
 NO_NAMES: Mapping[str, HeldPrefix] = {}
 
@@ -84,6 +87,67 @@ class Forwards:
 NO_FORWARDS = Forwards()
 
 
+class PeerDelays:
+    """By how much later than expected each peer's first tokens come.
+
+    What a peer's digest reports is its word. Prices follow it, but not for longer than first tokens
+    agree with it: the difference is averaged and added to the peer's prices, and fades when nothing
+    is forwarded there. So does the time of a request that has waited for over twice what was
+    expected: a peer that answers nobody, whatever it reports, gets no more work than what finds
+    that out, and one that recovers is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[
+            str, dict[int, tuple[float, float]]
+        ] = {}  # sent, expected; the oldest first
+        self._delays: dict[str, tuple[float, float]] = {}  # seconds, as of
+
+    def forwarded(self, peer: str, key: int, expected_s: float, now: float) -> None:
+        """A request leaves; `expected_s`: until its first token, this delay included."""
+        if peer not in self._open and len(self._open) >= PEERS_MAX:
+            del self._open[next(iter(self._open))]
+        under_way = self._open.setdefault(peer, {})
+        if len(under_way) >= FORWARDS_MAX:
+            del under_way[next(iter(under_way))]
+        under_way[key] = now, expected_s
+
+    def began(self, peer: str, key: int, now: float) -> None:
+        """Its first token is here."""
+        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
+            late_s = now - sent[0] - sent[1]
+            self._set(peer, self._faded(peer, now) + DELAY_WEIGHT * late_s, now)
+
+    def left(self, peer: str, key: int, now: float) -> None:
+        """It leaves without one, for whatever reason."""
+        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
+            self._set(peer, max(self._faded(peer, now), _overdue_s(*sent, now)), now)
+
+    def of(self, peer: str, now: float) -> float:
+        """Seconds to add to what the peer reports."""
+        seconds = self._faded(peer, now)
+        for at, expected_s in self._open.get(peer, {}).values():
+            return max(seconds, _overdue_s(at, expected_s, now))
+        return seconds
+
+    def _set(self, peer: str, seconds: float, now: float) -> None:
+        if peer not in self._delays and len(self._delays) >= PEERS_MAX:
+            del self._delays[next(iter(self._delays))]
+        self._delays[peer] = min(DELAY_S_MAX, max(0.0, seconds)), now
+
+    def _faded(self, peer: str, now: float) -> float:
+        seconds, at = self._delays.get(peer, (0.0, now))
+        return seconds and seconds * 0.5 ** ((now - at) / DELAY_HALF_LIFE_S)
+
+
+NO_DELAYS = PeerDelays()
+
+
+def _overdue_s(sent_at: float, expected_s: float, now: float) -> float:
+    """How much longer a request waits than twice what was expected, and a second."""
+    return max(0.0, now - sent_at - 2.0 * expected_s - 1.0)
+
+
 class PeerReplicas(NamedTuple):
     """What a peer's last digest lists for a model: rows, and their names."""
 
@@ -96,18 +160,32 @@ class PeerPrices:
     """Prices of one request at peers, as of now."""
 
     def __init__(
-        self, speeds: SpeedModel, request: Request, now: float, forwards: Forwards
+        self,
+        speeds: SpeedModel,
+        request: Request,
+        now: float,
+        forwards: Forwards,
+        delays: PeerDelays,
     ) -> None:
         self.work_weight = 0.0  # what others wait for each second of prefill where prompts queue
         self._speeds = speeds
         self._model = request.model
         self._now = now
-        self._forwards = forwards
+        self._forwards, self._delays = forwards, delays
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + speeds.output_tokens
 
     def of(self, target: Target, peer: Peer, holders: PromptHolders) -> PriceRow:
-        """The peer's price."""
+        """The peer's price: by what it reports, and by how first tokens have agreed with that."""
+        row, delay_s = (
+            self._reported(target, peer, holders),
+            self._delays.of(target.name, self._now),
+        )
+        if not delay_s:
+            return row
+        return (row[0] + delay_s, *row[1:9], row[9] + delay_s, *row[10:])
+
+    def _reported(self, target: Target, peer: Peer, holders: PromptHolders) -> PriceRow:
         held = holders.peers.get(target.name, HELD_NOTHING)
         listed = self._listed(target, peer)
         if not listed.rows:
@@ -131,7 +209,8 @@ class PeerPrices:
         lines = [] if found is None else [*zip(*found[0].columns, strict=True)]
         for place in () if found is None else found[1]:
             if place < len(lines) and lines[place][4] > 0.0:
-                name, wait_s, running, free_tokens, s_per_token, base_s = lines[place]
+                name, wait_s, running, free_tokens, slope, base_s = lines[place]
+                s_per_token = believed_slope(slope)
                 rows.append(self._row(name, wait_s, s_per_token, running, base_s, free_tokens))
         made = PeerReplicas(of, tuple(rows), frozenset([row.name for row in rows]))
         speeds.kept_peers[target.name] = made
@@ -211,13 +290,13 @@ class PeerPrices:
         assert best is not None
         row, held, queue_s, prefill_s, memory_s, others_s = best
         others_s += speeds.returns * rtt_s
-        line_s = target.ahead * typical_s
-        seconds = rtt_s + line_s + queue_s + prefill_s + row.base_s + memory_s + others_s
+        line_s, load_s = target.ahead * typical_s, peer.load_s(self._model)
+        seconds = rtt_s + line_s + queue_s + prefill_s + row.base_s + memory_s + load_s + others_s
         tokens = (line_s + queue_s + prefill_s) / row.s_per_token
         held = held if held[0] else HeldPrefix(0, 0, row.name)
         return (
             seconds, target, held, tokens, row.running, rtt_s, line_s, queue_s, prefill_s,
-            row.base_s, memory_s, others_s,
+            row.base_s, memory_s, load_s, others_s,
         )  # fmt: skip
 
     def _of_region(self, target: Target, peer: Peer, held: HeldPrefix) -> PriceRow:
@@ -246,11 +325,12 @@ class PeerPrices:
         if free_tokens is not None:
             lacking_tokens = self._needed_tokens - free_tokens - held.tokens
             memory_s = speeds.release_s(target, lacking_tokens, 0.0, running)
-        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+        load_s = peer.load_s(model)
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
             seconds, target, held, tokens, running, rtt_s, line_s, queue_s, prefill_s, base_s,
-            memory_s, others_s,
+            memory_s, load_s, others_s,
         )  # fmt: skip
 
     def _arrived_s(self, peer: Peer, rtt_s: float, typical_s: float, forwarded: int) -> float:

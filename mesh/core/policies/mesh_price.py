@@ -42,19 +42,20 @@ class Price(NamedTuple):
     prefill_s: float
     base_s: float
     memory_s: float
+    load_s: float
     others_s: float
 
 
 # A `Price` as a plain tuple: naming a thousand takes longer than pricing them.
 PriceRow = tuple[
-    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float
+    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float, float
 ]
 TERMS = Price._fields[5:]
 
 
 def own_s(row: PriceRow) -> float:
     """Until the request's own first token: without what others pay."""
-    return row[0] - row[11]
+    return row[0] - row[12]
 
 
 def first_token(row: PriceRow) -> FirstToken:

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_peers import NO_FORWARDS, RTT_START_S, Forwards, PeerPrices
+from mesh.core.policies.mesh_peers import (
+    NO_DELAYS,
+    NO_FORWARDS,
+    RTT_START_S,
+    Forwards,
+    PeerDelays,
+    PeerPrices,
+)
 from mesh.core.policies.mesh_price import HELD_NOTHING, PriceRow, PromptHolders
 from mesh.core.policies.mesh_speeds import SpeedModel
 
@@ -22,14 +29,19 @@ class Prices:
     """Prices of one request, as of now."""
 
     def __init__(
-        self, speeds: SpeedModel, request: Request, now: float, forwards: Forwards = NO_FORWARDS
+        self,
+        speeds: SpeedModel,
+        request: Request,
+        now: float,
+        forwards: Forwards = NO_FORWARDS,
+        delays: PeerDelays = NO_DELAYS,
     ) -> None:
-        """`forwards`: what has been forwarded to peers of late."""
+        """`forwards`: what has been forwarded to peers of late; `delays`: of their first tokens."""
         self._speeds = speeds
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + speeds.output_tokens
-        self._peers = PeerPrices(speeds, request, now, forwards)
+        self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; `holders`: of the prompt."""
@@ -49,7 +61,9 @@ class Prices:
             known = kept.get(name)
             if known is None or known[0] is not replica.heartbeat:
                 known = speeds.of_replica(replica)
-            _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room = known
+            (
+                _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room, load_s,
+            ) = known  # fmt: skip
             held = held_by.get(name, HELD_NOTHING)
             sent = replica.on_the_way
             queued: float = sent.prefill_tokens
@@ -72,10 +86,10 @@ class Prices:
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
             stalled += work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
-            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
-                prefill_s, base_s, memory_s, others_s,
+                prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
         return rows
 

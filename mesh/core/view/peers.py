@@ -118,6 +118,10 @@ class Peer:
         waits = [one.wait_s for one in self._capacities(model, None) if one.wait_s is not None]
         return min(waits, default=None)
 
+    def load_s(self, model: ModelId) -> float:
+        """Shortest time to load that adapter there; 0 where a replica has it, and of a model."""
+        return min([one.load_s or 0.0 for one in self._capacities(model, None)], default=0.0)
+
     def running(self, model: ModelId) -> float | None:
         """Requests running beside a newcomer; None while unknown."""
         known = [one.running for one in self._capacities(model, None) if one.running is not None]

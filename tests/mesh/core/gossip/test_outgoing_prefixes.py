@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mesh.core.gossip.publisher import HALF_LIFE_S, WAITING_MAX, OutgoingPrefixes
+from mesh.core.gossip.publisher import DROPPED_AT_ONCE, HALF_LIFE_S, WAITING_MAX, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
 from mesh.core.prefixes.prefix_index import PrefixIndex
 
@@ -90,7 +90,9 @@ def test_what_waits_too_long_is_dropped_and_comes_back_with_its_next_use():
     outgoing = prefixes(blocks_max=2 * WAITING_MAX)
     outgoing.used((1,), 0.0)
     outgoing.used(tuple(range(2, WAITING_MAX + 2)), 0.0)
-    assert len(outgoing.take(2 * WAITING_MAX)[0]) == WAITING_MAX
+    assert outgoing.waiting == WAITING_MAX - DROPPED_AT_ONCE
+    assert outgoing.dropped == DROPPED_AT_ONCE + 1
+    outgoing.take(2 * WAITING_MAX)
     assert 1 not in outgoing.published
     outgoing.used((1,), 1.0)
     assert outgoing.take(ALL)[0] == (1,)

@@ -244,3 +244,19 @@ def test_beliefs_follow_a_real_cache(seed, room):
     assert false_unseen > 0.1 * true_unseen
     assert false < 0.7 * false_unseen
     assert true > 0.99 * true_unseen
+
+
+def test_what_a_reporting_replica_will_evict_for_others_is_not_counted_on(caches):
+    index = caches.indexes[CandidateKind.REPLICA]
+    index.reports("a", reporting=True)
+    for key, text in enumerate(("ABCD", "XYZ"), 1):
+        one = asked(key, text)
+        caches.placed(one, spot("a"), float(key))
+        index.report("a", one.prompt.hashes, 0, float(key))
+    index.evicted("a", asked(3, "XYZ").prompt.hashes)
+    again = asked(4, "ABCDE")
+    assert held(caches, again, "a") == [HeldPrefix(4, 400)]
+    caches.placed(asked(5, "KL"), spot("a"), 5.0)
+    assert held(caches, again, "a") == [HeldPrefix(2, 200)]
+    caches.placed(asked(6, "MNOPQ"), spot("a"), 6.0)
+    assert held(caches, again, "a") == [HELD_NOTHING]

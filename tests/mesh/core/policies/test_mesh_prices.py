@@ -69,6 +69,7 @@ def test_an_idle_replica_costs_its_base_and_the_prompt():
         "prefill_s": pytest.approx(1000 * S_PER_TOKEN),
         "base_s": BASE_S,
         "memory_s": 0.0,
+        "load_s": 0.0,
         "others_s": 0.0,
     }
     assert (one.tokens, one.running) == (1000, 0)
