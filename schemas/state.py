@@ -23,6 +23,7 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.kv_transfer import KvTransfer
 from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
@@ -217,6 +218,8 @@ class Heartbeat:
     held_seq: Count | None = None
     """Number of the last delta of what its engine holds (`schemas.held`); null where the engine
     reports no KV events."""
+    kv: KvTransfer | None = None
+    """Its part in pairs of a prefill and a decode replica; null where it answers alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
