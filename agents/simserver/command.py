@@ -18,7 +18,7 @@ import asyncio
 import dataclasses
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -26,7 +26,11 @@ from pydantic import TypeAdapter, ValidationError
 from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
 from agents.simserver.metrics import PageKind
+from schemas.kv_transfer import KvRole, TransferKind
 from schemas.problems import problem_lines
+
+if TYPE_CHECKING:
+    from agents.simserver.kv_transfer import KvSettings
 
 _KNOWN = [field.name for field in dataclasses.fields(Profile)]
 
@@ -71,6 +75,16 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
         return parse_switches(value)
     except FaultsInvalid as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _kv_settings(
+    role: str | None, kind: str, timeout_s: float, s_per_token: float
+) -> "KvSettings | None":
+    from agents.simserver.kv_transfer import KvSettings
+
+    if role is None:
+        return None
+    return KvSettings(KvRole(role), TransferKind(kind), timeout_s, s_per_token)
 
 
 @click.command(context_settings={"show_default": True})
@@ -132,6 +146,30 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option("--kv-events-replay", help="Repeat them there.", metavar="ADDRESS")
 @click.option(
+    "--role",
+    type=click.Choice(list(KvRole)),
+    help="It computes one stage of requests: prompts for others, or answers to others' prompts "
+    "[default: whole requests].",
+)
+@click.option(
+    "--kv-transfer",
+    type=click.Choice([TransferKind.NIXL, TransferKind.SGLANG]),
+    default=TransferKind.NIXL,
+    help="With --role, whose protocol of KV transfers it simulates: vLLM's or SGLang's.",
+)
+@click.option(
+    "--kv-timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=480.0,
+    help="With --role, how long it waits for the other engine of a pair.",
+)
+@click.option(
+    "--kv-s-per-token",
+    type=click.FloatRange(min=0),
+    default=1e-5,
+    help="With --role, how long a transfer takes for each token, in its own seconds.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
@@ -156,6 +194,9 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
         raise click.UsageError(
             "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
         )
+    options["kv"] = _kv_settings(
+        *(options.pop(name) for name in ("role", "kv_transfer", "kv_timeout_s", "kv_s_per_token"))
+    )
     options["models"] = options["models"] or (profile.model or profile.name,)
     config = SimConfig(metrics=PageKind(metrics), **options)
 

@@ -12,10 +12,11 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -30,6 +31,7 @@ from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
 from agents.simserver.kv_events import KvEventPublisher
+from agents.simserver.kv_transfer import KvPeer, KvSettings
 from agents.simserver.messages import (
     MessageRenderer,
     count_tokens,
@@ -78,6 +80,7 @@ class SimConfig:
     faults: Faults = field(default_factory=Faults)
     kv_events: str | None = None  # where it publishes them, and repeats them
     kv_events_replay: str | None = None
+    kv: KvSettings | None = None  # its part in pairs
 
 
 class SimServer:
@@ -111,6 +114,8 @@ class SimServer:
         flush = (lambda: None) if self._kv_events is None else self._kv_events.flush
         tokens = self._count_tokens
         self._driver = Driver(engine, self._meters, config.time_scale, tokens, flush)
+        kv, scale = config.kv, config.time_scale
+        self._kv = None if kv is None else KvPeer(kv, self._driver, scale)
         self._thawed = asyncio.Event()
         self._apply_faults()
 
@@ -119,6 +124,9 @@ class SimServer:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._shape_errors])
         if self._kv_events is not None:
             app.cleanup_ctx.append(self._publish_kv_events)
+        if self._kv is not None:
+            app.cleanup_ctx.append(self._kv.closing)
+            app.add_routes(self._kv.routes())
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._chat),
@@ -235,6 +243,12 @@ class SimServer:
     async def _generate(
         self, request: web.Request, job: GenerationRequest, name: str = ""
     ) -> web.StreamResponse:
+        kv = self._kv
+        params = {} if kv is None else kv.read(await request.read())
+        if kv is not None and kv.is_prefill:
+            return await self._prefill(request, job, kv, params)
+        if kv is not None:
+            await kv.fetch(params, self._keys(job), job.prompt_tokens)
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
         answer = _renderer(request, job, attempt, name)
@@ -252,12 +266,34 @@ class SimServer:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
 
-    def _submit(self, job: GenerationRequest) -> TokenStream:
+    async def _prefill(
+        self, request: web.Request, job: GenerationRequest, kv: KvPeer, params: Mapping[str, Any]
+    ) -> web.Response:
+        """Compute the prompt and one token, and keep its KV cache for a decode engine."""
+        stream = self._submit(replace(job, stream=False), output_tokens=1)
+        ended = "abort"
+        try:
+            await stream.wait(0)
+            host, port = request.get_extra_info("sockname")[:2]
+            here, tokens = Address(host, port), job.prompt_tokens
+            handed_out = await kv.handed_out(params, self._keys(job), tokens, here)
+            answer = _renderer(request, job, f"{self._nonce}-{stream.id:x}", "")
+            body = orjson.loads(answer.whole(stream.cached_tokens))
+            ended = "length"
+            return _json(body | {"kv_transfer_params": handed_out})
+        finally:
+            self._driver.close(stream)
+            self._meters.ended[ended] += 1
+
+    def _keys(self, job: GenerationRequest) -> list[int]:
+        return block_keys(job.sequence(), self._block_bytes)
+
+    def _submit(self, job: GenerationRequest, output_tokens: int | None = None) -> TokenStream:
         sequence = job.sequence()
         keys = block_keys(sequence, self._block_bytes)
         if self._kv_events is not None:
             self._kv_events.learn(keys, sequence)
-        tokens = job.prompt_tokens, job.answer.tokens
+        tokens = job.prompt_tokens, output_tokens or job.answer.tokens
         return self._opened(partial(self._driver.open, *tokens, keys, whole=not job.stream))
 
     def _opened(self, opens: Callable[[], TokenStream]) -> TokenStream:
