@@ -65,19 +65,22 @@ class EngineClient:
         reads_batch_max: bool = True,
         asks_usage: bool | None = None,
         routes: tuple[str, ...] = (),
+        finds_paths: bool = True,
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
 
         `key`: the engine's API key, sent to its own origin alone. `reads_batch_max`: read its batch
         size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
         counts of every stream; None: where its kind takes that. `routes`: other paths, which its
-        operator says that it answers.
+        operator says that it answers. `finds_paths`: send a tiny request on optional ones; not to
+        an engine that waits for another one's KV cache.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
         self.takes_response_ids = kind.takes_response_ids
         self._kind = kind
         self._given_models = models
         self._listed = routes
+        self._finds_paths = finds_paths
         self._reads_batch_max = reads_batch_max
         self.version: str | None = None  # of the engine, where its settings show it
         self._settings_due_at = float("-inf")
@@ -196,6 +199,8 @@ class EngineClient:
         Found out by one tiny request for the first of its models, again when they change: lists of
         routes, where engines have them, name what the server knows and not what its model can do.
         """
+        if not self._finds_paths:
+            return self._listed
         if models != self._asked_for:
             self._asked_for = models
             self._answers.clear()

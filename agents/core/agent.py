@@ -154,7 +154,7 @@ class AgentCore:
             seq=self._seq,
             state=state,
             engine=replica.engine,
-            models=engine.models,
+            models=engine.models if replica.computes(None) else (),
             full=counts.full,
             pending=counts.pending,
             running=counts.running,
@@ -185,6 +185,7 @@ class AgentCore:
             cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
             paths=engine.paths,
             prefill_prior=replica.prior(engine.models) if self._seq % CARDS_EVERY == 1 else None,
+            kv=None if replica.kv is None else replica.kv.report(engine.models),
         )
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
@@ -242,7 +243,7 @@ class AgentCore:
         state = self.state
         if state in _CLOSED:
             return _CLOSED[state]
-        if not self._engine.serves(work.model, work.path):
+        if not (self._engine.serves(work.model, work.path) and self._replica.computes(work.role)):
             return Refusal.WRONG_MODEL
         if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
@@ -271,14 +272,13 @@ class AgentCore:
 
     def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         """Its body is whole. An offline request waits for what online ones leave."""
-        work = record.work
         if not self._has_answered:
-            self._example = work
-        if work.offline:
+            self._example = record.work
+        if record.work.offline:
             return self._offline.hold(record, body, now)
         self._requests.send(record, now)
         self._offline.online_sent(record, now)
-        return [effects.StartRelay(record.inbox, work.path, work.request_id, body, record.headers)]
+        return [record.relay(body)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
@@ -305,9 +305,9 @@ class AgentCore:
     def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
         assert record is not None and record.sent_at is not None, "an end without a StartRelay"
-        work, alone = record.work, record.alone
+        work, alone = record.work, record.alone and not record.work.is_decode
         if event.outcome is Outcome.DONE and not work.offline:
-            began_at, odd = record.began_at if event.streamed else None, work.is_odd
+            began_at, odd = record.first_token_at(streamed=event.streamed), work.is_odd
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
             self._served_total += not work.warm
         self._offline.ended(event, record.sent_at, now, offline=work.offline)
@@ -379,7 +379,7 @@ class AgentCore:
         self._engine.scraped(self._offline.online_part(event, now))
         self._health.succeeded()
         self._requests.scraped(event.began_at, now)
-        at_engine = tables.at_engine - len(event.held)
+        at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)
         backlog = EngineBacklog(at_engine, tables.longest_prompt_tokens)
         line = self._engine.prefill.line
         hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)

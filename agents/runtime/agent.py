@@ -131,10 +131,11 @@ class Agent:
     def learned_speed(self) -> KnownSpeed | None:
         """Of its engine, for the next run; None before it is learned."""
         beat = self.heartbeat()
-        if beat.prefill_s_per_token is None or not beat.models:
+        models = self._core.models
+        if beat.prefill_s_per_token is None or not models:
             return None
         line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
-        return of_last_run(beat.engine, beat.models, line)
+        return of_last_run(beat.engine, models, line)
 
     def offline_totals(self) -> OfflineTotals:
         return self._core.offline_totals
@@ -250,6 +251,7 @@ class Agent:
             clock=self._clock,
             began=self.feed,
             engine_kind=self._config.engine_kind,
+            transfer=self._config.kv_transfer,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
         if self._held is not None:

@@ -16,7 +16,7 @@ from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.engine_cache import EngineCache
-from agents.core.heartbeat import ReplicaConfig
+from agents.core.heartbeat import KvPart, ReplicaConfig
 from agents.core.held_blocks import HeldBlocks
 from agents.core.held_log import HeldLog
 from agents.core.known_speed import KnownSpeed, of_profile
@@ -111,6 +111,7 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
         reads_batch_max=config.batch_max is None,
         asks_usage=config.ask_usage,
         routes=config.routes,
+        finds_paths=config.role is None,
     )
 
 
@@ -174,7 +175,15 @@ def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> Replic
         offline=config.profile,
         offline_priority=config.offline_priority,
         speeds=tuple(speed for speed in (kept, profiled) if speed is not None),
+        kv=kv_part(config),
     )
+
+
+def kv_part(config: AgentConfig) -> KvPart | None:
+    """The engine's part in pairs; None where it answers alone."""
+    if config.role is None or config.kv_transfer is None:
+        return None
+    return KvPart(config.kv_transfer, config.role, config.kv_address)
 
 
 def outstanding_max(config: AgentConfig, kind: EngineDialect) -> int:
