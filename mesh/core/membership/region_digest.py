@@ -1,12 +1,17 @@
 """This region's digest: what its router publishes to peers, and when."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import filterfalse, islice
+from itertools import islice
 from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
-from mesh.core.model.served_names import is_keeper_name, models_by_path, models_only
+from mesh.core.model.served_names import (
+    is_for_others,
+    is_prefill_name,
+    models_by_path,
+    models_only,
+)
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
@@ -100,9 +105,10 @@ class RegionalDigest:
         cards: dict[ModelId, ModelCard],
     ) -> Digest:
         beats = [(replica, replica.heartbeat) for replica in self._replicas]
-        ready = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
+        working = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
+        ready = [one for one in working if not is_prefill_name(one.heartbeat.models[0])]
         ready_beats = [replica.heartbeat for replica in ready]
-        lines = [replica.prefill_line for replica in ready]
+        lines = [replica.prefill_line for replica in working]
         capacities = self._capacities(counts, now)
         self._seq += 1
         self._made_at = now
@@ -148,7 +154,7 @@ class RegionalDigest:
     def _counts(self, now: float, within: Collection[Replica] | None = None) -> Counts:
         """Of each model: a change of these is published at once. `within`: of these replicas."""
         counts = {}
-        for model in sorted(filterfalse(is_keeper_name, self._replicas.models())):
+        for model in sorted(filter(is_for_others, self._replicas.models())):
             among = self._serving(model, within)
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)

@@ -228,6 +228,11 @@ class CandidateCache:
         return {region: known.get(region) for region in self._replicas.loss_detectors}
 
 
+def targets_of(replicas: Sequence[Replica]) -> list[Target]:
+    """Replicas of this region as candidates, without a hold queue before them."""
+    return _targets(replicas, {one.heartbeat.region: 0.0 for one in replicas}, 0)
+
+
 def _targets(replicas: Sequence[Replica], rtt_s: RoundTripsByRegion, ahead: float) -> list[Target]:
     kind, new = CandidateKind.REPLICA, tuple.__new__
     # `Target.__new__` takes twice as long, and this runs for every candidate.
@@ -242,6 +247,7 @@ def _targets(replicas: Sequence[Replica], rtt_s: RoundTripsByRegion, ahead: floa
                 replica,
                 None,
                 ahead,
+                None,
             ),
         )
         for replica in replicas

@@ -15,6 +15,7 @@ from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.candidates import CandidateCache, CandidateLayer
+from mesh.core.placement.pairs import Pairs, PrefillChoice, choice_of
 from mesh.core.placement.receipt import UnlistedCandidates, receipt, unlisted
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, PolicyMakers, make_policy
@@ -23,6 +24,7 @@ from mesh.core.policies.base import (
     Destination,
     Expiring,
     FirstToken,
+    PairPricing,
     Policy,
     PrefixFollowing,
     QueueComparing,
@@ -58,6 +60,7 @@ class PlacementResult(NamedTuple):
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
     unlisted: UnlistedCandidates | None = None  # instead, where the request wants no receipt
+    prefill: PrefillChoice | None = None  # on a pair: where the prompt is computed
 
 
 class PolicyPair:
@@ -71,6 +74,7 @@ class PolicyPair:
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
         self.sampling = self.local if isinstance(self.local, Sampling) else None
         self.compares_queues = isinstance(self.local, QueueComparing) and self.local.compares_queues
+        self.prices_pairs = isinstance(self.local, PairPricing)
 
     @property
     def indexes(self) -> list[PrefixIndex[str]]:
@@ -108,6 +112,7 @@ class Placer:
         self._candidates = CandidateCache(
             replicas, peers, self.residency, dice, settings.heartbeat_late_s
         )
+        self._pairings = Pairs(replicas, self.residency, dice)
         self._dice = dice
         self._makers = POLICIES if makers is None else makers
         self._pairs: dict[str, PolicyPair] = {}
@@ -272,6 +277,27 @@ class Placer:
         for policy in self._of_layer(spot):
             policy.placed(request, spot, now)
 
+    def prefills(self, request: Request, replica: ReplicaId, now: float) -> int:
+        """The request's prompt is computed there, for a decode replica. Returns how many of its
+        blocks are estimated to be there already."""
+        hashes = request.prompt.hashes
+        held = [index.insert(replica, hashes, now)[0] for index in self.replica_indexes]
+        return max(held, default=0)
+
+    def prefilled(self, request: Request, replica: ReplicaId, now: float) -> None:
+        """That is done."""
+        if request.answer_inbox is not None:
+            return
+        spot = Destination(CandidateKind.REPLICA, replica)
+        for policy in self._local_policies:
+            if isinstance(policy, PairPricing):
+                policy.prefilled(request, spot, now)
+
+    def never_prefilled(self, replica: ReplicaId, blocks: Sequence[int], at: float) -> None:
+        """These blocks, sent there at that time, were not computed after all."""
+        for index in self.replica_indexes:
+            index.retract(replica, blocks, at)
+
     def began(self, request: Request, spot: Destination, now: float) -> None:
         for policy in self._of_layer(spot):
             policy.began(request, spot, now)
@@ -302,8 +328,19 @@ class Placer:
     def _local_layer(
         self, pair: PolicyPair, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> CandidateLayer:
-        return self._candidates.of_replicas(
-            request, avoid, now, ahead, sampling=pair.sampling, busy_too=pair.local.judges_load
+        judges_load = pair.local.judges_load
+        layer = self._candidates.of_replicas(
+            request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load
+        )
+        if request.model not in self._replicas.decoded:
+            return layer
+        return self._pairings.joined(
+            request,
+            layer,
+            avoid,
+            now,
+            judges_load=judges_load,
+            prices_pairs=pair.prices_pairs,
         )
 
     def _choose(
@@ -322,6 +359,7 @@ class Placer:
         # Listing candidates costs as much as pricing them.
         listed = receipt(layers, choice, request.prompt) if request.wants_receipt else NO_RECEIPT
         candidates, considered = listed
+        prefill = None if target.prefill is None else choice_of(target, request, now)
         return PlacementResult(
             Placement.LOCAL if target.kind is CandidateKind.REPLICA else Placement.PEER,
             target.name,
@@ -333,6 +371,7 @@ class Placer:
             candidates=candidates,
             considered=considered,
             unlisted=None if considered else unlisted(layers, choice, request.prompt),
+            prefill=prefill,
         )
 
     def _held(

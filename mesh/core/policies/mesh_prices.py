@@ -5,10 +5,17 @@ not reported is estimated, never taken for zero; unreported memory or batch size
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
+from mesh.core.policies.base import Prefill, Target
+from mesh.core.policies.mesh_price import (
+    HELD_NOTHING,
+    HeldPrefix,
+    Price,
+    PriceRow,
+    PromptHolders,
+)
 from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.core.view.peers import Peer
 
@@ -18,30 +25,47 @@ SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request 
 # 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
 WORK_FACTOR, WORK_MAX = 2.0, 3.0
 RTT_START_S = 0.5  # of a peer before its first answered ping
+TIE_S = 0.001  # estimates are no better than that
+HELD_BY_NONE = PromptHolders({}, {})
+
+
+def with_prefills(targets: Sequence[Target]) -> Sequence[Target]:
+    """The targets, and before them the prefill replicas of pairs, which are no targets by
+    themselves but may hold the prompt."""
+    if targets[0].prefill is None:
+        return targets
+    stages = {id(one.prefill): one.prefill for one in targets if one.prefill is not None}
+    return [*(first for prefill in stages.values() for first in prefill.among), *targets]
 
 
 class Prices:
     """Prices of one request, as of now."""
 
-    def __init__(self, speeds: SpeedModel, request: Request, now: float) -> None:
+    def __init__(
+        self, speeds: SpeedModel, request: Request, now: float, output_tokens: float | None = None
+    ) -> None:
+        """`output_tokens`: that it will generate there, if not as many as answers usually have."""
+        self._request = request
         self._speeds = speeds
         self._model = request.model
         self._now = now
         self._prompt_tokens = request.prompt.tokens
-        self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+        if output_tokens is None:
+            output_tokens = speeds.output_tokens
+        self._needed_tokens = request.prompt.tokens + output_tokens
         self._work_weight = 0.0
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """The price of each target; `holders`: of the prompt."""
+        """The price of each target, pairs before others; `holders`: of the prompt."""
         # This loop is half of a decision's cost, so nothing in it is looked up twice.
-        rows: list[PriceRow] = []
+        rows, targets = self._pairs_first(targets, holders)
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by = holders.replicas
         replicas = _replicas_among(targets)
         work_weight = self._work_weight = self._weight_of_work(replicas)
         for target in targets:
-            name, load, _, rtt_s, replica, peer, ahead = target
+            name, load, _, rtt_s, replica, peer, ahead, _ = target
             if replica is None:
                 if peer is not None:
                     rows.append(self._of_peer(target, peer, holders.peers.get(name, HELD_NOTHING)))
@@ -77,6 +101,62 @@ class Prices:
                 prefill_s, base_s, memory_s, others_s,
             ))  # fmt: skip
         return rows
+
+    def _pairs_first(
+        self, targets: Sequence[Target], holders: PromptHolders
+    ) -> tuple[list[PriceRow], Sequence[Target]]:
+        """The price of each pair, a decode replica with the cheapest prefill replica of its kind;
+        and the other targets, which follow the pairs."""
+        cheapest: dict[int, PriceRow] = {}
+        found: list[PriceRow] = []
+        for target in targets:
+            prefill = target.prefill
+            if prefill is None:
+                break
+            first = cheapest.get(id(prefill))
+            if first is None:
+                there = Prices(self._speeds, self._request, self._now, output_tokens=0.0)
+                first = cheapest[id(prefill)] = there.cheapest(prefill.among, holders)
+            alone = self.rows((target._replace(prefill=None),), HELD_BY_NONE)[0]
+            held = holders.replicas.get(target.name, HELD_NOTHING)
+            found.append(self._of_pair(target, Price._make(first), Price._make(alone), held))
+        return found, targets[len(found) :] if found else targets
+
+    def cheapest(self, targets: Sequence[Target], holders: PromptHolders) -> PriceRow:
+        """The price of the cheapest; of those within TIE_S of it one by the request's id, so that
+        all routers' requests don't go to the same one."""
+        rows = self.rows(targets, holders)
+        least = min(row[0] for row in rows)
+        near = [row for row in rows if row[0] <= least + TIE_S]
+        return near[crc32(self._request.request_id.encode()) % len(near)]
+
+    def _of_pair(self, target: Target, first: Price, alone: Price, held: HeldPrefix) -> PriceRow:
+        """`first`: the price of the prefill stage; `alone`: of the whole request at the decode
+        replica, without what it holds; `held`: of the prompt, by that one."""
+        replica, speeds = target.replica, self._speeds
+        assert replica is not None, "the replicas of pairs are local"
+        batch_s = speeds.of_replica(replica).batch_s
+        tokens = max(0, self._prompt_tokens - held.tokens)
+        transfer_s = speeds.transfer.seconds(tokens, alone.running)
+        queue_s, memory_s = first.queue_s + alone.queue_s, first.memory_s + alone.memory_s
+        others_s = first.others_s + batch_s
+        terms = {
+            "rtt_s": alone.rtt_s,
+            "line_s": alone.line_s,
+            "queue_s": first.queue_s,
+            "prefill_s": first.prefill_s,
+            "base_s": first.base_s,
+            "transfer_s": transfer_s,
+            "decode_queue_s": alone.queue_s,
+            "memory_s": memory_s,
+            "others_s": others_s,
+        }
+        chosen = Prefill((first.target,), terms, tokens)
+        return (
+            sum(terms.values()), target._replace(prefill=chosen), first.held, first.tokens,
+            alone.running, alone.rtt_s, alone.line_s, queue_s, first.prefill_s,
+            first.base_s + transfer_s, memory_s, others_s,
+        )  # fmt: skip
 
     def _weight_of_work(self, among: int) -> float:
         """What others wait for each second of prefill where prompts are queued.
