@@ -5,9 +5,11 @@ of a busy engine: the larger of running sequences over the most that may run and
 KV there is, because on small GPUs memory is full long before the batch is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from agents.core.engine_load import PrefillLine
 from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
+from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.sim.batch import EngineInternals
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
@@ -15,12 +17,32 @@ from agents.sim.profiles import Profile
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.router import MODEL
 
+ENGINE = "vllm"
+
 SCRAPE_S = 0.002  # from its beginning to its reading
 SCRAPE_EVERY_S = 0.05  # of an engine whose agent holds answers: the agents' default
 IDLE_SCRAPE_EVERY_S = 0.1
 SCRAPE_GAP_S = 0.01
 MODELS_EVERY_S = 1.0
 REFUSED_CONNECTION = "connection refused"
+
+
+def known_speed(profile: Profile) -> KnownSpeed:
+    """What an agent's last run has learned of such an engine."""
+    slope = (_alone_s(profile, LONG_TOKENS) - _alone_s(profile, SHORT_TOKENS)) / (
+        LONG_TOKENS - SHORT_TOKENS
+    )
+    base_s = _alone_s(profile, SHORT_TOKENS) - slope * SHORT_TOKENS
+    return of_last_run(ENGINE, (), PrefillLine(slope, base_s))
+
+
+def _alone_s(profile: Profile, tokens: int) -> float:
+    """A prompt's time to first token on an idle engine."""
+    ends = [*range(profile.batch_tokens, tokens, profile.batch_tokens), tokens]
+    starts = [0, *ends[:-1]]
+    chunks = zip(starts, ends, strict=True)
+    seconds = sum(profile.iteration_s(((end - start, end),), 0, 0) for start, end in chunks)
+    return profile.arrival_s + seconds
 
 
 class EngineClock:
@@ -105,6 +127,18 @@ class ReplicaEngine:
     def abort(self, number: int) -> None:
         self.sim.abort(number, self._clock.now())
         self._account()
+
+    def pin(self, blocks: Sequence[int]) -> list[int]:
+        """Keep these cached blocks until `unpin`, for another engine."""
+        return self.sim.pin(blocks, self._clock.now())
+
+    def unpin(self, pinned: Sequence[int]) -> None:
+        self.sim.unpin(pinned, self._clock.now())
+        self._account()
+
+    def receive(self, blocks: Sequence[int]) -> None:
+        """These blocks have come from another engine."""
+        self.sim.receive(blocks, self._clock.now())
 
     def step(self) -> list[SimEvent]:
         """What has happened since the last step."""

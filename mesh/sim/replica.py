@@ -9,29 +9,43 @@ every five of a silent answer).
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
-from agents.core.engine_load import PrefillLine
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
-from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.core.offline_profile import OfflineProfile
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
-from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
+from mesh.sim.engine import (
+    ENGINE,
+    REFUSED_CONNECTION,
+    MetricScrapes,
+    ReplicaEngine,
+    known_speed,
+)
 from mesh.sim.event_queue import CoalescingSender
 from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.offline.profiles import budget_s, offline_profile
+from mesh.sim.pair_stages import PairStages
+from mesh.sim.running_answer import RunningAnswer
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import H_OFFLINE, H_PREFILL_TOKENS, WORKING_S, End, Head, Outcome, Refused
+from schemas.exchange import (
+    H_OFFLINE,
+    H_PREFILL_TOKENS,
+    WORKING_S,
+    End,
+    Head,
+    Outcome,
+    Refused,
+)
 from schemas.held import HeldAsk
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
@@ -39,42 +53,10 @@ from schemas.state import Heartbeat
 if TYPE_CHECKING:
     from mesh.sim.world import World
 
-ENGINE = "vllm"
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
-STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
-
-
-def known_speed(profile: Profile) -> KnownSpeed:
-    """What an agent's last run has learned of such an engine."""
-    slope = (_alone_s(profile, LONG_TOKENS) - _alone_s(profile, SHORT_TOKENS)) / (
-        LONG_TOKENS - SHORT_TOKENS
-    )
-    base_s = _alone_s(profile, SHORT_TOKENS) - slope * SHORT_TOKENS
-    return of_last_run(ENGINE, (), PrefillLine(slope, base_s))
-
-
-def _alone_s(profile: Profile, tokens: int) -> float:
-    """A prompt's time to first token on an idle engine."""
-    ends = [*range(profile.batch_tokens, tokens, profile.batch_tokens), tokens]
-    starts = [0, *ends[:-1]]
-    chunks = zip(starts, ends, strict=True)
-    seconds = sum(profile.iteration_s(((end - start, end),), 0, 0) for start, end in chunks)
-    return profile.arrival_s + seconds
-
-
-@dataclass(slots=True)
-class RunningAnswer:
-    inbox: str
-    request: SentRequest
-    receiver: SessionHost
-    number: int  # in the engine
-    last_message_at: float
-    offline: bool  # a line of a batch job: no stream
-    cached_tokens: int = 0
-    predicted_tokens: int = 0  # of its prompt, that its router took for cached
-    began: bool = False
+STATUS_TOO_LONG, STATUS_FAILED, STATUS_QUEUE_FULL = 400, 500, 503
 
 
 class SimReplica:
@@ -110,6 +92,14 @@ class SimReplica:
         self._tick_at = float("inf")
         self._wake_number = 0
         self.kv_events: ReplicaKvEvents | None = None
+        self._stages = PairStages(
+            self.engine,
+            world.transfers,
+            is_running=lambda running: self._running.get(running.inbox) is running,
+            submit=self._submit,
+            failed=lambda running: self._engine_error(running.inbox, STATUS_FAILED),
+            answer=self._answer_prefill,
+        )
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
             fx.HoldWork: self._hold,
@@ -141,6 +131,7 @@ class SimReplica:
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
                 offline=self._offline_profile(),
                 speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
+                kv=self._config.parts.get(self.name),
             )
         )
         self._tick_at = float("inf")
@@ -267,14 +258,22 @@ class SimReplica:
         running = RunningAnswer(inbox, request, receiver, self._last_number, now, offline)
         prefill = int(effect.headers.get(H_PREFILL_TOKENS, 0))
         running.predicted_tokens = max(0, request.node.prompt_tokens - prefill)
+        running.stage = effect.stage
         if self.kv_events is not None:
             self.kv_events.submitted(request)
         self._running[inbox] = running
         self._receivers[receiver] += 1
         if self.engine.is_down:
             self._queue.at(now, self._end, inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
-            return
-        tokens = request.node.prompt_tokens, request.node.answer.tokens
+        elif running.stage is None or running.is_prefill:
+            self._submit(running)
+        else:
+            self._stages.fetch(running)
+
+    def _submit(self, running: RunningAnswer) -> None:
+        inbox, request, now = running.inbox, running.request, self._queue.now
+        answer_tokens = 1 if running.is_prefill else request.node.answer.tokens
+        tokens = request.node.prompt_tokens, answer_tokens
         try:
             self.engine.submit(SimRequest(running.number, *tokens, request.keys.blocks))
         except NeverFits:
@@ -354,7 +353,7 @@ class SimReplica:
                 continue  # aborted, after this had happened and before it was read
             if isinstance(event, PrefillFinished):
                 running.cached_tokens = event.cached_tokens
-                if not running.offline:
+                if not (running.offline or running.is_prefill):
                     self._begin(running, STATUS_OK)
             else:
                 self._finished(event.request_id)
@@ -363,7 +362,8 @@ class SimReplica:
         running.began = True
         running.last_message_at = self._queue.now
         is_ok = status == STATUS_OK
-        content_type = EVENT_STREAM if is_ok and not running.offline else ""
+        is_stream = is_ok and not (running.offline or running.is_prefill)
+        content_type = EVENT_STREAM if is_stream else ""
         head = Head(status, content_type, self.site, self.name)
         self._send(running.receiver, running.receiver.receive_head, running.inbox, head, self)
         self._feed(ev.RelayBegan(running.inbox, is_ok))
@@ -371,6 +371,9 @@ class SimReplica:
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)
         node = running.request.node
+        if running.is_prefill:
+            self._stages.hand_out(running, running.cached_tokens)
+            return
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
         if self.kv_events is not None:
             self.kv_events.answered(running.request)
@@ -379,6 +382,12 @@ class SimReplica:
         if running.offline:
             self._begin(running, STATUS_OK)
         self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)
+
+    def _answer_prefill(self, running: RunningAnswer, params: bytes, usage: TokenUsage) -> None:
+        if self._running.get(running.inbox) is running:
+            self._begin(running, STATUS_OK)
+            self._send(running.receiver, running.receiver.receive, running.inbox, params)
+            self._end(running.inbox, Outcome.DONE, "", usage, streamed=False)
 
     def _engine_error(self, inbox: str, status: int) -> None:
         """The engine answers with an HTTP error, which the agent passes on as an answer."""
