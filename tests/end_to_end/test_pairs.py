@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 
 import orjson
 import pytest
+from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh.core.model.served_names import prefill_name
 from schemas.ids import ReplicaId
-from schemas.kv_transfer import KvRole, TransferKind
+from schemas.kv_transfer import PARAMS_BYTES_MAX, KvRole, TransferKind
 from tests.support.nats_pair import nats_pair
 from tests.support.pairs import MODEL, PairEngine, add
 from tests.support.scripted_engine import say, scripted_engine
@@ -55,14 +56,20 @@ class Fleet:
         """The region's router may give work to every replica."""
         prefills = [name for name, engine in self.engines.items() if engine.role is PREFILL]
         await self.mesh.until_ready(region, len(self.engines) - len(prefills), MODEL)
-        core = self.mesh.routers[region].core
         for name in prefills:
-            kind = prefill_name(MODEL, self.engines[name].kind)
-            replica = ReplicaId(name)
-            await self.mesh.until(
-                lambda: (seen := core.replicas.get(replica)) and core.replicas.serves(seen, kind),  # noqa: B023
-                f"{name} to be ready",
-            )
+            await self.until_prefill(name, MODEL, self.engines[name].kind, region)
+
+    async def until_prefill(
+        self, name: str, model: str, kind: TransferKind = NIXL, region: str = "us"
+    ) -> None:
+        table = self.mesh.routers[region].core.replicas
+        work = prefill_name(model, kind)
+
+        def is_ready() -> bool:
+            replica = table.get(ReplicaId(name))
+            return replica is not None and table.serves(replica, work)
+
+        await self.mesh.until(is_ready, f"{name} to be ready")
 
 
 @contextlib.asynccontextmanager
@@ -265,3 +272,32 @@ async def test_vllms_p2p_engines_get_one_request_id_with_both_addresses(nats_ser
         assert ids[0] == ids[1]
         prefix = "___prefill_addr_10.0.0.8:21001___decode_addr_10.0.0.9:22001_"
         assert ids[0].startswith(prefix) and len(ids[0]) == len(prefix) + 32
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_what_a_prefill_engine_hands_out_reaches_the_decode_engine_up_to_its_limit(
+    nats_server, over
+):
+    """Beyond it the decode engine, which can, computes the prompt itself."""
+    empty = len(orjson.dumps({"remote_block_ids": ""}))
+    params = {"remote_block_ids": "x" * (PARAMS_BYTES_MAX - empty + over)}
+
+    async def hand_out(request: web.Request, body: dict) -> web.Response:
+        return web.json_response({"choices": [], "kv_transfer_params": params})
+
+    async with (
+        scripted_engine() as first,
+        scripted_engine() as second,
+        small_mesh({"us": nats_server}) as mesh,
+    ):
+        first.behaviour, second.behaviour = hand_out, say("hello")
+        await mesh.router("us", policy="round-robin", **PATIENT)
+        for name, engine, role in (("p", first, PREFILL), ("d", second, DECODE)):
+            await mesh.agent("us", name, engine, role=role, kv_transfer="nixl")
+        scene = Fleet(mesh, {})
+        await mesh.until_ready("us", 1)
+        await scene.until_prefill("p", "tiny")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        status, answer, _ = await scene.ask(body)
+        assert (status, len(first.seen)) == (200, 1) and b"hello" in answer
+        assert second.seen[-1]["kv_transfer_params"] == (None if over else params)
