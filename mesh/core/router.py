@@ -316,7 +316,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is None or record.prefill is None:
             return
-        self._attempts.prefilled(record, now)
+        self._attempts.prefilled(record, event.served, now)
         if record.is_prefilling:
             self._attempts.decode(record, now)
         if record.request.answer_inbox is not None:

@@ -74,7 +74,8 @@ def outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.E
         detail = "the prefill replica's answer is no object that a decode engine could use"
         return ev.AttemptFailed(key, attempt, detail, prefill=True)
     whole.kv_params = params
-    return ev.PrefillEnded(key, attempt)
+    served = event.served if isinstance(event, ev.AnswerEnded) else None
+    return ev.PrefillEnded(key, attempt, served)
 
 
 def params_text(answer: bytes) -> str | None:

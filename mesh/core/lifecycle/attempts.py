@@ -19,7 +19,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
 from mesh.core.placement.pairs import PrefillChoice
 from mesh.core.placement.placement import PlacementResult, Placer
-from mesh.core.policies.base import Destination
+from mesh.core.policies.base import CacheEstimate, Destination
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import split_replica_name
 from mesh.core.view.replica_table import ReplicaTable
@@ -143,7 +143,7 @@ class Attempts:
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._placer.placed(request, destination, now)
         # After it, which decides whether peers may know of the prompt.
-        stage.matched_blocks = self._placer.prefills(request, first, now)
+        stage.matched_blocks, stage.matched_at = self._placer.prefills(request, first, now)
         work = self._work(record, first, handoff, None, place.prefill_tokens, place.may_queue)
         self._effects.append(fx.DispatchPrefill(work, choice.pair))
         if choice.pair.kind.is_at_once:
@@ -162,13 +162,15 @@ class Attempts:
         if inbox is not None:
             self._replicas.relay(replica, inbox, request.deadline)
 
-    def prefilled(self, record: RequestRecord, now: float) -> None:
-        """The prefill stage is over."""
+    def prefilled(self, record: RequestRecord, served: Served | None, now: float) -> None:
+        """The prefill stage is over, at that cost."""
         stage = record.prefill
         assert stage is not None, "only a stage ends"
         self._replicas.over(stage.replica, stage.handoff)
         record.prefilled()
-        self._placer.prefilled(record.request, stage.replica, now)
+        if served is not None:
+            held = CacheEstimate(stage.matched_blocks, stage.matched_at, stage.began_at)
+            self._placer.prefilled(record.request, stage.replica, held, served, now)
 
     def _forward(
         self, record: RequestRecord, place: PlacementResult, name: str, now: float

@@ -15,6 +15,7 @@ stages begin. Whatever ends the attempt ends both.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from mesh.core.model.effects import KvPair
 from mesh.core.model.request import Request
@@ -77,7 +78,9 @@ class PrefillStage:
     began_at: float
     pair: KvPair
     reserved: int | None  # room on the decode replica; None once its own hand-off counts
-    matched_blocks: int = 0  # of the prompt, that the replica was estimated to hold
+    # Blocks of the prompt that the replica was estimated to hold, and the deepest one's age.
+    matched_blocks: int = 0
+    matched_at: float = -inf
     is_open: bool = True
 
 

@@ -127,10 +127,14 @@ class PlacedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded:
-    """The prefill stage of the attempt is over: its decode replica can have the KV cache."""
+    """The prefill stage of the attempt is over: its decode replica can have the KV cache.
+
+    `served`: what it cost; None if its engine computed nothing.
+    """
 
     key: int
     attempt: int
+    served: Served | None = None
 
 
 @dataclass(frozen=True, slots=True)

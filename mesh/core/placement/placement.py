@@ -20,6 +20,7 @@ from mesh.core.placement.receipt import UnlistedCandidates, receipt, unlisted
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, PolicyMakers, make_policy
 from mesh.core.policies.base import (
+    CacheEstimate,
     Choice,
     Destination,
     Expiring,
@@ -32,7 +33,7 @@ from mesh.core.policies.base import (
     Succeeding,
     Target,
 )
-from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import NEVER, PrefixIndex
 from mesh.core.view.peers import NO_REPLICA, PeerTable
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import OTHER_MODEL, ReplicaTable
@@ -277,21 +278,28 @@ class Placer:
         for policy in self._of_layer(spot):
             policy.placed(request, spot, now)
 
-    def prefills(self, request: Request, replica: ReplicaId, now: float) -> int:
+    def prefills(self, request: Request, replica: ReplicaId, now: float) -> tuple[int, float]:
         """The request's prompt is computed there, for a decode replica. Returns how many of its
-        blocks are estimated to be there already."""
+        blocks are estimated to be there already, and when the deepest was placed there."""
         hashes = request.prompt.hashes
-        held = [index.insert(replica, hashes, now)[0] for index in self.replica_indexes]
-        return max(held, default=0)
+        held = [index.insert(replica, hashes, now) for index in self.replica_indexes]
+        return max(held, default=(0, NEVER))
 
-    def prefilled(self, request: Request, replica: ReplicaId, now: float) -> None:
-        """That is done."""
+    def prefilled(
+        self,
+        request: Request,
+        replica: ReplicaId,
+        held: CacheEstimate,
+        served: Served,
+        now: float,
+    ) -> None:
+        """That is done, at this cost; `held`: what was estimated to be there."""
         if request.answer_inbox is not None:
             return
         spot = Destination(CandidateKind.REPLICA, replica)
         for policy in self._local_policies:
             if isinstance(policy, PairPricing):
-                policy.prefilled(request, spot, now)
+                policy.prefilled(request, spot, held, served, now)
 
     def never_prefilled(self, replica: ReplicaId, blocks: Sequence[int], at: float) -> None:
         """These blocks, sent there at that time, were not computed after all."""

@@ -114,6 +114,15 @@ class FirstToken(NamedTuple):
     queue_s: float
 
 
+class CacheEstimate(NamedTuple):
+    """What one placement relied on: blocks, and when the deepest of them was placed there."""
+
+    blocks: int
+    at: float
+    placed_at: float
+    is_computed: bool = False  # its first token has come
+
+
 class Choice(NamedTuple):
     """The pick. `matched_blocks`: prompt blocks that the pick is estimated to hold.
 
@@ -222,8 +231,11 @@ class Sampling(Protocol):
 class PairPricing(Protocol):
     """A policy that prices pairs, and learns what their stages take."""
 
-    def prefilled(self, request: Request, spot: Destination, now: float) -> None:
-        """The prefill stage, at `spot`, is over, and the decode stage begins."""
+    def prefilled(
+        self, request: Request, spot: Destination, held: CacheEstimate, served: Served, now: float
+    ) -> None:
+        """The prefill stage at `spot`, estimated to hold so much, has ended at this cost, and the
+        decode stage begins."""
         ...
 
 

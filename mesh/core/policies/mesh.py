@@ -42,8 +42,8 @@ from typing import ClassVar, NamedTuple
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
-from mesh.core.policies.mesh_caches import CacheEstimate, CacheView, keep
+from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScores, Policy, Target
+from mesh.core.policies.mesh_caches import CacheView, keep
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import TIE_S, Prices, with_prefills
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
@@ -187,8 +187,11 @@ class MeshPolicy:
         expected = Expected(now, price.rtt_s, tokens, price.running, is_decode=prefill is not None)
         keep(self._expected, request.key, expected, EXPECTED_MAX)
 
-    def prefilled(self, request: Request, spot: Destination, now: float) -> None:
-        """Learn the prefill replica's speed; the decode stage begins now."""
+    def prefilled(
+        self, request: Request, spot: Destination, held: CacheEstimate, served: Served, now: float
+    ) -> None:
+        """Learn the prefill replica's speed and cache; the decode stage begins now."""
+        self._caches.check(request, spot.name, served, held)
         stage = self._prefills.pop(request.key, None)
         if stage is None:
             return

@@ -219,6 +219,24 @@ def test_the_prefix_index_leads_to_the_prefill_replica_that_computed_it():
     assert chosen(region, 2, tokens=8000)[0] == first
 
 
+def test_what_a_prefill_replica_has_evicted_is_forgotten():
+    region = Region("mesh")
+    region.says("p", part("prefill", "sglang"))
+    region.says("d", part("decode", "sglang", address=None))
+    [index] = region.core._placer.replica_indexes
+    region.asks(1, tokens=900)
+    region.feed(ev.PrefillEnded(1, 1, Served(900, 0, 1)))
+    old = build.prompt("OLD", 900).hashes
+    index.insert("p", old, region.now)
+    region.now += 10.0
+    for name in ("p", "d"):
+        region.says(name)
+    region.asks(2, tokens=900)
+    assert index.depth("p", old)[0] == len(old)
+    region.feed(ev.PrefillEnded(2, 1, Served(900, 0, 1)))
+    assert index.depth("p", old)[0] == 0, "what is as old as what was missed is gone too"
+
+
 def test_the_busy_prefill_replica_is_left_for_an_idle_one():
     region = priced()
     region.says("p1", prefill_queued_tokens=20_000)

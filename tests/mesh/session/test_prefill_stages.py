@@ -8,6 +8,7 @@ import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.request import Served
 from mesh.session.prefill_stages import params_text
 from mesh.session.record import OpenRequest
 from schemas import exchange
@@ -45,7 +46,7 @@ def answered(router: Router, inbox: str, *messages: object) -> ev.Event:
 def test_what_the_prefill_engine_hands_out_goes_to_the_decode_replica_alone():
     router, record, inbox = started(PrefillEnded=[SECOND])
     event = answered(router, inbox, HEAD, orjson.dumps(PARAMS), END)
-    assert event == ev.PrefillEnded(1, 1)
+    assert event == ev.PrefillEnded(1, 1, Served(9, 4, 2))
     _, sent, _, replica, second, headers = router.sent[-1]
     assert (sent, replica, second != inbox) == (record, "d", True)
     assert orjson.loads(headers[exchange.H_KV_PARAMS]) == PARAMS

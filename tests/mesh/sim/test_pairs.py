@@ -1,5 +1,7 @@
 """Pairs of a prefill and a decode replica in the twin: the live core, session and agents."""
 
+from random import Random
+
 import pytest
 
 from agents.core.heartbeat import KvPart
@@ -9,6 +11,7 @@ from mesh.sim.world import report
 from schemas.ids import ReplicaId
 from schemas.kv_transfer import KvRole, TransferKind
 from tests.mesh.sim.build import EU, US, arrivals, config, leftovers, node, played, steady
+from tests.mesh.sim.random_faults import random_faults
 
 LATE = (2 * TIMEOUT_S, US, node(300, 20))  # by then no engine waits for another one
 NIXL, SGLANG = TransferKind.NIXL, TransferKind.SGLANG
@@ -98,3 +101,30 @@ def test_pairs_stall_no_answers_with_long_prompts():
 def test_the_twin_plays_two_transfer_kinds():
     with pytest.raises(WorldInvalid, match="nixl or sglang"):
         config({US: 1}, parts={"us-1": KvPart(TransferKind.P2P, KvRole.PREFILL, "host:1")})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_faults_leave_no_request_open_and_no_stage_behind(seed):
+    dice = Random(seed)
+    fleet = {US: 5, EU: 5}
+    names = [ReplicaId(f"{region}-{n + 1}") for region, size in fleet.items() for n in range(size)]
+    schedule = random_faults(dice, replicas=names, regions=[US, EU], count=12, within_s=30.0)
+    kind = dice.choice((NIXL, SGLANG))
+    workload = arrivals(
+        *[(0.1 * n, (US, EU)[n % 2], node(400, 30, name=10 + n)) for n in range(300)],
+        (30.0 + 3 * TIMEOUT_S, US, node(50, 2)),
+    )
+    policy = dice.choice(("mesh", "skywalker", "least-load"))
+    world_config = config(
+        fleet,
+        parts=parts(kind, 2) | parts(kind, 2, "eu"),
+        faults=schedule,
+        seed=seed,
+        policy=policy,
+        loss=0.05,
+        hold_s_max=10.0,
+        request_s_max=60.0,
+    )
+    result, _ = report_of(workload, world_config)
+    assert result["ok"] + result["shed"] + result["failed"] == 301
+    assert result["ok"] > 50, schedule
