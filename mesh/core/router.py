@@ -400,6 +400,7 @@ class RouterCore:
                 self._attempts.cancel(record)
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
+            self._failed_attempts.reconsider(record)
             if record.queued_s(now) >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
             elif not self._completion.shed_if_too_late(record, record.place, now):

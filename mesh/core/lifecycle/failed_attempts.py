@@ -114,10 +114,8 @@ class FailedAttempts:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
             return
         record.failed(avoid_place=not same_again, in_prefill=in_prefill)
+        self.reconsider(record)
         has_places = same_again or self._timeouts.others_serve(record)
-        if not has_places and record.doubted:
-            record.trust_again()
-            has_places = self._timeouts.others_serve(record)
         if has_places and record.is_worth_another(self._failures_max):
             self.to_hold_queue(record, now)
         elif record.engine_status is not None and record.request.answer_inbox is None:
@@ -125,6 +123,11 @@ class FailedAttempts:
             self._effects.append(fx.PassEngineError(record.request.key))
         else:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
+
+    def reconsider(self, record: RequestRecord) -> None:
+        """Where no other place is left, try decode replicas again that may be innocent."""
+        if record.doubted and not self._timeouts.others_serve(record):
+            record.trust_again()
 
     def replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
         """The agent that had these requests is gone; one that returns under its name is another."""

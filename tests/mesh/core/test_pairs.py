@@ -85,6 +85,24 @@ def test_a_decode_engines_error_may_be_its_partners_fault(nixl):
     assert nixl.core.inflight[1].replica == decode, "the only one that is left"
 
 
+def test_a_held_request_goes_back_to_a_doubted_decode_replica_when_the_other_one_dies(nixl):
+    [first] = only(nixl.asks(1), fx.DispatchPrefill)
+    doubted = nixl.core.inflight[1].replica
+    other = "d1" if doubted == "d2" else "d2"
+    nixl.feed(ev.PrefillEnded(1, 1))
+    nixl.says(other, full=True, pending=3)
+    nixl.feed(ev.AttemptFailed(1, 1, "the engine answered 500", 500))
+    assert nixl.core.inflight[1].held_since is not None, "it waits for the other one"
+    nixl.says(other, state=ReplicaState.DOWN)
+    nixl.now += 0.1
+    nixl.says(doubted)
+    [again] = only(nixl.feed(ev.Tick()), fx.DispatchPrefill)
+    assert (again.work.replica == first.work.replica, nixl.core.inflight[1].replica) == (
+        False,
+        doubted,
+    )
+
+
 def test_a_prefill_replica_that_is_lost_takes_the_attempt_with_it(nixl):
     [first] = only(nixl.asks(1), fx.DispatchPrefill)
     effects = nixl.says(first.work.replica, state=ReplicaState.GONE)
