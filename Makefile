@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare fidelity decide lint format schemas wheel clean help
+.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
-.PHONY: study-loss study-kv-events study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
+.PHONY: study-loss study-kv-events study-proactive study-lora control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -36,7 +36,8 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
-	$(BIN)/pytest -m "engines or not engines" tests/engines
+	$(BIN)/pytest -m "engines or not engines" tests/engines; \
+		status=$$?; $(BIN)/python -m tests.engines.route_table; exit $$status
 
 test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (minutes; installs 2 GB once)
 	$(BIN)/python -m tests.clients.install
@@ -106,9 +107,16 @@ bench-batch: $(STAMP) ## online first tokens with a batch job and without; TRACE
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew
 
+versus: $(STAMP) ## beside real sglang-router and vllm-router, and the twin's prediction of each; TRACE=file, LIMIT=requests (30 minutes)
+	$(LIVE).versus $(if $(TRACE),--trace "$(TRACE)") $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(LIMIT),--limit $(LIMIT)) $(if $(ONLY),--only "$(ONLY)") $(if $(QUICK),--quick)
+
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
 	$(LIVE).fidelity --trace "$(TRACE)"
+
+fidelity-engines: $(STAMP) ## the same over real vLLM and llama.cpp, measured and played again (10 minutes; installs 7 GB once)
+	$(LIVE).fidelity_engines $(if $(QUICK),--quick)
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)
@@ -119,8 +127,8 @@ study-preble: $(STAMP) ## Preble's figures 3 and 5
 study-gorgo: $(STAMP) ## GORGO's central router against routers in each region
 	$(STUDY).gorgo $(SIZE)
 
-study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: search the rivals' settings
-	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search)
+study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: rivals' settings; SENSITIVITY=1
+	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search) $(if $(SENSITIVITY),--sensitivity)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
@@ -148,6 +156,9 @@ study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; RE
 
 study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: what it brings and costs
 	$(STUDY).proactive $(SIZE)
+
+study-lora: $(STAMP) ## LoRA adapters that replicas load for requests: knowing of them, and blind
+	$(STUDY).lora $(SIZE)
 
 gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
 	$(LIVE).gossip_live $(if $(TRACE),--trace "$(TRACE)")

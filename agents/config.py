@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from agents.core.heartbeat import AdapterSource
 from agents.core.offline_profile import (
     PROFILE_BYTES_MAX,
     OfflineProfile,
@@ -27,6 +28,7 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
 from schemas.kv_transfer import KvAddress, KvRole, TransferKind
 from schemas.listed_routes import ListedRoutes
 from schemas.residency import Label, parse_labels
+from schemas.state import ADAPTERS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ _OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # a group of services may read it
 PRIORITY_MOST = 2**31 - 1
 
 EngineKindName = Literal["vllm", "sglang", "llamacpp", "openai"]
+ADAPTER_PATH_CHARS_MAX = 1024
+RANKS_MAX = 1024
+WITH_ADAPTERS = ("vllm", "sglang")  # kinds that load adapters while they run
+WITH_RANKS = ("vllm", "sglang")  # kinds that take a request for one data-parallel rank
 WITH_PRIORITY = ("vllm", "sglang")  # kinds whose requests may have a priority
 
 
@@ -70,6 +76,28 @@ def checked_models(names: Sequence[str]) -> tuple[ModelId, ...]:
     if len(names) > MODELS_MAX:
         raise ValueError(f"give at most {MODELS_MAX}")
     return tuple(ModelId(name) for name in dict.fromkeys(names))
+
+
+def checked_adapters(texts: object) -> object:
+    """Adapters by name, of NAME=PATH[,base=MODEL]. Raises ValueError that says what to give."""
+    if isinstance(texts, Mapping):
+        return texts
+    if not isinstance(texts, Sequence) or len(texts) > ADAPTERS_MAX:
+        raise ValueError(f"give at most {ADAPTERS_MAX}")
+    known = dict(map(_adapter, texts))
+    if len(known) < len(texts):
+        raise ValueError("give each adapter once")
+    return known
+
+
+def _adapter(text: str) -> tuple[ModelId, AdapterSource]:
+    name, equals, rest = text.partition("=")
+    path, _, base = rest.partition(",base=")
+    given = (name, base) if ",base=" in rest else (name,)
+    if not equals or not 0 < len(path) <= ADAPTER_PATH_CHARS_MAX or not path.isprintable():
+        raise ValueError("give it as NAME=PATH or NAME=PATH,base=MODEL")
+    names = [checked_models([each])[0] for each in given]
+    return names[0], AdapterSource(path, names[1] if len(names) > 1 else None)
 
 
 IPC_PATH_BYTES_MAX = 100  # of a Unix domain socket, with its end
@@ -177,6 +205,13 @@ class AgentConfig(EngineConfig):
     kv_events_replay: Annotated[str, AfterValidator(checked_kv_address)] | None = None
     kv_events_topic: Annotated[str, Field(max_length=256)] = ""
 
+    # LoRA adapters that it loads for requests, by name, and how many the engine may have at once;
+    # None: it loads none.
+    adapters: Annotated[dict[ModelId, AdapterSource], BeforeValidator(checked_adapters)] = {}
+    load_adapters: Annotated[int, Field(ge=1, le=MODELS_MAX)] | None = None
+    # The one data-parallel rank of the engine that it serves; None: the engine chooses.
+    data_parallel_rank: Annotated[int, Field(ge=0, lt=RANKS_MAX)] | None = None
+
     # How it takes offline work; None: not at all.
     profile: OfflineProfile | None = None
     state_dir: Path | None = None
@@ -224,6 +259,26 @@ class AgentConfig(EngineConfig):
                 f"--profile: a {role} engine with --kv-transfer {kind} takes no whole requests, "
                 "and so no offline work: leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _loads(self) -> "AgentConfig":
+        if bool(self.adapters) != (self.load_adapters is not None):
+            raise ValueError("give --adapter and --load-adapters, or neither")
+        if self.adapters and self.engine_kind not in WITH_ADAPTERS:
+            kinds = " and ".join(WITH_ADAPTERS)
+            raise ValueError(f"--adapter: engines of kind {kinds} load adapters while they run")
+        if self.adapters and self.models:
+            raise ValueError("--adapter: leave out --model, as the engine lists what it has loaded")
+        if self.engine_kind == "sglang" and any(":" in name for name in self.adapters):
+            raise ValueError("--adapter: SGLang takes what follows a colon for another adapter")
+        return self
+
+    @model_validator(mode="after")
+    def _rank(self) -> "AgentConfig":
+        if self.data_parallel_rank is not None and self.engine_kind not in WITH_RANKS:
+            kinds = " and ".join(WITH_RANKS)
+            raise ValueError(f"--data-parallel-rank: engines of kind {kinds} have ranks")
         return self
 
     @model_validator(mode="after")

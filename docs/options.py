@@ -14,12 +14,12 @@ import click
 from pydantic_core import PydanticUndefined
 
 from agents.cli import main as mesh_agent
-from infra import batch_table, topology
+from infra import batch_table, tenant_table, topology
 from infra.topology_schema import document
 from mesh.cli.main import main as mesh
 from mesh.cli.modelled import fields_of
 from mesh.core.model.settings import RouterSettings
-from schemas import settings
+from schemas import model_table, settings
 from schemas.ids import NAME_PATTERN
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,8 @@ TABLES: dict[str, type[settings.Table]] = {
     "[[links]]": settings.LinkTable,
     "[routing], [regions.NAME.routing]": settings.RoutingTable,
     "[routing.proactive]": settings.ProactiveTable,
-    "[tenants.NAME]": topology.TenantTable,
+    '[models."NAME"]': model_table.ModelTable,
+    "[tenants.NAME]": tenant_table.TenantTable,
     "[nats]": topology.NatsLimits,
     "[batch]": batch_table.BatchTable,
 }
@@ -94,7 +95,7 @@ _PATTERNS = {
     topology.HOST_PORT_PATTERN: "host:port",
     topology.BASE_URL_PATTERN: "URL that ends in /v1",
     topology.ORIGIN_PATTERN: "origin",
-    topology.SHA256_PATTERN: "64 hex digits",
+    tenant_table.SHA256_PATTERN: "64 hex digits",
     settings.PUSHING_PATTERN: "`blind`, `pending` or `outstanding:N`",
 }
 
@@ -114,6 +115,9 @@ def _values(part: dict[str, Any], definitions: dict[str, Any]) -> str:
         size = _bounds(part, "minItems", "maxItems")
         return f"list of {size} × {_values(items, definitions)}"
     if part["type"] == "object":
+        values = part.get("additionalProperties", {})
+        if values.get("type") == "number":
+            return f"table: model → {_values(values, definitions)}"
         return "table: class of requests → text"
     kind = _PATTERNS.get(part.get("pattern", "")) or _KINDS[part["type"]]
     size = _bounds(part, "minLength", "maxLength")

@@ -4,6 +4,7 @@ The text has been read by `tomllib` before, so it is valid TOML: what is looked 
 where strings and comments end, and how deep brackets are. Keys are decoded by `tomllib` itself.
 """
 
+import json
 import re
 import tomllib
 from bisect import bisect_left
@@ -21,9 +22,28 @@ _TOKEN = re.compile(
     r"""|[^\s\[\]{},=\#"']+""",
     re.DOTALL,
 )
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^".:]+')
 _ENDS_OF_VALUES = ("\n", ",", "]", "}")
 
 Names = tuple[str, ...]  # of tables, a key and numbers of items: ("links", "0", "between", "1")
+
+
+def key_text(*names: str) -> str:
+    """A key as TOML writes it: names that are not plain in quotes."""
+    return ".".join(name if _BARE.fullmatch(name) else json.dumps(name) for name in names)
+
+
+def key_path(line: str) -> Names:
+    """The names of the key that a line, `key: what to do` or the key alone, begins with."""
+    names, at = [], 0
+    while (part := _PART.match(line, at)) is not None:
+        names.append(json.loads(part[0]) if part[0].startswith('"') else part[0])
+        at = part.end()
+        if line[at : at + 1] != ".":
+            break
+        at += 1
+    return tuple(names)
 
 
 class Position(NamedTuple):

@@ -6,24 +6,19 @@ first in the alphabet accepts the leaf link and the other solicits it: a rule in
 so two operators can't both wait for the other.
 
 All mistakes are reported at once, each with its file, line, key and what to do; nothing is
-repaired silently. An API key's SHA-256 is in the file instead of the key: a reader of the file
-can't send requests in the tenant's name. That holds for keys that were made at random; a slow
-password hash would cost every request a hundred times its placement, and protects only short
-passwords.
+repaired silently.
 
 Rejected: YAML (its `no` is a boolean) and environment variables per field (a mesh has dozens of
 addresses; they belong in one reviewed file).
 """
 
-import hashlib
 import itertools
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     PrivateAttr,
@@ -34,7 +29,8 @@ from pydantic import (
 
 from infra.address import Address, parse_address
 from infra.batch_table import BatchTable, Price, RunnerNames, jetstream_disk_mib
-from infra.toml_positions import TomlPositions
+from infra.tenant_table import TENANTS_MAX, KeyHolder, LabelList, TenantTable
+from infra.toml_positions import TomlPositions, key_path, key_text
 from infra.topology_checks import across_tables, not_toml, right_items, right_part
 from infra.workers import WORKERS_MAX, pages
 from schemas.ids import (
@@ -42,13 +38,15 @@ from schemas.ids import (
     REGION_ROUTERS_MAX,
     RegionId,
     RouterId,
+    ValidModelId,
     ValidRegionId,
     ValidReplicaId,
     ValidRouterId,
 )
 from schemas.listed_routes import ListedRoutes
+from schemas.model_table import MODELS_MAX, ModelTable, model_problems
 from schemas.problems import KeyPath, problems
-from schemas.residency import LABELS_MAX, Ground, Label, Labels, checked_labels, ground
+from schemas.residency import Ground, ground
 from schemas.settings import (
     WHOLE,
     Advice,
@@ -67,9 +65,6 @@ HOST_PORT_PATTERN = r"^.+:[0-9]{1,5}$"
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$"  # as browsers write it
 ORIGINS_MAX = 64
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
-TENANTS_MAX = 4096
-KEYS_MAX = 64  # of one tenant
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
 
 
 class TopologyError(ValueError):
@@ -126,19 +121,6 @@ Origins = Annotated[
     ],
     Field(max_length=ORIGINS_MAX),
     Advice('write a list of origins, like ["https://app.example.com"], or ["*"]'),
-]
-LabelName = Annotated[Label, Field(pattern=NAME_PATTERN)]
-LABEL_LIST = Advice('write a list of labels, like ["eu"]')
-LabelList = Annotated[
-    tuple[LabelName, ...],
-    Field(max_length=LABELS_MAX),
-    AfterValidator(checked_labels),
-    LABEL_LIST,
-]
-KeySha256 = Annotated[
-    str,
-    Field(pattern=SHA256_PATTERN),
-    Advice("write the key's SHA-256 in 64 lower-case hex digits, never the key"),
 ]
 Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20), WHOLE]
 
@@ -235,37 +217,6 @@ class RegionTable(Table):
             yield "metrics", page
 
 
-class TenantTable(Table):
-    """`[tenants.<name>]`: its prompts share prefixes with no other tenant's, and are computed
-    only where one of the labels is carried, whatever their requests hold."""
-
-    key_sha256: Annotated[
-        Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)],
-        Option("SHA-256 of each of its API keys."),
-    ]
-    residency: Annotated[
-        Annotated[
-            tuple[LabelName, ...],
-            Field(min_length=1, max_length=LABELS_MAX),
-            AfterValidator(checked_labels),
-            LABEL_LIST,
-        ],
-        Option("Labels of places where its prompts may be computed.", default="anywhere"),
-    ] = ()
-
-
-class KeyHolder(NamedTuple):
-    """The tenant of one API key."""
-
-    tenant: str
-    residency: Labels
-
-
-def key_hash(key: str) -> str:
-    """What mesh.toml holds for an API key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 class Topology(Table):
     """A whole mesh.toml. Make one with `load` or `parse`, whose errors are for people."""
 
@@ -278,6 +229,9 @@ class Topology(Table):
     tenants: Annotated[dict[MeshName, TenantTable], Field(max_length=TENANTS_MAX)] = Field(
         default_factory=dict
     )
+    models: Annotated[dict[ValidModelId, ModelTable], Field(max_length=MODELS_MAX)] = Field(
+        default_factory=dict
+    )
     nats: NatsLimits = NatsLimits()
     batch: BatchTable = BatchTable()
     _source: str = PrivateAttr("")
@@ -285,7 +239,7 @@ class Topology(Table):
 
     def error(self, key: str, problem: str) -> TopologyError:
         """What to raise for a value that is found to be wrong only later."""
-        return _error(self._text, self._source, [(tuple(key.split(".")), f"{key}: {problem}")])
+        return _error(self._text, self._source, [(key_path(key), f"{key}: {problem}")])
 
     def region(self, name: str) -> RegionTable:
         """The region of that name. Raises TopologyError that lists those there are."""
@@ -380,7 +334,10 @@ def parse(text: str, source: str, checks: Iterable[Check] = ()) -> Topology:
         topology = _what_is_right(tables)
     across = across_tables(topology, [names for names, _ in mistakes])
     for line in itertools.chain(across, *(check(topology) for check in checks)):
-        mistakes.append((tuple(line.partition(": ")[0].split(".")), line))
+        mistakes.append((key_path(line), line))
+    for name, key, problem in model_problems(topology.models):
+        names = "models", name, key
+        mistakes.append((names, f"{key_text(*names)}: {problem}"))
     if mistakes:
         raise _error(text, source, mistakes)
     topology._source, topology._text = source, text
@@ -407,6 +364,7 @@ def _what_is_right(tables: Mapping[str, Any]) -> Topology:
         regions=right_items(tables.get("regions"), ValidRegionId, RegionTable, REGIONS_MAX),
         links=tuple(right_part(LinkTable, link) for link in known),
         tenants=right_items(tables.get("tenants"), MeshName, TenantTable, TENANTS_MAX),
+        models=right_items(tables.get("models"), ValidModelId, ModelTable, MODELS_MAX),
         routing=right_part(RoutingTable, tables.get("routing")),
         nats=right_part(NatsLimits, tables.get("nats")),
         batch=right_part(BatchTable, tables.get("batch")),
@@ -435,6 +393,7 @@ _TABLES: dict[str, type[Table]] = {
     "regions": RegionTable,
     "links": LinkTable,
     "tenants": TenantTable,
+    "models": ModelTable,
 }
 
 

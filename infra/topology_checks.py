@@ -22,7 +22,8 @@ from schemas.problems import KeyPath, did_you_mean
 from schemas.settings import LinkTable, Table
 
 if TYPE_CHECKING:
-    from infra.topology import RegionTable, TenantTable, Topology
+    from infra.tenant_table import TenantTable
+    from infra.topology import RegionTable, Topology
 
 T = TypeVar("T", bound=Table)
 _TOML_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")

@@ -25,8 +25,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
+from schemas.numbers import Count
 from schemas.residency import Labels
-from schemas.state import Count, decode_json
+from schemas.state import decode_json
 
 ENDPOINTS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})  # that a job's lines may ask for
 

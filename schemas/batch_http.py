@@ -18,7 +18,7 @@ from schemas.batch import (
     Purpose,
     window_s,
 )
-from schemas.state import Count
+from schemas.numbers import Count
 
 BATCHES_MAX = 100  # in one list
 BATCHES_LISTED = 20  # where the client does not say

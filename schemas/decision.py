@@ -24,7 +24,8 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter
 
 from schemas.ids import ValidRegionId
-from schemas.state import Count, Seconds, decode_json
+from schemas.numbers import Count, Seconds
+from schemas.state import decode_json
 from schemas.wire import WireError
 
 SECONDS_DIGITS = 6
@@ -67,9 +68,10 @@ class Candidate:
     terms: Mapping[str, float | None] = field(default_factory=dict)
     """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
     prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
-    token costs there; memory_s: until KV memory is free; others_s: what it costs the other requests
-    there. Of a pair with a prefill replica queue_s, prefill_s and base_s are that one's, transfer_s
-    lasts until the other one's first token, and decode_queue_s are prompts before it there."""
+    token costs there; memory_s: until KV memory is free; load_s: until its adapter is loaded;
+    others_s: what it costs the other requests there. Of a pair with a prefill replica queue_s,
+    prefill_s and base_s are that one's, transfer_s lasts until the other one's first token, and
+    decode_queue_s are prompts before it there."""
     matched_tokens: Count | None = 0
     """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
     lists API keys shows neither prices nor matches to requests without one of them."""

@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
-from schemas.state import STATE_BYTES_MAX, Count, Seconds, decode_json
+from schemas.numbers import Count, Seconds
+from schemas.state import STATE_BYTES_MAX, decode_json
 
 ID_CHARS_MAX = 128
 QUESTION_BYTES_MAX = 1024
@@ -95,6 +96,10 @@ class RequestLife:
     """ok, failed, shed, refused, client_gone, engine_failed; of a peer's placed or refused; open
     while it is under way."""
     model: Text | None = None
+    asked_model: Text | None = None
+    """What the client asked for, where mesh.toml maps that to another model."""
+    is_copy: bool = False
+    """Whether it is a copy whose answer was dropped."""
     tenant: Text | None = None
     served_by_region: Text | None = None
     served_by_replica: Text | None = None

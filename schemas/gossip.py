@@ -15,16 +15,21 @@ A delta without content repeats the last number: so a listener learns that it mi
 Routers of one region exchange more, in a second stream of the same kind: which prompts each
 has placed on which replica, because they place on the same ones. There a delta is about one
 replica, and has nothing of what an engine evicts, which every listener works out for itself.
+
+To peers a router names the replicas that hold each block: `replicas` are their names, and `holders`
+has a number for each block, whose bit n stands for the n-th name. A block that is gained again has
+other holders now. Without `holders` some replica of the region holds them, as 0.1 says of all.
 """
 
 from schemas.wire import WireMessage, wire_message
 
 BLOCKS_MAX = 65_536  # of one origin: 4 M tokens of prompts in a set of 590 kB
-DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 37 kB then
+DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 60 kB then
 PART_BLOCKS_MAX = 512  # small beside a budget, so that parts keep coming
 PARTS_MAX = BLOCKS_MAX // PART_BLOCKS_MAX
 SIBLING_PARTS_MAX = 4096  # of all replicas, each part as large as a delta
 BLOCK_BYTES = 9  # what one hash takes in a message
+HOLDER_NAMES_MAX = 32  # replicas that one message names
 MESSAGE_BYTES = 64  # what a message takes beside its hashes, subject included
 
 PEERS, SIBLINGS = 0, 1  # the streams of an origin: what its region holds, what it placed where
@@ -50,6 +55,8 @@ class TrieDelta(WireMessage):
     replica: str = ""
     missed_ms: int = -1
     is_cold: int = 0
+    replicas: tuple[str, ...] = ()
+    holders: tuple[int, ...] = ()
 
     @property
     def is_sign(self) -> bool:
@@ -91,15 +98,26 @@ class TriePart(WireMessage):
     age_ms: int = 0
     missed_ms: int = -1
     is_all: int = 1
+    replicas: tuple[str, ...] = ()
+    holders: tuple[int, ...] = ()
 
 
 TrieAnswer = TrieDelta | TriePart
+
+
+def holder_bytes(replicas: int) -> int:
+    """What a block's holders take in a message that names so many replicas, at most."""
+    return 1 if replicas <= 7 else 3 if replicas <= 16 else 5
 
 
 def size_bytes(message: TrieAnswer | TrieAsk) -> int:
     """About what the message takes on a link."""
     if isinstance(message, TrieAsk):
         return MESSAGE_BYTES
-    if isinstance(message, TriePart):
-        return MESSAGE_BYTES + BLOCK_BYTES * len(message.blocks)
-    return MESSAGE_BYTES + BLOCK_BYTES * (len(message.gained) + len(message.lost))
+    blocks = (
+        len(message.blocks)
+        if isinstance(message, TriePart)
+        else len(message.gained) + len(message.lost)
+    )
+    named = holder_bytes(len(message.replicas)) * len(message.holders)
+    return MESSAGE_BYTES + BLOCK_BYTES * blocks + named + sum(map(len, message.replicas))

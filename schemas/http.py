@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.ids import ValidModelId, ValidRegionId
-from schemas.state import Count, Health, Ratio, Seconds
+from schemas.numbers import Count, Seconds
+from schemas.state import Health, Ratio
 
 H_REQUEST_ID = "x-request-id"
 OWN_PREFIX = "x-mesh-"  # what begins so is known, or refused

@@ -24,12 +24,13 @@ from schemas.ids import (
     ValidRouterId,
 )
 from schemas.kv_transfer import KvTransfer
+from schemas.listed_replicas import LISTED_MAX, ListedReplicas, ListPlace
+from schemas.numbers import Count, Seconds
 from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
 STATE_BYTES_MAX = 256 * 1024
 
-Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit integer holds
 # Far above any real term, which counts writes of a lease, four a second; and far below the largest
 # integer, so that after a false claim of the highest term numbers are left.
 TERM_MAX = 2**48
@@ -38,7 +39,6 @@ Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
 # terms last for two years; a true claim that is a year of writes ahead is reached in a minute.
 TERM_STEP = 2**20
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 ValidLabels = Annotated[
     tuple[Annotated[Label, Field(pattern=NAME_PATTERN)], ...], Field(max_length=LABELS_MAX)
@@ -87,6 +87,10 @@ class ModelCard:
 PATHS_MAX = 16  # that a heartbeat or digest names
 OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_MAX)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
+
+
+ADAPTERS_MAX = 64  # that one replica may load
+LoadTimes = Annotated[dict[ValidModelId, Seconds | None], Field(max_length=ADAPTERS_MAX)]
 
 
 class Health(StrEnum):
@@ -218,6 +222,15 @@ class Heartbeat:
     held_seq: Count | None = None
     """Number of the last delta of what its engine holds (`schemas.held`); null where the engine
     reports no KV events."""
+    loadable: LoadTimes = field(default_factory=dict)
+    """Adapters that its engine has not loaded and that its agent would load for a request, each
+    with the seconds that this takes, as measured; null before the first load."""
+    loading: LoadTimes = field(default_factory=dict)
+    """Adapters that its engine is loading, each with the seconds that this still takes."""
+    adapters_busy: bool = False
+    """Whether each adapter that its engine has is in use: none could be loaded in its place now."""
+    adapters_free: Count = 0
+    """Adapters that could be loaded before one had to be unloaded."""
     kv: KvTransfer | None = None
     """Its part in pairs of a prefill and a decode replica; null where it answers alone."""
 
@@ -236,6 +249,11 @@ class ModelCapacity:
     """Requests running in each, on average."""
     kv_free_tokens: Count | None = None
     """Most KV memory that one of them has left for prompts not sent to it yet, in tokens."""
+    load_s: Seconds | None = None
+    """Of an adapter that none of them has loaded: the shortest time to load it, in seconds; null
+    where one has it, and of models."""
+    listed: Annotated[tuple[ListPlace, ...], Field(max_length=LISTED_MAX)] = ()
+    """Places in the digest's `replicas` of those that serve it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +308,8 @@ class Digest:
         dict[OptionalPath, dict[ValidModelId, ModelCapacity]], Field(max_length=PATHS_MAX)
     ] = field(default_factory=dict)
     """The same as `models`, over the replicas whose engines answer that path too."""
+    replicas: ListedReplicas = field(default_factory=ListedReplicas)
+    """The load of some of its replicas, so that a peer can price the one that holds a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,7 +388,7 @@ _OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
 T = TypeVar("T")
 
 
-SIGNIFICANT_DIGITS = 4
+SIGNIFICANT = ".4g"  # digits
 SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
 
 
@@ -377,10 +397,10 @@ def rounded(value: float) -> float: ...
 @overload
 def rounded(value: None) -> None: ...
 def rounded(value: float | None) -> float | None:
-    """A measured value as a message has it: to SIGNIFICANT_DIGITS, and 0 below SMALLEST."""
+    """A measured value as a message has it: its SIGNIFICANT digits, and 0 below SMALLEST."""
     if value is None:
         return None
-    return 0.0 if abs(value) < SMALLEST else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

@@ -8,14 +8,18 @@ an idle one after 5 s, and a request may be on its way at that moment.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import orjson
 
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage
-from agents.adapters.http_client import HttpBroken, HttpClient, origin
+from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
+from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
+from agents.core.added_usage import with_own_field
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
 from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
@@ -29,7 +33,7 @@ PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
-STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
+STATUS_OK, STATUS_UNAUTHORIZED, STATUS_NOT_FOUND, STATUS_SERVER_ERROR = 200, 401, 404, 500
 SUCCESS = range(200, 300)
 STATUS_NOT_IMPLEMENTED = 501
 PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
@@ -65,6 +69,7 @@ class EngineClient:
         reads_batch_max: bool = True,
         asks_usage: bool | None = None,
         routes: tuple[str, ...] = (),
+        rank: int | None = None,
         finds_paths: bool = True,
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
@@ -72,12 +77,15 @@ class EngineClient:
         `key`: the engine's API key, sent to its own origin alone. `reads_batch_max`: read its batch
         size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
         counts of every stream; None: where its kind takes that. `routes`: other paths, which its
-        operator says that it answers. `finds_paths`: send a tiny request on optional ones; not to
-        an engine that waits for another one's KV cache.
+        operator says that it answers. `rank`: of data-parallel ones, that which is meant; None: all
+        of them. `finds_paths`: send a tiny request on optional ones; not to an engine that waits
+        for another one's KV cache.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
         self.takes_response_ids = kind.takes_response_ids
-        self._kind = kind
+        self.kind = self._kind = kind
+        self._rank = rank
+        self._has_rank = True  # as far as its page shows
         self._given_models = models
         self._listed = routes
         self._finds_paths = finds_paths
@@ -90,6 +98,7 @@ class EngineClient:
         self._has_refused_key = False
         self._models_due_at = float("-inf")
         self._paths_due_at: dict[str, float] = {}
+        self.base_models: tuple[ModelId, ...] = ()  # as last listed, without adapters
         self._asked_for: tuple[ModelId, ...] = ()
         self._answers: dict[str, bool] = {}  # of optional paths, those that are known
         self._probed: set[str] = set()  # of these, those known of the engine that answers now
@@ -100,6 +109,7 @@ class EngineClient:
         )  # when a good response last brought a byte; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)
+        self._served = ServedModels(self._listed_models)
         self._page: HttpClient | None = None
         if kind.has_metrics:
             page_key = key if origin(metrics_url) == origin(api_url) else None
@@ -122,12 +132,25 @@ class EngineClient:
         A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
         counts only where no metrics could show that the engine computes.
         """
-        headers, body = _smallest_request(path, model)
+        headers, body = self.addressed(*_smallest_request(path, model))
         try:
             status, _ = await exchange(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
+
+    def addressed(
+        self, headers: Mapping[str, str], body: bytes, adapter: ModelId | None = None
+    ) -> tuple[Mapping[str, str], bytes]:
+        """A request with what names its rank and, where its model alone does not, its adapter."""
+        kind = self._kind
+        if self._rank is not None and kind.rank_header:
+            headers = {**headers, kind.rank_header: str(self._rank)}
+        if self._rank is not None and kind.rank_field:
+            body = with_own_field(body, kind.rank_field, self._rank)
+        if adapter is not None and kind.adapter_field:
+            body = with_own_field(body, kind.adapter_field, adapter)
+        return headers, body
 
     def refresh_models(self) -> None:
         """Read the models with the next scrape."""
@@ -164,12 +187,12 @@ class EngineClient:
         timed_out = False
         try:
             is_due = began_at >= self._models_due_at
-            models, cards = await self._models() if is_due else (None, NO_CARDS)
-            paths = () if models is None else await self._paths(models)
+            known = await self._models() if is_due else NOT_READ
+            models = known.names if is_due else None
+            paths = () if models is None else await self._paths(known.base or models)
             reading = await self._reading()
-            return EngineScraped(
-                began_at, reading, models, cards, paths, self.last_byte_at, frozenset(self.held)
-            )
+            rest = self.last_byte_at, frozenset(self.held), known.adapters
+            return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
         except (OSError, HttpBroken, UnexpectedAnswer) as problem:
@@ -182,15 +205,35 @@ class EngineClient:
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
 
-    async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
+    async def still_serves(self, model: ModelId, connection: Connection) -> bool:
+        """Whether the process at the other end of that connection serves the model."""
+        if self._given_models:  # what the engine calls them is not known
+            return True
+        if await self._served.serves(model, connection.opened_at):
+            return True
+        self.refresh_models()
+        return False
+
+    def loaded(self, adapter: ModelId) -> None:
+        """It has loaded that adapter, which the list of models that was read last lacks."""
+        self._served.loaded(adapter)
+
+    async def _listed_models(self) -> tuple[ModelId, ...]:
+        page = await self._get(self.api, MODELS_PATH)
+        return served(page, self.api.url + MODELS_PATH).names
+
+    async def _models(self) -> "ListedModels":
         if not self._given_models:
+            began_at = time.monotonic()
             page = await self._get(self.api, MODELS_PATH)
             known = served(page, self.api.url + MODELS_PATH)
+            self._served.were_read(began_at, known.names)
         else:
-            known = self._given_models, NO_CARDS
+            known = ListedModels(self._given_models, NO_CARDS)
             if self._page is None:  # nothing else shows whether it is there
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
+        self.base_models = known.base
         return known
 
     async def _paths(self, models: tuple[ModelId, ...]) -> tuple[str, ...]:
@@ -237,10 +280,19 @@ class EngineClient:
         if self._page is None or self._kind.read is None:
             return NOTHING_KNOWN
         page = await self._get(self._page, "")
-        reading = self._kind.read(MetricsPage(page.decode("utf-8", "replace")))
+        only = None if self._rank is None else (self._kind.rank_label, str(self._rank))
+        reading = self._kind.read(MetricsPage(page.decode("utf-8", "replace"), only))
+        self._log_rank(has_rank=reading != NOTHING_KNOWN)
         if self._clock() >= self._settings_due_at:
             await self._read_settings()
         return reading if self._batch_max is None else replace(reading, batch_max=self._batch_max)
+
+    def _log_rank(self, *, has_rank: bool) -> None:
+        if self._rank is not None and has_rank is not self._has_rank and not has_rank:
+            text = 'no series with %s="%d" on the metrics page: its load is unknown; see that the '
+            text += "engine has that data-parallel rank (--data-parallel-rank)"
+            log.warning(text, self._kind.rank_label, self._rank)
+        self._has_rank = has_rank
 
     async def _read_settings(self) -> None:
         """Its batch size and version, in the time of one page. What they don't show is kept."""
@@ -257,7 +309,7 @@ class EngineClient:
     def _take_settings(self, page: bytes) -> None:
         self.version = self._kind.version(page) or self.version
         if self._reads_batch_max:
-            self._batch_max = self._kind.batch_max(page) or self._batch_max
+            self._batch_max = self._kind.batch_max(page, self._rank) or self._batch_max
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
         status, page = await exchange(client, "GET", path, self._scrape_timeout_s)
@@ -323,11 +375,24 @@ async def exchange(
     return status, bytes(page)
 
 
-def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
-    """The names in a response of `/v1/models`, and the cards of the first of them.
+class ListedModels(NamedTuple):
+    """What it lists. `cards`: of the first names; `adapters`: of all, those with a parent."""
 
-    Raises UnexpectedAnswer if it has no name.
-    """
+    names: tuple[ModelId, ...]
+    cards: dict[ModelId, ModelCard]
+    adapters: frozenset[ModelId] = frozenset()
+
+    @property
+    def base(self) -> tuple[ModelId, ...]:
+        """The names that are no adapters, which come and go."""
+        return tuple(name for name in self.names if name not in self.adapters)
+
+
+NOT_READ = ListedModels((), NO_CARDS)
+
+
+def served(data: bytes, url: str) -> ListedModels:
+    """The models in a response of `/v1/models`. Raises UnexpectedAnswer if it has none."""
     try:
         rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]
     except (ValueError, TypeError, KeyError) as error:
@@ -336,7 +401,9 @@ def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, Mo
         raise UnexpectedAnswer(f"{url} lists no model")
     cards = {ModelId(row["id"]): _card(row) for row in rows[:CARDS_MAX]}
     filled = {model: card for model, card in cards.items() if card != ModelCard()}
-    return tuple(ModelId(row["id"]) for row in rows[:MODELS_MAX]), filled
+    rows = rows[:MODELS_MAX]
+    adapters = frozenset(ModelId(row["id"]) for row in rows if row.get("parent") is not None)
+    return ListedModels(tuple(ModelId(row["id"]) for row in rows), filled, adapters)
 
 
 def _card(row: Mapping[str, object]) -> ModelCard:

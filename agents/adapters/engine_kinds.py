@@ -3,10 +3,12 @@ where it shows its batch size and version.
 
 vllm: V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its KV
 capacity only as a label of an info gauge, and `max_num_seqs` not at all (give `--batch-max`). With
-data parallelism every series comes once per `engine`.
-sglang: with data-parallel attention every series comes once per rank, and so do the settings'
-states, each of `effective_max_running_requests_per_dp` requests. Older versions show only their
-option (`max_running_requests`, for all ranks), or null.
+data parallelism every series comes once per `engine`, and a header picks a request's rank.
+sglang: with data-parallel attention every series comes once per rank (`dp_rank`), and so do the
+settings' states, each of `effective_max_running_requests_per_dp` requests; a field of the body
+picks the rank. Older versions show only their option (`max_running_requests`, for all ranks), or
+null. It takes an adapter from the field `lora_path` and answers a model name that it does not know
+as if it were its own.
 llamacpp (`llama-server --metrics`): slots (`-np`) are in `/props`. Newer ones lack the KV gauges.
 `prompt_tokens_total` counts computed tokens, so the cached ones come on top of it.
 openai: any OpenAI-compatible server, without a page: the queue is unknown, running is what the
@@ -53,13 +55,22 @@ class Series:
 
 
 class MetricsPage:
-    __slots__ = ("_text",)
+    __slots__ = ("_only", "_text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, only: tuple[str, str] | None = None) -> None:
+        """`only`: a label and its value; lines without it are not there."""
         self._text = "\n" + text
+        self._only = only
 
     def series(self, name: str) -> list[Series]:
         """All lines of that exact metric; none if the page lacks it. NaN and Inf are left out."""
+        found = self._all_series(name)
+        if self._only is None:
+            return found
+        label, value = self._only
+        return [series for series in found if series.label(label) == value]
+
+    def _all_series(self, name: str) -> list[Series]:
         found: list[Series] = []
         start = "\n" + name
         at = self._text.find(start)
@@ -125,10 +136,18 @@ class EngineDialect:
     outstanding_max: int  # unless the operator sets it
     # Where it shows its settings, the first path that exists, and the batch size in them.
     settings_paths: tuple[str, ...] = ()
-    batch_max: Callable[[bytes], int | None] = lambda page: None
+    batch_max: Callable[..., int | None] = lambda page, rank=None: None  # rank: of one alone
     version_field: str = "version"  # of the same page
     takes_response_ids: bool = False  # whether a response has the id that its request gives
     takes_usage_option: bool = False  # whether every version takes `stream_options.include_usage`
+    # Of data-parallel ranks: the label of their series; how a request names one.
+    rank_label: str = ""
+    rank_header: str = ""
+    rank_field: str = ""
+    # Where adapters are loaded and unloaded; the field that names one beside `model`.
+    load_path: str = ""
+    unload_path: str = ""
+    adapter_field: str = ""
 
     @property
     def has_metrics(self) -> bool:
@@ -203,8 +222,8 @@ def read_sglang(page: MetricsPage) -> EngineReading:
     )
 
 
-def _sglang_batch_max(page: bytes) -> int | None:
-    """Requests that all ranks together run at once."""
+def _sglang_batch_max(page: bytes, rank: int | None = None) -> int | None:
+    """Requests that all ranks together run at once, or one of them."""
     settings = read_object(page)
     states = settings.get("internal_states")
     if isinstance(states, list) and states:
@@ -213,10 +232,12 @@ def _sglang_batch_max(page: bytes) -> int | None:
             for state in states
             if isinstance(state, dict)
         ]
-        known = [rank for rank in ranks if rank is not None]
+        if rank is not None:
+            return ranks[rank] if rank < len(ranks) else None
+        known = [each for each in ranks if each is not None]
         if len(known) == len(states):
             return batch_size(sum(known))
-    return batch_size(settings.get("max_running_requests"))
+    return None if rank is not None else batch_size(settings.get("max_running_requests"))
 
 
 def read_llamacpp(page: MetricsPage) -> EngineReading:
@@ -247,6 +268,10 @@ KINDS: dict[str, EngineDialect] = {
         settings_paths=("/version",),
         takes_response_ids=True,
         takes_usage_option=True,
+        rank_label="engine",
+        rank_header="X-data-parallel-rank",
+        load_path="/v1/load_lora_adapter",
+        unload_path="/v1/unload_lora_adapter",
     ),
     "sglang": EngineDialect(
         read_sglang,
@@ -255,12 +280,17 @@ KINDS: dict[str, EngineDialect] = {
         batch_max=_sglang_batch_max,
         takes_response_ids=True,
         takes_usage_option=True,
+        rank_label="dp_rank",
+        rank_field="data_parallel_rank",
+        load_path="/load_lora_adapter",
+        unload_path="/unload_lora_adapter",
+        adapter_field="lora_path",
     ),
     "llamacpp": EngineDialect(  # has the counts in every stream, and moves them where it is asked
         read_llamacpp,
         outstanding_max=256,
         settings_paths=("/props",),
-        batch_max=lambda page: batch_size(read_object(page).get("total_slots")),
+        batch_max=lambda page, rank=None: batch_size(read_object(page).get("total_slots")),
         version_field="build_info",
     ),
     "openai": EngineDialect(None, outstanding_max=8),

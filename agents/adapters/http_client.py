@@ -11,6 +11,7 @@ done here is when a connection may be used again (section 9.3), and responses th
 import asyncio
 import base64
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self.opened_at = float("inf")  # by time.monotonic
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -189,6 +191,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self.opened_at = time.monotonic()
         self._parser = parser = httptools.HttpResponseParser(self)
         # These leniencies are safe: one client sends and one engine answers.
         parser.set_dangerous_leniencies(

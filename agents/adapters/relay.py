@@ -20,6 +20,7 @@ from typing import Any
 from agents.adapters.engine import (
     KEY_REQUIRED,
     PATH_UNKNOWN,
+    STATUS_NOT_FOUND,
     STATUS_NOT_IMPLEMENTED,
     STATUS_UNAUTHORIZED,
     SUCCESS,
@@ -66,6 +67,7 @@ from schemas.engine_routes import (
 from schemas.exchange import (
     H_ADD_USAGE,
     H_KEEPER,
+    H_MODEL,
     H_TENANT,
     End,
     Frame,
@@ -75,10 +77,11 @@ from schemas.exchange import (
     Refused,
 )
 from schemas.http import RESPONSES
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.kv_transfer import KvRole, TransferKind
 from schemas.request_headers import for_engine
 from schemas.response_ids import SECRET_BYTES, response_id
+from schemas.subjects import decode_model
 from schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -118,9 +121,12 @@ class Relay:
         clock: Callable[[], float],
         began: Callable[[RelayBegan], Awaitable[None]],
         engine_kind: str = "openai",
+        adapter: ModelId | None = None,
         transfer: TransferKind | None = None,
     ) -> None:
-        """`transfer`: of KV caches between engines, where this one has a part in pairs."""
+        """`adapter`: the one that the request is for, if it is not for a model. `transfer`: of KV
+        caches between engines, where this one has a part in pairs."""
+        self._adapter = adapter
         self._stage, self._transfer = start.stage, transfer
         self._inbox, self._path, self._request_id = start.inbox, start.path, start.request_id
         self._body = start.body
@@ -136,6 +142,8 @@ class Relay:
         self._goes_on = H_KEEPER in start.headers
         self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         self._for_engine = for_engine(start.headers)
+        named = start.headers.get(H_MODEL)
+        self._model = None if named is None else decode_model(named)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
@@ -243,7 +251,8 @@ class Relay:
                 secret = os.urandom(SECRET_BYTES)
                 name = response_id(self._region, self._replica, secret, self._tenant)
                 body = with_response_id(body, name)
-            response = await api.request("POST", self._path, headers, body)
+            named, body = self._engine.addressed(headers, body, self._adapter)
+            response = await api.request("POST", self._path, named, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
             relay = self._hand_out if self._is_prefill else self._relay
@@ -270,7 +279,8 @@ class Relay:
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
         self._status = head.status
-        if (unserved := self._unserved(head.status)) is not None:
+        unserved = await self._other_engine(response) or self._unserved(head.status)
+        if unserved is not None:
             return unserved
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
@@ -317,11 +327,21 @@ class Relay:
         self._frames.data(params, self._clock())
         return _DONE
 
+    async def _other_engine(self, response: Connection) -> RelayResult | None:
+        """The result of an answer by an engine that serves other models, in this one's place."""
+        if self._model is None or await self._engine.still_serves(self._model, response):
+            return None
+        refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
+        return RelayResult(Outcome.ENGINE_LOST, "the engine serves other models now", refused)
+
     def _unserved(self, status: int) -> RelayResult | None:
         """The result of a status that is no answer to the client's request; None for any other."""
         if status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
             self._engine.refused_key()
             return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
+        if self._adapter is not None and status == STATUS_NOT_FOUND:  # unloaded in the meantime
+            self._engine.refresh_models()
+            return self._not_here(f"the engine has no adapter {self._adapter} any more")
         if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN or self._goes_on:
             return None  # 404 may be what vLLM says of a response that it does not keep
         if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
@@ -330,10 +350,11 @@ class Relay:
         # request, as 404 is of a model that only another path knows.
         if not self._engine.lacks(self._path):
             return None
+        return self._not_here(f"the engine answers {status} on {self._path}")
+
+    def _not_here(self, why: str) -> RelayResult:
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
-        return RelayResult(
-            Outcome.ENGINE_LOST, f"the engine answers {status} on {self._path}", refused
-        )
+        return RelayResult(Outcome.ENGINE_LOST, why, refused)
 
     async def _first_bytes(self, response: Connection) -> bytes:
         """The first chunk; of a stream as many as show what it begins with, and its first content:

@@ -33,6 +33,15 @@ def with_response_id(body: bytes, response_id: str) -> bytes:
     return _with_field(body, b'{"request_id":"%b",' % response_id.encode())
 
 
+def with_own_field(body: bytes, name: str, value: str | int) -> bytes:
+    """The body of a request, a JSON object with fields, with one that holds whatever the client
+    gives for it; any other body as it is."""
+    text = body.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return body
+    return b"%b,%b:%b}" % (text[:-1], json.dumps(name).encode(), json.dumps(value).encode())
+
+
 def _with_field(body: bytes, field: bytes) -> bytes:
     begin = body.find(b"{")
     return body if begin < 0 else b"%b%b%b" % (body[:begin], field, body[begin + 1 :])

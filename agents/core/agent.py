@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agents.core import effects, events
+from agents.core.adapters import Adapters
 from agents.core.effects import AgentEffect
 from agents.core.engine_health import EngineBacklog, EngineHealth, HangDetector
-from agents.core.engine_load import EngineLoad, LoadCounts, occupancy
+from agents.core.engine_load import EngineLoad, LoadCounts
 from agents.core.events import RouterKey
 from agents.core.heartbeat import HeartbeatTimer, ReplicaConfig
+from agents.core.heartbeat_fields import HeartbeatFields, HeartbeatNumbers
 from agents.core.offline_work import OfflineTotals, OfflineWork
 from agents.core.request_tables import RequestTables
 from agents.core.requests import (
@@ -25,7 +27,7 @@ from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.ids import ModelId
 from schemas.replies import reply_inbox
-from schemas.state import DownReason, Heartbeat, ReplicaState, rounded
+from schemas.state import DownReason, Heartbeat, ReplicaState
 
 # States in which work is refused, and the reason that the router gets.
 _CLOSED = {
@@ -38,8 +40,8 @@ _CLOSED = {
 # After these the engine may be gone, or another one may be in its place.
 _DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
 HANGS = "the engine hangs: it answers scrapes and computes nothing"
+NOT_LOADED = "the engine could not load its adapter"
 SILENT_ROUTER = "no keep-alive from the requesting router for too long"
-CARDS_EVERY = 10  # heartbeats: model cards and priors hardly ever change
 STOPPED_S = 1.0  # later than `wake_at`: far more than a busy event loop is ever late
 
 
@@ -65,6 +67,11 @@ class AgentCore:
             batch_max=replica.batch_max,
             counts_own=replica.counts_own,
         )
+        self._adapters = Adapters(replica.adapters, replica.adapters_max, tables, self._engine)
+        self._fields = HeartbeatFields(
+            *(replica, tables, self._engine, self._offline, self._adapters),
+            *(self._fence, self._acks),
+        )
         self._health = EngineHealth()
         self._hangs = HangDetector()
         self._timer = HeartbeatTimer(replica.heartbeat_s)
@@ -87,6 +94,7 @@ class AgentCore:
             events.EngineScraped: self._on_scraped,
             events.ScrapeFailed: self._on_scrape_failed,
             events.ProbeEnded: self._on_probe_ended,
+            events.AdapterLoadEnded: self._on_adapter_load_ended,
             events.DrainRequested: self._on_drain,
             events.StopRequested: self._on_stop,
             events.DrainFinished: self._on_drained,
@@ -120,6 +128,12 @@ class AgentCore:
     def models(self) -> tuple[ModelId, ...]:
         return self._engine.models
 
+    def adapter_of(self, inbox: str) -> ModelId | None:
+        """The adapter that the request with this inbox is for; None if for a model."""
+        adapters = self._engine.adapters
+        record = self._tables.find(inbox) if adapters else None
+        return None if record is None or record.work.model not in adapters else record.work.model
+
     @property
     def offline_totals(self) -> OfflineTotals:
         """For metrics."""
@@ -141,56 +155,15 @@ class AgentCore:
         return self._engine.counts(requests.counters, len(requests.by_inbox), requests.at_engine)
 
     def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
-        replica, engine, requests = self._replica, self._engine, self._requests
-        reading, line = engine.reading, engine.prefill.line
         down_reason = DownReason.HUNG if self._hangs.hung else None
         if self._health.state is ReplicaState.DOWN:
             down_reason = DownReason.UNREACHABLE
-        owner = self._fence.owner(now)
-        return Heartbeat(
-            region=replica.region,
-            replica=replica.replica,
-            epoch=replica.epoch,
-            seq=self._seq,
-            state=state,
-            engine=replica.engine,
-            models=engine.models if replica.computes(None) else (),
-            full=counts.full,
-            pending=counts.pending,
-            running=counts.running,
-            outstanding=len(requests.by_inbox),
-            outstanding_max=replica.outstanding_max,
-            prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
-            batch_max=reading.batch_max,
-            batch_occupancy=rounded(occupancy(counts.running, reading.batch_max)),
-            kv_used_ratio=rounded(reading.kv_used_ratio),
-            kv_capacity_tokens=reading.kv_capacity_tokens,
-            prefill_s_per_token=rounded(line.s_per_token) if line else None,
-            prefill_base_s=rounded(line.base_s) if line else None,
-            decode_tokens_per_s=rounded(engine.answers.decode_tokens_per_s),
-            prefix_hit_ratio=rounded(engine.prefix_hit_ratio),
-            engine_age_s=None if engine.read_at is None else rounded(now - engine.read_at),
-            served_total=self._served_total,
-            refused_total=self._refused_total,
-            taken=self._acks.snapshot(),
-            residency=replica.residency,
-            owner=owner,
-            owner_taken={} if owner is None else self._acks.snapshot(owner),
-            term=self._fence.term,
-            offline_room_tokens=self._offline.room_tokens(now, is_open=state not in _CLOSED),
-            queue_s=self._offline.queue_s(now),
-            offline_waiting=self._offline.waiting,
-            offline_running=self._tables.offline.at_engine,
-            down_reason=down_reason if state is ReplicaState.DOWN else None,
-            cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
-            paths=engine.paths,
-            prefill_prior=replica.prior(engine.models) if self._seq % CARDS_EVERY == 1 else None,
-            kv=None if replica.kv is None else replica.kv.report(engine.models),
-        )
+        numbers = HeartbeatNumbers(self._seq, self._served_total, self._refused_total)
+        return self._fields.heartbeat(numbers, counts, state, down_reason, now)
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
-        state, counts = self.state, self._load()
-        urgent = (state, counts.full, self._engine.models, self._engine.paths)
+        state, counts, loads = self.state, self._load(), self._adapters.state(now)
+        urgent = (state, counts.full, self._engine.models, self._engine.paths, loads)
         if urgent != self._published:
             self._timer.hurry()
         if now < self._timer.due_at and self._leaving is not ReplicaState.GONE:
@@ -232,6 +205,7 @@ class AgentCore:
         work = record.work
         self._routers.join(record.router, now)
         self._tables.of(record).add(record, now)
+        self._adapters.used(work.model, now)
         if work.deadline_s <= 0.0:
             return self._finish(record, Outcome.DEADLINE, "no time was left on arrival")
         if work.body_bytes is None:
@@ -243,8 +217,11 @@ class AgentCore:
         state = self.state
         if state in _CLOSED:
             return _CLOSED[state]
-        if not (self._engine.serves(work.model, work.path) and self._replica.computes(work.role)):
+        if not self._replica.computes(work.role):
             return Refusal.WRONG_MODEL
+        serves = self._engine.serves(work.model, work.path)
+        if not serves and (reason := self._adapters.reason_against(work, now)) is not None:
+            return reason
         if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
         if work.offline:
@@ -276,9 +253,30 @@ class AgentCore:
             self._example = record.work
         if record.work.offline:
             return self._offline.hold(record, body, now)
+        if self._adapters.is_loaded(record.work.model):
+            return self._send(record, body, now)
+        waits = self._adapters.wait(record, body, now)
+        if waits is not None:
+            return waits
+        self._forget(record)
+        return [self._refuse(record.inbox, Refusal.FULL, "no room for its adapter any more")]
+
+    def _send(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         self._requests.send(record, now)
         self._offline.online_sent(record, now)
         return [record.relay(body)]
+
+    def _on_adapter_load_ended(
+        self, event: events.AdapterLoadEnded, now: float
+    ) -> list[AgentEffect]:
+        done: list[AgentEffect] = []
+        for record, body in self._adapters.ended(event, now):
+            if event.good:
+                done += self._send(record, body, now)
+            else:
+                self._forget(record)
+                done.append(self._refuse(record.inbox, Refusal.WRONG_MODEL, NOT_LOADED))
+        return [*done, effects.ScrapeNow()]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
@@ -338,6 +336,7 @@ class AgentCore:
 
     def _forget(self, record: AgentRequest) -> None:
         self._offline.withdraw(record)
+        self._adapters.withdraw(record)
         self._tables.of(record).remove(record)
         self._routers.leave(record.router)
 
@@ -377,6 +376,7 @@ class AgentCore:
     def _on_scraped(self, event: events.EngineScraped, now: float) -> list[AgentEffect]:
         tables = self._tables
         self._engine.scraped(self._offline.online_part(event, now))
+        self._adapters.scraped(event, self._health.state)
         self._health.succeeded()
         self._requests.scraped(event.began_at, now)
         at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)

@@ -111,6 +111,16 @@ class ProbeEngine:
     model: ModelId
 
 
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Have the engine unload one adapter, if any, and load another; report `AdapterLoadEnded`
+    exactly once."""
+
+    adapter: ModelId
+    path: str
+    instead_of: ModelId | None = None
+
+
 AgentEffect = (
     DropWork
     | Refuse
@@ -124,4 +134,5 @@ AgentEffect = (
     | PublishHeartbeat
     | ScrapeNow
     | ProbeEngine
+    | LoadAdapter
 )

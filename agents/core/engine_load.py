@@ -19,7 +19,7 @@ scrape. An engine that shows no queue has no pending; only `outstanding_max` bou
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import median
@@ -272,7 +272,8 @@ class EngineLoad:
         self.held: frozenset[str] = frozenset()  # inboxes of responses that wait for their clients
         self.read_at: float | None = None  # when the last scrape began
         self.models: tuple[ModelId, ...] = ()
-        self.cards: Mapping[ModelId, ModelCard] = {}
+        self.cards: dict[ModelId, ModelCard] = {}
+        self.adapters: frozenset[ModelId] = frozenset()  # of the models
         self.paths: tuple[str, ...] = ()  # optional ones that it answers
 
     @property
@@ -281,6 +282,11 @@ class EngineLoad:
         ours = self.answers.prefix_hit_ratio
         return self.reading.prefix_hit_ratio if ours is None else ours
 
+    @property
+    def base_models(self) -> tuple[ModelId, ...]:
+        """Those that are no adapters, which come and go."""
+        return tuple(name for name in self.models if name not in self.adapters)
+
     def scraped(self, event: EngineScraped) -> None:
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:
@@ -288,11 +294,16 @@ class EngineLoad:
         self.reading = reading
         self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
-            self.models, self.cards, self.paths = event.models, event.cards, event.paths
+            self.models, self.cards, self.paths = event.models, dict(event.cards), event.paths
+            self.adapters = event.adapters
 
     def serves(self, model: ModelId, path: str) -> bool:
         """Whether it has the model and answers on that path."""
-        return model in self.models and (path in PLAIN_PATHS or path in self.paths)
+        return model in self.models and self.answers_on(path)
+
+    def answers_on(self, path: str) -> bool:
+        """Whether it answers on that path."""
+        return path in PLAIN_PATHS or path in self.paths
 
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""

@@ -140,6 +140,7 @@ class EngineScraped:
     last_byte_at: float = float("-inf")  # when any good response last brought a byte
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
+    adapters: frozenset[ModelId] = frozenset()  # of the models, those that have a parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,15 @@ class ProbeEnded:
     """A probe was answered or timed out. Comes exactly once for every `ProbeEngine`."""
 
     answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoadEnded:
+    """The engine has loaded an adapter, or has not. `load_s`: how long it took."""
+
+    adapter: ModelId
+    good: bool
+    load_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,7 @@ AgentEvent = (
     | EngineScraped
     | ScrapeFailed
     | ProbeEnded
+    | AdapterLoadEnded
     | DrainRequested
     | StopRequested
     | DrainFinished

@@ -1,6 +1,7 @@
 """What a replica's heartbeat repeats unchanged, and when the next one is due."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agents.core.known_speed import KnownSpeed
 from agents.core.offline_profile import OfflineProfile
@@ -33,6 +34,14 @@ class KvPart:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """Where an engine finds an adapter, and the model that it was made for; None: its first."""
+
+    path: str
+    base: ModelId | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
     """Which replica this is and what its operator decided about it.
@@ -52,6 +61,8 @@ class ReplicaConfig:
     offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
     offline_priority: int | None = None  # the engine's own, for offline requests
     speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
+    adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
+    adapters_max: int = 0  # adapters that its engine may have at once
     kv: KvPart | None = None  # in pairs; None: it answers alone
 
     def fits_residency(self, requested: Labels) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from agents.core.engine_curves import EngineCurves
 from agents.core.latency_predictor import FEATURES, IterationTimes, LatencyPredictor
 from agents.core.slo_profile import Measure
 from schemas.problems import what_it_must_be_instead
@@ -87,6 +88,8 @@ class OfflineProfile:
         default_factory=tuple
     )
     """Every test run of the search."""
+    curves: EngineCurves | None = None
+    """For a simulated engine like this one; None without `--calibrate`."""
 
     @property
     def times(self) -> IterationTimes:

@@ -383,6 +383,8 @@ class RequestTable:
 
     def without_next_part(self, now: float) -> list[AgentRequest]:
         """Those whose next part is overdue."""
+        if not self._receiving:
+            return []
         receiving = self._receiving.values()
         return [record for record in receiving if now - record.last_part_at >= PART_TIMEOUT_S]
 
@@ -400,6 +402,8 @@ class RequestTable:
     @property
     def longest_prompt_tokens(self) -> int:
         """Of those at the engine without a first byte."""
+        if not self._waiting:
+            return 0  # mostly, at a scrape
         sent = (record for record in self._waiting.values() if record.sent_at is not None)
         return max((record.prompt_tokens for record in sent), default=0)
 
@@ -415,7 +419,10 @@ class RequestTable:
             if record.work.prefill_tokens is None:
                 return None
             total += record.work.prefill_tokens
-            front = front or record
+            if (
+                front is None and record.sent_at is not None
+            ):  # others wait for an adapter, or a body
+                front = record
         if front is None or front.sent_at is None or line is None or line.s_per_token <= 0.0:
             return total
         done = (now - max(front.sent_at, self._settled_at)) / line.s_per_token

@@ -1,26 +1,38 @@
 """`mesh-agent profile`: parse, check, profile, write the file."""
 
 import asyncio
+import contextlib
 import random
 import re
 import secrets
 import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import uvloop
 from rich.console import Console
 
 from agents.config import ENGINE_KEY, EngineConfig
+from agents.core.engine_curves import CalibratedEngine, encode_calibrated
 from agents.core.offline_profile import encode_profile
 from agents.core.slo_profile import Measure
 from agents.engine_options import checked, engine_options, read_engine_key
+from agents.profiler.curves import measured
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.load import Lengths, OnlineRequest, TraceInvalid, read_trace
 from agents.profiler.picture import draw
 from agents.profiler.report import table_of
-from agents.profiler.run import Found, ObjectiveNotKept, Plan, ProfilingRun, shortfall
+from agents.profiler.run import (
+    Found,
+    ObjectiveNotKept,
+    Plan,
+    ProfilingRun,
+    calibration_s,
+    shortfall,
+)
 from agents.profiler.stream import EngineUnusable
 from infra.credentials_file import credentials_option
 from infra.process import raise_limit
@@ -37,6 +49,7 @@ LIMIT_S_MAX = 3600.0
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 P99_REQUESTS = 100
 ERROR_MAX = 0.1
+T = TypeVar("T")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 
@@ -151,6 +164,13 @@ _TOKENS = click.IntRange(min=1, max=1_000_000)
     help="Take the budget as a mean: iterations may exceed it by so much, all together, if shorter "
     "ones have made up for it before. 0: none may.",
 )
+@click.option(
+    "--calibrate",
+    "calibrates",
+    is_flag=True,
+    help="Measure for a minute more what a simulated engine needs to be like this one (mesh sim "
+    "--profile FILE). Without an objective nothing else is measured.",
+)
 @click.option("--seed", type=int, default=0, help="Of arrivals and lengths.")
 @click.option(
     "--out",
@@ -174,21 +194,16 @@ def command(out: Path, picture: Path | None, **options: Any) -> None:
     key = read_engine_key(options.pop("engine_key_file"))
     fields = {name: options.pop(name) for name in EngineConfig.model_fields if name in options}
     config = checked(EngineConfig, fields | {"engine_key": key}, command.params)
+    if options["calibrates"] and not (options["tolerances"] or options["limits"]):
+        _calibrate(config, out, options["duration_s"], options["chunk_tokens"])
+        return
     plan = _plan(options)
     picture = picture or out.with_suffix(".svg")
     if picture == out:
         raise click.UsageError("--picture and --out are the same file")
     for path in (out, picture):
         _check_writable(path)
-    raise_limit()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        found = uvloop.run(_main(config, plan, console))
-    except asyncio.CancelledError:
-        console.print("interrupted: no request is left at the engine, no file was written")
-        raise SystemExit(INTERRUPTED) from None
-    except (EngineUnusable, ObjectiveNotKept) as problem:
-        raise click.ClickException(str(problem)) from None
+    found = _run(lambda console: _main(config, plan, console))
     Console().print(table_of(found))
     if found.profile is None:
         least = min(found.trials, key=lambda trial: trial.budget_s)
@@ -203,21 +218,64 @@ def command(out: Path, picture: Path | None, **options: Any) -> None:
     click.echo(f"{out}: latency budget {budget_ms:.1f} ms; picture: {picture}")
 
 
-async def _main(config: EngineConfig, plan: Plan, console: Console) -> Found:
-    """SIGINT and SIGTERM cancel it: requests end at the engine before it does."""
+def _calibrate(
+    config: EngineConfig, out: Path, duration_s: float, chunk_tokens: int | None
+) -> None:
+    """Write the engine's curves alone."""
+    _check_writable(out)
+    found = _run(lambda console: _curves(config, calibration_s(duration_s), chunk_tokens, console))
+    _write(out, encode_calibrated(found))
+    points = f"{len(found.curves.prefill)} prompts, {len(found.curves.decode)} loads"
+    click.echo(f"{out}: {points}; play it: mesh sim --profile {out}")
+
+
+def _run(work: Callable[[Console], Coroutine[Any, Any, T]]) -> T:
+    """What it comes to. Raises click.ClickException, or SystemExit after Ctrl-C."""
+    raise_limit()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        return uvloop.run(work(console))
+    except asyncio.CancelledError:
+        console.print("interrupted: no request is left at the engine, no file was written")
+        raise SystemExit(INTERRUPTED) from None
+    except (EngineUnusable, ObjectiveNotKept) as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    config: EngineConfig, dice: random.Random, console: Console
+) -> AsyncIterator[ProfiledEngine]:
+    """SIGINT and SIGTERM cancel what is done with it: requests end at the engine before that."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    dice = random.Random(secrets.randbits(64))  # prompts that no earlier run has sent
     engine = ProfiledEngine(config, dice)
-    say = console.print
     try:
         await engine.connect()
-        say(f"{engine.url} serves {engine.model}, context {engine.context_tokens} tokens")
-        found = await ProfilingRun(engine, plan, dice, say).run()
+        context = engine.context_tokens
+        console.print(f"{engine.url} serves {engine.model}, context {context} tokens")
+        yield engine
     finally:
         await engine.close()
+
+
+async def _curves(
+    config: EngineConfig, seconds: float, chunk_tokens: int | None, console: Console
+) -> CalibratedEngine:
+    async with _connected(config, random.Random(secrets.randbits(64)), console) as engine:
+        curves = await measured(engine, seconds, chunk_tokens, console.print)
+        return CalibratedEngine(
+            engine=engine.kind, model=engine.model, measured_at=int(time.time()), curves=curves
+        )
+
+
+async def _main(config: EngineConfig, plan: Plan, console: Console) -> Found:
+    dice = random.Random(secrets.randbits(64))  # prompts that no earlier run has sent
+    say = console.print
+    async with _connected(config, dice, console) as engine:
+        found = await ProfilingRun(engine, plan, dice, say).run()
     if found.measured.error > ERROR_MAX:
         say(
             f"predictions are {found.measured.error:.0%} off: iterations of equal batches differ "
@@ -238,7 +296,9 @@ async def _main(config: EngineConfig, plan: Plan, console: Console) -> Found:
 
 def _plan(options: dict[str, Any]) -> Plan:
     if not options["tolerances"] and not options["limits"]:
-        raise click.UsageError("give an objective: --tolerance ttft-p99=10% or --slo tbt-p99=50ms")
+        raise click.UsageError(
+            "give an objective (--tolerance ttft-p99=10% or --slo tbt-p99=50ms), or --calibrate"
+        )
     if both := options["tolerances"].keys() & options["limits"].keys():
         raise click.UsageError(f"{min(both)} has a --tolerance and an --slo: give one of them")
     trace_file: Path | None = options.pop("trace_file")

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agents.core.engine_curves import EngineCurves
 from agents.core.latency_predictor import BatchLoad, IterationTimes
 from agents.core.offline_admission import OfflineAdmission
 from agents.core.offline_profile import OfflineProfile, ProfileTrial
 from agents.core.slo_profile import Limits, Measure, SloProfile, keeps, levels, limits_of, search
+from agents.profiler import curves
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.load import Lengths, OnlineRequest, poisson
 from agents.profiler.measurement import Measured, Measurement
@@ -20,6 +22,7 @@ from agents.profiler.stream import EngineUnusable
 from agents.profiler.trial import Trial, TrialResult
 
 MEASURING_SHARE, MEASURING_S_MAX = 0.25, 120.0
+CALIBRATION_S = 60.0
 LEVELS = 31  # five runs of the search: 2⁵ - 1
 RUNS = 6
 PLAYING_SHARE = 0.85  # of a run's time: the last answers come after it
@@ -48,6 +51,7 @@ class Plan:
     burst_s: float = 0.0
     offline_priority: int | None = None
     seed: int = 0
+    calibrates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class ProfilingRun:
         measurement = Measurement(self._engine, self._measuring_s, self._dice, plan.chunk_tokens)
         measured = await measurement.run(self._say)
         self._say(describe(measured))
+        calibrated = await self._curves(measured.chunk_tokens)
         values = self._budgets(measured)
         found, trials = await self._search(limits, values, self._draft(measured, limits))
         if found.knob is None:
@@ -104,8 +109,15 @@ class ProfilingRun:
             latency_budget_s=found.knob,
             measured_at=int(time.time()),
             trials=tuple(map(_as_written, trials)),
+            curves=calibrated,
         )
         return Found(measured, alone, limits, trials, profile)
+
+    async def _curves(self, chunk_tokens: int) -> EngineCurves | None:
+        if not self._plan.calibrates:
+            return None
+        seconds = calibration_s(self._plan.duration_s)
+        return await curves.measured(self._engine, seconds, chunk_tokens, self._say)
 
     def _arrivals(self) -> Sequence[OnlineRequest]:
         plan, context = self._plan, self._engine.context_tokens
@@ -200,6 +212,11 @@ class ProfilingRun:
         decodes = self._engine.batch_max or measured.decodes_max
         load = BatchLoad(0, decodes * context, 0, decodes, 0)
         return times.predict_s(load.with_prefill(measured.chunk_tokens, context))
+
+
+def calibration_s(duration_s: float) -> float:
+    """Seconds for an engine's curves, in a run of so many; they come on top of it."""
+    return min(CALIBRATION_S, duration_s)
 
 
 def shortfall(latency_s: Mapping[Measure, float], limits: Limits) -> str:

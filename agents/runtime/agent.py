@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from agents.adapters import adapter_loads
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import EngineClient
 from agents.adapters.outbox import FrameWriter
@@ -75,6 +76,7 @@ class Agent:
         self._writers: dict[str, FrameWriter] = {}  # of responses that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
+        self._loading: set[asyncio.Task[None]] = set()  # adapters
         self._is_leaving = False
         self._is_closed = False
         self._wake_earlier = asyncio.Event()
@@ -102,6 +104,7 @@ class Agent:
             effects.PublishHeartbeat: self._publish_heartbeat,
             effects.ScrapeNow: self._request_scrape,
             effects.ProbeEngine: self._probe_engine,
+            effects.LoadAdapter: self._load_adapter,
         }
 
     async def feed(self, event: AgentEvent) -> None:
@@ -130,8 +133,7 @@ class Agent:
 
     def learned_speed(self) -> KnownSpeed | None:
         """Of its engine, for the next run; None before it is learned."""
-        beat = self.heartbeat()
-        models = self._core.models
+        beat, models = self.heartbeat(), self._engine.base_models
         if beat.prefill_s_per_token is None or not models:
             return None
         line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
@@ -216,7 +218,7 @@ class Agent:
     async def cut(self) -> None:
         """Cancel every relay that still runs; no END frame is sent."""
         probing = [] if self._probing is None else [self._probing]
-        await end_all([*probing, *(task for _, task in self._relays.values())])
+        await end_all([*probing, *self._loading, *(task for _, task in self._relays.values())])
 
     async def close(self) -> None:
         """Cancel every relay, and ignore what still arrives until the bus is closed."""
@@ -251,6 +253,7 @@ class Agent:
             clock=self._clock,
             began=self.feed,
             engine_kind=self._config.engine_kind,
+            adapter=self._core.adapter_of(inbox),
             transfer=self._config.kv_transfer,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
@@ -316,6 +319,14 @@ class Agent:
     async def _probe(self, effect: effects.ProbeEngine) -> None:
         answered = await self._engine.probe(effect.path, effect.model, PROBE_TIMEOUT_S)
         await self.feed(ProbeEnded(answered))
+
+    async def _load_adapter(self, effect: effects.LoadAdapter) -> None:
+        task = self._tasks.create_task(self._load(effect))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    async def _load(self, effect: effects.LoadAdapter) -> None:
+        await self.feed(await adapter_loads.perform(self._engine, effect, self._clock))
 
     def _writer(self, inbox: str) -> FrameWriter:
         return FrameWriter(self._bus.outbox.sender(inbox), self._clock, self._where)

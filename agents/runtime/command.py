@@ -121,6 +121,32 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "engine its bootstrap server. [MESH_KV_ADDRESS]",
 )
 @click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    envvar="MESH_ADAPTERS",
+    metavar="NAME=PATH[,base=MODEL]",
+    help="A LoRA adapter that vLLM or SGLang is made to load when a request asks for it, and where "
+    "the engine finds it; repeat it, or separate by spaces in the environment. [MESH_ADAPTERS]",
+)
+@click.option(
+    "--load-adapters",
+    type=int,
+    envvar="MESH_LOAD_ADAPTERS",
+    metavar="N",
+    help="Load them, and let the engine have so many at once. [MESH_LOAD_ADAPTERS]",
+    show_default="none is loaded",
+)
+@click.option(
+    "--data-parallel-rank",
+    type=int,
+    envvar="MESH_DATA_PARALLEL_RANK",
+    metavar="R",
+    help="Serve this data-parallel rank of vLLM or SGLang alone: one agent for each. "
+    "[MESH_DATA_PARALLEL_RANK]",
+    show_default="the engine chooses",
+)
+@click.option(
     "--kv-events",
     envvar="MESH_KV_EVENTS",
     metavar="ADDRESS",

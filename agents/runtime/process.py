@@ -111,6 +111,7 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
         reads_batch_max=config.batch_max is None,
         asks_usage=config.ask_usage,
         routes=config.routes,
+        rank=config.data_parallel_rank,
         finds_paths=config.role is None,
     )
 
@@ -175,6 +176,8 @@ def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> Replic
         offline=config.profile,
         offline_priority=config.offline_priority,
         speeds=tuple(speed for speed in (kept, profiled) if speed is not None),
+        adapters=config.adapters,
+        adapters_max=config.load_adapters or 0,
         kv=kv_part(config),
     )
 

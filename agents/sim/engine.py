@@ -138,6 +138,11 @@ class EngineSim:
         return self._batch.size
 
     @property
+    def nobody_waits(self) -> bool:
+        """Whether all requests are in the batch, as of the last call."""
+        return not (self._waiting or self._arriving)
+
+    @property
     def wake_at(self) -> float | None:
         """When the next step is due; None while there is nothing to do."""
         if self._events:

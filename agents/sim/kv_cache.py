@@ -27,14 +27,15 @@ from xxhash import xxh3_64_intdigest
 BLOCK_TOKENS = 16
 
 
-def block_keys(tokens: bytes, block_bytes: int) -> list[int]:
-    """The keys of the full blocks of `tokens`; an unfilled last block has none.
+def block_keys(tokens: bytes, block_bytes: int, adapter: str = "") -> list[int]:
+    """The keys of the full blocks of `tokens`; an unfilled last block has none. An adapter shares
+    none with another one or with its model.
 
     xxHash with the parent's key as its seed costs 0.1 µs a block, and is the same in every run.
     """
     view = memoryview(tokens)
     keys: list[int] = []
-    parent = 0
+    parent = xxh3_64_intdigest(adapter.encode()) if adapter else 0
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
         parent = xxh3_64_intdigest(view[end - block_bytes : end], parent)
         keys.append(parent)

@@ -100,9 +100,11 @@ class LengthOptions:
     stop: Sequence[str] = ()
 
 
-def answer(prompt: bytes, options: LengthOptions, seed: int) -> SimulatedAnswer:
-    """The answer to a prompt. `room` is 1 or more, `min_tokens` not above what is allowed."""
-    digest = hashlib.blake2b(prompt, digest_size=16, salt=seed.to_bytes(8, "little")).digest()
+def answer(prompt: bytes, options: LengthOptions, seed: int, adapter: str = "") -> SimulatedAnswer:
+    """The answer to a prompt; each adapter has its own. `room` is 1 or more, `min_tokens` not above
+    what is allowed."""
+    key, salt = adapter.encode()[:64], seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(prompt, digest_size=16, salt=salt, key=key).digest()
     most = options.room if options.max_tokens is None else min(options.max_tokens, options.room)
     drawn = most + 1 if options.ignore_eos else max(_drawn_length(digest), options.min_tokens)
     tokens = min(drawn, most)

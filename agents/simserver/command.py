@@ -1,6 +1,7 @@
 """The command `mesh-agent engine-sim`.
 
-`--profile` takes a name, or a TOML file with the fields of `agents.sim.profiles.Profile`:
+`--profile` takes a name, a file of `mesh-agent profile --calibrate`, or a TOML file with the fields
+of `agents.sim.profiles.Profile`:
 
 name = "my-gpu"
 knots = [[0, 0.012]]       # seconds of an iteration at a number of batched tokens
@@ -15,47 +16,19 @@ model = "my/model"         # the name that it serves; without it, the profile's
 """
 
 import asyncio
-import dataclasses
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
+from agents.sim.profile_files import ProfileInvalid, find_profile
 from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
 from agents.simserver.metrics import PageKind
 from schemas.kv_transfer import KvRole, TransferKind
-from schemas.problems import problem_lines
 
 if TYPE_CHECKING:
     from agents.simserver.kv_transfer import KvSettings
-
-_KNOWN = [field.name for field in dataclasses.fields(Profile)]
-
-
-class ProfileInvalid(ValueError):
-    """No such profile, or a file that is not one; the message says what to change."""
-
-
-def find_profile(name: str) -> Profile:
-    """A profile by its name, or from a file whose name ends in .toml. Raises ProfileInvalid."""
-    if name in PROFILES:
-        return PROFILES[name]
-    if not name.endswith(".toml"):
-        raise ProfileInvalid(f"no profile {name!r}: use {', '.join(PROFILES)} or a .toml file")
-    try:
-        given = tomllib.loads(Path(name).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ProfileInvalid(f"{name}: {error}") from None
-    if unknown := sorted(set(given) - set(_KNOWN)):
-        raise ProfileInvalid(f"{name}: unknown {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
-    try:
-        return TypeAdapter(Profile).validate_python(given)
-    except ValidationError as error:
-        lines = problem_lines(error, lambda _: _KNOWN)
-        raise ProfileInvalid(f"{name}: {'; '.join(lines)}") from None
 
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
@@ -106,7 +79,8 @@ def _kv_settings(
     "--profile",
     default=DEFAULT_PROFILE,
     callback=_profile,
-    help=f"Which GPU and model it is: {', '.join(PROFILES)}, or a .toml file of your own.",
+    help=f"Which GPU and model it is: {', '.join(PROFILES)}, a .json file of `mesh-agent profile "
+    "--calibrate`, or a .toml file of your own.",
 )
 @click.option(
     "--time-scale",
@@ -168,6 +142,18 @@ def _kv_settings(
     type=click.FloatRange(min=0),
     default=1e-5,
     help="With --role, how long a transfer takes for each token, in its own seconds.",
+)
+@click.option(
+    "--adapters-max",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="LoRA adapters that may be loaded at once, by vLLM's calls; 0: none.",
+)
+@click.option(
+    "--adapter-load-s",
+    type=click.FloatRange(0, 600),
+    default=1.0,
+    help="Seconds that loading one takes.",
 )
 @click.option(
     "--seed",

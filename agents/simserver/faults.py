@@ -45,6 +45,7 @@ class Faults(BaseModel):
     crash_after_tokens: int | None = Field(
         default=None, ge=0, le=10**9, description="the process dies after so many more tokens"
     )
+    adapter_loads_fail: bool = False
 
     def changed(self, changes: dict[str, object]) -> "Faults":
         """These faults with some switches set anew. Raises FaultsInvalid."""

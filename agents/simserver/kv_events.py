@@ -27,7 +27,8 @@ class KvEventPublisher:
     def __init__(self, events: str, replay: str | None, block_tokens: int) -> None:
         """`events`, `replay`: ZeroMQ addresses to listen on. Raises zmq.ZMQError."""
         self._block_tokens = block_tokens
-        self._tokens: dict[int, tuple[int | None, bytes]] = {}  # parent and tokens of a block
+        # Parent, tokens and adapter of a block.
+        self._tokens: dict[int, tuple[int | None, bytes, str]] = {}
         self._batch: list[list[object]] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._next = 0
@@ -47,12 +48,13 @@ class KvEventPublisher:
             self._replay.close(linger=0)
         self._context.term()
 
-    def learn(self, keys: Sequence[int], sequence: bytes) -> None:
+    def learn(self, keys: Sequence[int], sequence: bytes, adapter: str = "") -> None:
         """The blocks of a request that the engine is given, and the tokens in them."""
         parent, size = None, self._block_tokens * TOKEN_BYTES
         for number, key in enumerate(keys):
             if key not in self._tokens:
-                self._tokens[key] = parent, sequence[number * size : (number + 1) * size]
+                tokens = sequence[number * size : (number + 1) * size]
+                self._tokens[key] = parent, tokens, adapter
             parent = key
         while len(self._tokens) > BLOCKS_MAX:
             del self._tokens[next(iter(self._tokens))]
@@ -61,10 +63,11 @@ class KvEventPublisher:
 
     def stored(self, keys: Sequence[int]) -> None:
         for key in keys:
-            parent, tokens = self._tokens.get(key, (None, b""))
+            parent, tokens, adapter = self._tokens.get(key, (None, b"", ""))
             ids = [int.from_bytes(tokens[at : at + TOKEN_BYTES], "little") for at in
                    range(0, len(tokens), TOKEN_BYTES)]  # fmt: skip
-            stored = [[key], parent, ids, self._block_tokens, NO_LORA, MEDIUM]
+            name = [adapter] if adapter else []
+            stored = [[key], parent, ids, self._block_tokens, NO_LORA, MEDIUM, *name]
             self._batch.append(["BlockStored", *stored])
 
     def evicted(self, key: int) -> None:

@@ -1,5 +1,6 @@
-"""Work on texts that generates nothing, beside embeddings: `/v1/rerank`, `/v1/score`, `/tokenize`
-and `/detokenize` of a simulated engine. Scores mean nothing: they are made of hashes of the texts.
+"""Work on texts that generates nothing, beside embeddings: `/v1/rerank`, `/v1/score`, `/tokenize`,
+`/detokenize` and `/v1/chat/completions/render` of a simulated engine. Scores mean nothing: they are
+made of hashes of the texts.
 """
 
 import hashlib
@@ -12,6 +13,8 @@ from pydantic import BeforeValidator, Field
 from agents.sim import text as tokens
 from agents.simserver.requests import ApiError, Part, RequestParser, id_prompt, invalid
 from schemas.settings import Advice
+
+RENDER = "/v1/chat/completions/render"  # of vLLM from 0.30 on; routers in front of it ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,15 @@ def tokenize(parser: RequestParser, raw: bytes) -> PromptWork:
         body = _Tokenize.read(raw)
         parser.model(body.model)
         data = tokens.text_tokens(body.prompt)
-    ids = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
+    ids = _ids(data)
     answer = {"count": len(ids), "max_model_len": parser.max_model_len, "tokens": ids}
     return PromptWork((), orjson.dumps(answer))
+
+
+def render(parser: RequestParser, raw: bytes) -> PromptWork:
+    """A RENDER body: the tokens of a chat. Raises ApiError."""
+    data = parser.chat(raw).prompt
+    return PromptWork((), orjson.dumps({"token_ids": _ids(data)}))
 
 
 def detokenize(parser: RequestParser, raw: bytes) -> PromptWork:
@@ -105,6 +114,10 @@ def detokenize(parser: RequestParser, raw: bytes) -> PromptWork:
     except ValueError as error:
         raise ApiError(400, str(error), "tokens") from None
     return PromptWork((), orjson.dumps({"prompt": data.rstrip(b"\0").decode("utf-8", "replace")}))
+
+
+def _ids(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
 
 
 def _pairs(one: list[str], two: list[str]) -> tuple[bytes, ...]:

@@ -5,6 +5,7 @@ would change the shape of the response (n, logprobs, echo) is refused, not ignor
 simulated engine's own: `"stamp": true` (see `responses.stamp`).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -75,6 +76,7 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     stamped: bool = False  # each token names its prompt, its attempt and its own index
+    adapter: str = ""  # the model, if it is one
 
     @property
     def prompt_tokens(self) -> int:
@@ -203,11 +205,13 @@ class _Completion(_Body):
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Reads requests for one server: its names, its context length in tokens, its seed."""
+    """Reads requests for one server: its names, its context length in tokens, its seed, and the
+    adapters that it has at that moment."""
 
     models: tuple[str, ...]
     max_model_len: int
     seed: int
+    adapters: Collection[str] = ()
 
     def chat(self, raw: bytes) -> GenerationRequest:
         """A /v1/chat/completions body. Raises ApiError."""
@@ -222,6 +226,7 @@ class RequestParser:
 
     def _request(self, body: _Chat | _Completion, limit: int | None) -> GenerationRequest:
         model, prompt = self.model(body.model), body.prompt
+        adapter = "" if model in self.models else model
         room = self._room(tokens.count(prompt), limit)
         most, least = room if limit is None else limit, body.min_tokens or 0
         if least > most:
@@ -234,19 +239,20 @@ class RequestParser:
             chat=isinstance(body, _Chat),
             model=model,
             prompt=prompt,
-            answer=answer(prompt, length, self.seed),
+            answer=answer(prompt, length, self.seed, adapter),
             stream=body.stream,
             include_usage=body.stream and options is not None and options.include_usage,
             stamped=body.stamp,
+            adapter=adapter,
         )
 
     def model(self, model: object) -> str:
         """The model that is asked for. Raises ApiError for an unknown one."""
         if model is None:
             return self.models[0]
-        if model in self.models:
+        if model in self.models or model in self.adapters:
             return str(model)
-        served = ", ".join(self.models)
+        served = ", ".join((*self.models, *self.adapters))
         problem = f"the model {model!r} does not exist here; this engine serves: {served}"
         raise ApiError(404, problem, "model", "model_not_found")
 

@@ -21,11 +21,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from agents.sim.adapters import LoadedAdapters
 from agents.sim.engine import EngineSim
 from agents.sim.events import NeverFits, QueueFull
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import Profile
 from agents.sim.text import TOKEN_BYTES, count
+from agents.simserver.adapters import AdapterRoutes
 from agents.simserver.audio import transcribe
 from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
@@ -40,7 +42,15 @@ from agents.simserver.messages import (
 )
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.openai_responses import KeptResponses, ResponseRenderer
-from agents.simserver.prompt_work import PromptWork, detokenize, rerank, score, tokenize
+from agents.simserver.prompt_work import (
+    RENDER,
+    PromptWork,
+    detokenize,
+    render,
+    rerank,
+    score,
+    tokenize,
+)
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
@@ -61,6 +71,7 @@ PROMPT_WORK: Mapping[str, Callable[[RequestParser, bytes], PromptWork]] = {
     SCORE: score,
     TOKENIZE: tokenize,
     DETOKENIZE: detokenize,
+    RENDER: render,
 }
 RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,6 +91,8 @@ class SimConfig:
     faults: Faults = field(default_factory=Faults)
     kv_events: str | None = None  # where it publishes them, and repeats them
     kv_events_replay: str | None = None
+    adapters_max: int = 0  # LoRA adapters at once; 0: it takes none
+    adapter_load_s: float = 1.0  # of the engine's time
     kv: KvSettings | None = None  # its part in pairs
 
 
@@ -95,10 +108,12 @@ class SimServer:
             watch_tokens=True,
         )
         self._block_bytes = engine.block_tokens * TOKEN_BYTES
+        adapters = LoadedAdapters(config.adapters_max)
         self._parser = RequestParser(
             models=config.models,
             max_model_len=min(config.max_model_len or 10**9, engine.capacity_tokens),
             seed=config.seed,
+            adapters=adapters.paths,
         )
         self._started_at = time.time()
         self._facts = PageFacts(config.models[0], engine.block_tokens, self._started_at)
@@ -106,6 +121,8 @@ class SimServer:
         self._meters = Meters()
         self._responses = KeptResponses()
         self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
+        load_s = config.adapter_load_s / config.time_scale
+        self._adapters = AdapterRoutes(adapters, load_s, self._faults)
         self._kv_events = None
         if config.kv_events is not None:
             replay = config.kv_events_replay
@@ -137,6 +154,7 @@ class SimServer:
                 web.post(RESPONSES, self._response),
                 *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
                 *(web.post(path, self._audio) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
+                *self._adapters.routes(),
                 web.post("/echo", self._echo),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
@@ -290,9 +308,9 @@ class SimServer:
 
     def _submit(self, job: GenerationRequest, output_tokens: int | None = None) -> TokenStream:
         sequence = job.sequence()
-        keys = block_keys(sequence, self._block_bytes)
+        keys = block_keys(sequence, self._block_bytes, job.adapter)
         if self._kv_events is not None:
-            self._kv_events.learn(keys, sequence)
+            self._kv_events.learn(keys, sequence, job.adapter)
         tokens = job.prompt_tokens, output_tokens or job.answer.tokens
         return self._opened(partial(self._driver.open, *tokens, keys, whole=not job.stream))
 
@@ -317,7 +335,8 @@ class SimServer:
                         "max_model_len": self._parser.max_model_len,
                     }
                     for model in self._config.models
-                ],
+                ]
+                + self._adapters.rows(self._config.models[0]),
             }
         )
 

@@ -65,9 +65,18 @@ def quoted_once(text: str) -> str:
 
 @lru_cache(VALUES_CACHED)  # the same for most requests
 def _about(
-    method: str, route: str, model: str, tenant: str, origin: str, outcome: str, status: int
+    method: str,
+    route: str,
+    model: str,
+    asked: str,
+    is_copy: bool,
+    tenant: str,
+    origin: str,
+    outcome: str,
+    status: int,
 ) -> str:
-    named = {"method": method, "route": route, "model": model, "tenant": tenant, "origin": origin}
+    named = {"method": method, "route": route, "model": model, "asked_model": asked}
+    named |= {"shadow": "1" if is_copy else "", "tenant": tenant, "origin": origin}
     about = "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
     return f"{about} outcome={outcome}" + (f" status={status}" if status else "")
 
@@ -147,7 +156,7 @@ class AccessLog:
         for (
             request, trace, method, route, outcome, status, model, tenant, origin, region, replica,
             peer_held_s, (prompt, cached, output, _), sent_bytes, is_stream, fault, detail,
-            arrived_at, started_at, ended_at, decided, _,
+            arrived_at, started_at, ended_at, decided, _, asked, is_copy,
         ) in waiting:  # fmt: skip
             if ended_at - second_at >= 1.0:
                 second_s = floor(ended_at + wall_s)
@@ -155,7 +164,7 @@ class AccessLog:
             name = request if _is_bare(request) else quoted_once(request)
             line = (
                 f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
-                f"{_about(method, route, model, tenant, origin, outcome, status)}"
+                f"{_about(method, route, model, asked, is_copy, tenant, origin, outcome, status)}"
             )
             if decided is not None:
                 made = decided.decision
@@ -208,6 +217,8 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "status": one.status or None,
         "error": one.fault,
         "model": plain(one.model),
+        "asked_model": plain(one.asked),
+        "shadow": 1 if one.is_copy else None,
         "tenant": one.tenant,
         "origin": one.origin,
         "region": plain(one.region),

@@ -75,6 +75,9 @@ class FrontDoor(Protocol):
     def model_card(self, model: ModelId) -> ModelCard:
         """The model as an engine describes it."""
 
+    def unknown_model(self, model: str) -> str:
+        """The error for a model that is not there, which names some that are."""
+
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
 

@@ -24,7 +24,7 @@ from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
-from schemas.ids import RegionId, RouterId
+from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import rounded as rounded_s
 
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
@@ -62,6 +62,8 @@ class EndedRequest(NamedTuple):
     ended_at: float
     decided: fx.Decided | None  # the last one
     steps: list[Step]
+    asked: str = ""  # what its client asked for, if that is not `model`
+    is_copy: bool = False
 
 
 class EndedRequests:
@@ -119,7 +121,33 @@ class EndedRequests:
             request.model, record.tenant or "", "", region, replica, peer_held_s, numbers,
             sent_bytes, is_stream, fault, detail or "", request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
+            "" if request.asked is None else request.asked.model,
         )  # fmt: skip
+
+    def of_copy(
+        self,
+        record: OpenRequest,
+        asked: ModelId,
+        outcome: str,
+        status: int,
+        detail: str,
+        started_at: float | None,
+    ) -> None:
+        """The copy of a client's request for `asked` has ended; it is in no list of requests."""
+        request, answer = record.request, record.answer
+        region = replica = ""
+        numbers, sent_bytes, is_stream = UNKNOWN, 0, False
+        if answer is not None:
+            region, replica, end = answer.region or "", answer.replica or "", answer.end
+            sent_bytes, is_stream = answer.taken_bytes, answer.is_event_stream
+            if end is not None:
+                numbers = end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s
+        copy = EndedRequest(
+            request.request_id, "", "POST", record.path, outcome, status, request.model,
+            record.tenant or "", "", region, replica, 0.0, numbers, sent_bytes, is_stream, "",
+            detail, request.arrived_at, started_at, self._clock(), None, [], asked, is_copy=True,
+        )  # fmt: skip
+        self.add(copy)
 
     def of_peer(self, record: OpenRequest, refusal: str | None) -> None:
         """A peer's request was placed here, or refused."""
@@ -260,6 +288,8 @@ class EndedRequests:
             status=one.status or None,
             outcome=one.outcome,
             model=plain(one.model) or None,
+            asked_model=plain(one.asked) or None,
+            is_copy=one.is_copy,
             tenant=one.tenant or None,
             served_by_region=one.region or None,
             served_by_replica=one.replica or None,

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from mesh.session.body_model import ModelPlace, model_in_json
+
 FORM = "multipart/form-data"
 MODEL = "model"
 PARTS_MAX = 64  # of a request for work; OpenAI's transcription has a dozen fields
@@ -122,6 +124,7 @@ class _ModelField(FormParts):
     def __init__(self, content_type: str | None) -> None:
         super().__init__(content_type)
         self.values: list[bytearray] = []
+        self.ranges: list[tuple[int, int]] = []  # of its value's bytes in the form
         self._is_model = False
         self._parts = 0
 
@@ -134,6 +137,11 @@ class _ModelField(FormParts):
             if self.values:  # engines differ in which one they take
                 raise FormInvalid("model is given twice; give it once", MODEL)
             self.values.append(bytearray())
+
+    def _data_came(self, data: bytes, start: int, end: int) -> None:
+        if self._is_model:
+            self.ranges.append((start, end))
+        super()._data_came(data, start, end)
 
     def came(self, data: bytes) -> None:
         if self._is_model:
@@ -149,6 +157,25 @@ def form_model(content_type: str, body: bytes) -> str:
     if not form.is_whole:
         raise broken()
     return form_text(bytes(form.values[0])) if form.values else ""
+
+
+def _form_model_place(content_type: str, body: bytes) -> ModelPlace | None:
+    """Where the value of `model` is in a whole form; None if that has none, or the parser found it
+    in several pieces. Raises FormInvalid."""
+    form = _ModelField(content_type)
+    form.write(body)
+    if len(form.ranges) != 1:
+        return None
+    start, end = form.ranges[0]
+    is_it = body[start:end] == bytes(form.values[0])
+    return ModelPlace(start, end, is_json=False) if is_it else None
+
+
+def model_place(body: bytes, content_type: str = "") -> ModelPlace | None:
+    """Where a body that was read names its model; None if it can't be replaced there."""
+    if content_type[: len(FORM)].lower() == FORM:
+        return _form_model_place(content_type, body)
+    return model_in_json(body)
 
 
 def form_text(data: bytes) -> str:

@@ -277,10 +277,7 @@ class HttpApi:
         asked = _path(request).removeprefix(MODEL_PREFIX)
         models = self._models_served()
         if asked not in models:
-            raise RequestRefused(
-                Fault.MODEL_UNKNOWN,
-                f"the model {asked!r} is not served here; known: {', '.join(models)}",
-            )
+            raise RequestRefused(Fault.MODEL_UNKNOWN, self._door.unknown_model(asked))
         return self._json(request, known_id, self._described(ModelId(asked)))
 
     def _described(self, model: ModelId) -> http.Model:

@@ -18,14 +18,17 @@ import gc
 import resource
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import msgpack
 
+from mesh.adapters.form_parts import model_place
 from mesh.adapters.read_request import BodyFields, RequestRefused, read_fields
 from mesh.core.model.prompt import PromptText
 from mesh.core.model.prompt_parts import Part, PartKind
+from mesh.session.body_model import ModelPlace
 from schemas.http import Fault
 
 ASKED = struct.Struct(">IQ")
@@ -38,7 +41,8 @@ KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and repla
 def pack(fields: BodyFields) -> tuple[bytes, ...]:
     """An answer, in pieces."""
     text = fields.text
-    values = [fields.model, fields.options, fields.adds_usage, *text[1:]]
+    place = fields.model_place
+    values = [fields.model, fields.options, fields.adds_usage, fields.streams, place, *text[1:]]
     about = msgpack.packb(values, unicode_errors="surrogatepass")
     return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(text.data)), about, text.data
 
@@ -57,9 +61,11 @@ def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
     if kind == PROBLEM:
         name, message, param = values
         raise RequestRefused(Fault[name], message, param)
-    model, options, adds_usage, parts, *rest = values
+    model, options, adds_usage, streams, place, parts, *rest = values
     found = tuple(Part(PartKind(kind), end) for kind, end in parts)
-    return BodyFields(model, options, PromptText(text, found, *rest), adds_usage)
+    at = None if place is None else ModelPlace(*place)
+    prompt = PromptText(text, found, *rest)
+    return BodyFields(model, options, prompt, adds_usage, streams, at)
 
 
 def serve(asked: BinaryIO, answered: BinaryIO) -> None:
@@ -71,7 +77,8 @@ def serve(asked: BinaryIO, answered: BinaryIO) -> None:
         if len(body) < body_bytes:
             return
         try:
-            pieces = pack(read_fields(path, body, content_type))
+            fields = read_fields(path, body, content_type)
+            pieces = pack(replace(fields, model_place=model_place(body, content_type)))
         except RequestRefused as problem:
             pieces = pack_problem(problem)
         except MemoryError:

@@ -26,6 +26,7 @@ class RequestLabels:
         self._known_models = models
         self._regions = frozenset(regions)
         self._models: set[str] = set()
+        self._aliases: set[str] = set()
         self._tenants: set[str] = set()
         self._sets: dict[LabelSet, LabelSet] = {}
 
@@ -42,6 +43,15 @@ class RequestLabels:
             self._models.add(name)
             return name
         return OTHER
+
+    def alias(self, name: str) -> str:
+        """The label of a name that mesh.toml maps to a model; files that are read again may have
+        others."""
+        if name not in self._aliases:
+            if len(self._aliases) >= MODELS_MAX:
+                return OTHER
+            self._aliases.add(name)
+        return name
 
     def _new(self, model: str, tenant: str, region: str) -> LabelSet:
         region = region if not region or region in self._regions else OTHER

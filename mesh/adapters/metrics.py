@@ -116,6 +116,17 @@ class RouterMetrics:
             OF_REQUEST,
             buckets=TOKEN_SECONDS,
         )
+        self._mapped = counter(
+            "mesh_requests_mapped",
+            "Clients' requests that were mapped to another model, by what they asked for.",
+            ["asked", "model"],
+        )
+        self._copies = counter(
+            "mesh_shadow_copies",
+            "Copies of requests whose answers are dropped: ok, failed, cancelled, and skipped, for "
+            "which there was no room at once.",
+            ["model", "outcome"],
+        )
         self.hold = histogram(
             "mesh_hold_seconds",
             "Time placed requests, peers' included, had waited in this router's hold queue.",
@@ -177,6 +188,15 @@ class RouterMetrics:
             "Requests on the bus whose reply subject is not allowed, by channel.",
             ["channel"],
         )
+
+    def mapped(self, asked: str, model: str) -> None:
+        """A request for one model has ended that another one served."""
+        labels = self._request_labels
+        self._mapped.labels(labels.alias(asked), labels.model(model)).inc()
+
+    def copy_ended(self, model: str, outcome: str) -> None:
+        """A copy for that model has ended, or was not sent."""
+        self._copies.labels(self._request_labels.model(model), outcome).inc()
 
     # A trace id is kept as an exemplar, which leads from a value to a request that had it.
 
@@ -268,6 +288,8 @@ class _CoreState(Collector):
         inflight = _gauge("mesh_inflight", "Clients' requests held or under way.", "model")
         counts = dict.fromkeys(map(self._model_label, self._core.known_models()), 0)
         for record in self._core.inflight.values():
+            if record.request.shadow:
+                continue
             model = self._model_label(record.request.model)
             counts[model] = counts.get(model, 0) + 1
         for model, count in sorted(counts.items()):

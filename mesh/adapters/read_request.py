@@ -31,6 +31,7 @@ from multidict import MultiMapping
 from mesh.adapters.form_parts import FORM, FormInvalid, form_model
 from mesh.core.model.prompt import PromptInvalid, PromptText, StateUnknown
 from mesh.core.model.prompt_shapes import text_at
+from mesh.session.body_model import ModelPlace
 from schemas.engine_routes import PLAIN_PATHS, STREAM_OPTIONS_PATHS, engine_route
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
 from schemas.http import (
@@ -86,7 +87,6 @@ FOR_SMALL_BYTES = 64 * 1024 * 1024
 PREVIOUS = "previous_response_id"
 IN_BODY = ("user", "cache_salt", PREVIOUS)  # what of a body is read here
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
-JSON = "a JSON object"
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
 
@@ -112,8 +112,6 @@ OPTION_HEADERS = frozenset(
 )
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ID_BYTES = 16  # of one that the router makes
-
-
 LowerHeaders = Mapping[str, str]  # names in lower case
 
 
@@ -166,21 +164,26 @@ class ParsedRequest:
     options: RequestOptions = DEFAULT_OPTIONS
     kept_bytes: int = 0  # of the budget
     adds_usage: bool = False  # see BodyFields
+    streams: bool = False
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
     previous: ResponsePlace | None = None  # of the response that it goes on with
+    model_place: ModelPlace | None = None  # as in BodyFields
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
     """The fields that the router reads. Values are plain: they cross to another process.
 
-    `adds_usage`: it asks for a stream and has no `stream_options`, which an agent may add.
+    `adds_usage`: it asks for a stream (`streams`) and has no `stream_options`, which an agent may
+    add. `model_place`: of a large body alone, as others are searched at need.
     """
 
     model: str
     options: Mapping[str, str]  # the fields that options are read from, those that are text
     text: PromptText
     adds_usage: bool = False
+    streams: bool = False
+    model_place: ModelPlace | None = None
 
 
 def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
@@ -193,7 +196,7 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
     is_form = content_type[: len(FORM)].lower() == FORM
     if not (route.takes_form if is_form else route.takes_json):
         raise RequestRefused(
-            Fault.INVALID, f"{path} takes {JSON if is_form else FORM}", CONTENT_TYPE
+            Fault.INVALID, f"{path} takes {'a JSON object' if is_form else FORM}", CONTENT_TYPE
         )
     fields = _form(content_type, body) if is_form else _json_object(body)
     model = fields.get("model")
@@ -211,7 +214,7 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
         raise RequestRefused(fault, str(error), error.param) from error
     options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
     adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
-    return BodyFields(model, options, text, adds_usage)
+    return BodyFields(model, options, text, adds_usage, stream is True)
 
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:
@@ -280,8 +283,10 @@ def parsed_request(
         *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
         kept_bytes,
         fields.adds_usage,
+        fields.streams,
         of_engine,
         None if previous is None else place_of(previous),
+        fields.model_place,
     )
 
 

@@ -13,7 +13,7 @@ matched. Where no keys are listed all requests belong to one tenant.
 
 from collections.abc import Mapping
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from mesh.adapters.read_request import RequestRefused
 from schemas.http import H_API_KEY, H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId

@@ -16,6 +16,7 @@ import orjson
 from infra.process import LimitedLog, end_all
 from mesh.batch import output_line
 from mesh.batch.job_tasks import stored
+from mesh.batch.line_models import LineModels
 from mesh.batch.output_line import Result, answered, error_code, unanswered
 from mesh.batch.queues import ACK_WAIT_S, IN_PROGRESS_S, TakenLine
 from mesh.batch.records import LinesGone, StoreError, StoreFull, StoreUnavailable, TooLarge
@@ -30,7 +31,7 @@ from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.batch import BatchJob
 from schemas.engine_routes import GENERATING_PATHS
-from schemas.ids import RequestId
+from schemas.ids import ModelId, RequestId
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class HeldLine:
     line: oev.Line
     tenant: str
     size: TextSize
+    body: bytes  # for the model that serves it
     request: LineRequest | None = None  # while it is tried
 
 
@@ -87,8 +89,10 @@ class HeldLines:
         job_of: Callable[[str], BatchJob | None],
         metrics: LineMetrics,
         clock: Callable[[], float],
+        models: LineModels | None = None,
     ) -> None:
-        """`job_of`: the record of a job that is in progress."""
+        """`job_of`: the record of a job that is in progress. `models`: of lines with aliases."""
+        self._models = LineModels() if models is None else models
         self._store, self._session, self._prompts = store, session, prompts
         self._keys, self._job_of, self._metrics = keys, job_of, metrics
         self._held: dict[int, HeldLine] = {}
@@ -185,25 +189,26 @@ class HeldLines:
                 raise
             key = next(self._keys)
             try:
-                read, size = self._read(key, each, "" if job is None else job.tenant)
+                held = self._read(key, each, "" if job is None else job.tenant)
             except (
                 PromptInvalid,
                 orjson.JSONDecodeError,
             ) as error:  # its check was passed
                 await self._refuse(each, str(error))
                 continue
-            self._held[key] = HeldLine(each, read, "" if job is None else job.tenant, size)
-            lines.append(read)
+            self._held[key] = held
+            lines.append(held.line)
             read_bytes += len(line.body)
             if read_bytes >= READ_BYTES_AT_ONCE:
                 read_bytes = 0
                 await asyncio.sleep(0)
 
-    def _read(self, key: int, taken: TakenLine, tenant: str) -> tuple[oev.Line, TextSize]:
+    def _read(self, key: int, taken: TakenLine, tenant: str) -> HeldLine:
         line = taken.line
         fields = orjson.loads(line.body)
         text = text_at(line.url, fields)
-        model, salt = served_name(fields["model"], line.url), fields.get("cache_salt")
+        named, body = self._models.of(line, ModelId(fields["model"]), text, tenant)
+        model, salt = served_name(named, line.url), fields.get("cache_salt")
         prompt = self._prompts.read(model, text, salt if isinstance(salt, str) else "", tenant)
         read = oev.Line(
             key=key,
@@ -213,9 +218,9 @@ class HeldLines:
             model=model,
             prompt=prompt,
             answer_tokens=answer_tokens_max(fields) if line.url in GENERATING_PATHS else 0,
-            body_bytes=len(line.body),
+            body_bytes=len(body),
         )
-        return read, text.size
+        return HeldLine(taken, read, tenant, text.size, body)
 
     async def _is_answered(self, taken: TakenLine) -> bool:
         """Whether it has a result, and only its acknowledgement was lost."""
@@ -238,7 +243,7 @@ class HeldLines:
         request = LineRequest(
             request=effect.request,
             path=line.url,
-            body=line.body,
+            body=held.body,
             tenant=held.tenant or None,
             size=held.size,
         )

@@ -23,6 +23,7 @@ from mesh.cli.modelled import with_options
 from mesh.cli.unusable import Unusable
 from mesh.core.offline.settings import OfflineSettings
 from mesh.runtime.batch_runner import BatchRunner, RunnerConfig, run
+from mesh.runtime.config import model_rules
 from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.name_claim import NameTaken
 from schemas.ids import RegionId, RouterId
@@ -116,6 +117,7 @@ def command(
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         metrics=None if metrics is None else _page(metrics),
+        models=model_rules(topology),
     )
     collect_seldom()
     try:

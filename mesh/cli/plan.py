@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from agents.sim.profiles import PROFILES
+from agents.sim.profile_files import find_profile
 from mesh.cli.modelled import given, options_of, validated, with_options
 from mesh.cli.unusable import Unusable
 from mesh.replay.report import RunReport, table_console, write_report
@@ -71,7 +71,7 @@ def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
     console = Console(stderr=True)
     with console.status("reading the workload") as status:
         workload = workload_of(settings)
-        first = PROFILES[settings.patterns[EVERYWHERE][0]]
+        first = find_profile(settings.patterns[EVERYWHERE][0])
         simulations = Simulations(
             lambda: workload_of(settings) if workload.clients else workload,
             partial(_play, settings),

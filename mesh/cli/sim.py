@@ -88,7 +88,7 @@ def _play(settings: SimSettings) -> tuple[dict[str, CellResult], bool]:
     console = Console(stderr=True)
     try:
         with progress_bar(len(cells), console) as show:
-            runs = play_all(settings, cells, jobs=settings.jobs, perf=time.perf_counter, show=show)
+            runs = play_all(settings, cells, jobs=settings.jobs, perf=time.process_time, show=show)
             for number, played in runs:
                 done[number] = played
                 show(number, played.report["requests"], 1.0)

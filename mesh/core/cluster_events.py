@@ -29,6 +29,7 @@ from mesh.core.model.served_names import (
     digest_by_name,
     is_for_others,
     is_model,
+    with_adapters,
     with_keeper_names,
 )
 from mesh.core.model.settings import RouterSettings
@@ -218,6 +219,8 @@ class ClusterEvents:
         """The heartbeat with the names in the tables; None for a region not owned."""
         if beat.term:
             self.ownership.saw_term(beat.region, beat.term)
+        if beat.loadable or beat.loading:
+            beat = with_adapters(beat)
         if beat.paths:
             beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:

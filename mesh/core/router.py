@@ -24,6 +24,7 @@ from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
 from mesh.core.lifecycle.failed_attempts import FailedAttempts
 from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
 from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
+from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
@@ -113,6 +114,14 @@ class RouterCore:
         self._admission = Admission(
             self.held, self.inflight, self._settings, dice, self._timeouts.serving
         )
+        self.model_choice = ModelChoice(
+            self._settings,
+            self._timeouts,
+            self.held,
+            self._admission,
+            self._cluster_events.models,
+            self._effects,
+        )
         self._forwarded_requests = ForwardedRequests(
             self._settings,
             self.replicas,
@@ -139,6 +148,7 @@ class RouterCore:
             completion=self._completion,
             timeouts=self._timeouts,
             scheduler=self._scheduler,
+            model_choice=self.model_choice,
             effects=self._effects,
         )
         self._handlers = self.warming.among(self._event_handlers())
@@ -180,7 +190,7 @@ class RouterCore:
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves now, full or not."""
-        return self._timeouts.ready_models()
+        return self.model_choice.targets.known(self._timeouts.ready_models())
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Those, and the ones that may come back: requests for them are held, not refused."""
@@ -203,7 +213,8 @@ class RouterCore:
         if request.answer_inbox is not None:
             self._on_forwarded(request, request.answer_inbox, now)
             return
-        self._arrivals.count(now)
+        if not request.shadow:
+            self._arrivals.count(now)
         record = RequestRecord(request)
         self.inflight[request.key] = record
         if self._cluster_events.draining:
@@ -259,17 +270,11 @@ class RouterCore:
 
     def _hold(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Hold a new request, or shed it, or shed another one for it."""
-        if self._completion.shed_if_too_late(record, place, now):
+        completion = self._completion
+        if completion.end_copy(record, now) or completion.shed_if_too_late(record, place, now):
             return
-        if self.held.is_full:
-            last = self.held.newest_below(record.request.priority)
-            if last is None:
-                self._completion.shed(
-                    record, place, f"{place.reason}, and the hold queue is full", now
-                )
-                return
-            why = f"the hold queue is full, and {record.request.priority} goes before"
-            self._completion.shed(self.inflight[last.key], None, why, now)
+        if not completion.make_room(record, place, now):
+            return
         expected = self._admission.with_expectation(record, place, now)
         record.decided(expected)
         self._attempts.decided(record.request, expected)
@@ -333,7 +338,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.start(now)
-            self._attempts.began(record, now)
+            self._attempts.began(record, now, shows_ttft=event.shows_ttft)
             self._offer(record, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
@@ -368,7 +373,7 @@ class RouterCore:
         self._timeouts.follow(settings)
         self._failed_attempts.follow(settings)
         self._forwarded_requests.follow(settings)
-        self._admission.delay.limit_s = settings.queue_delay_s_max
+        self.model_choice.follow(settings)
         if settings.hold_order is not before.hold_order:
             self.held.reorder(make_order(settings.hold_order, self._placer.hit_ratio))
         self.warming.follow(settings)
@@ -388,7 +393,7 @@ class RouterCore:
         self._admission.look(now)
         for record in self._timeouts.due_for_check(self.inflight.values(), now):
             self._check(record, now)
-        self._scheduler.place_waiting(now)
+        self._scheduler.tick(now)
         self._cluster_events.publish_digest_if_due(now)
         self.gossip.tick(now)
         self.held_prefixes.tick(now)
@@ -401,6 +406,7 @@ class RouterCore:
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
             self._failed_attempts.reconsider(record)
+            self.model_choice.retarget(record, now)
             if record.queued_s(now) >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
             elif not self._completion.shed_if_too_late(record, record.place, now):

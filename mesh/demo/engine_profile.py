@@ -12,8 +12,9 @@ from functools import cache
 from agents.core.latency_predictor import LatencyPredictor, Sample
 from agents.core.offline_profile import OfflineProfile, encode_profile
 from agents.core.slo_profile import Measure
+from agents.sim.profile_files import find_profile
 from agents.sim.profiling_run import profiling_run
-from agents.simserver.command import DEFAULT_PROFILE, find_profile
+from agents.simserver.command import DEFAULT_PROFILE
 
 BUDGET_CHUNK_PART = 16
 DECODES, CONTEXT_TOKENS = 16, 1024  # of the iteration that is the budget
@@ -22,7 +23,7 @@ DECODES, CONTEXT_TOKENS = 16, 1024  # of the iteration that is the budget
 @cache
 def simulated_profile(name: str | None, time_scale: float) -> bytes:
     """The file, for an engine of that profile, or of its default one, which runs `time_scale` times
-    faster. Raises agents.simserver.command.ProfileInvalid."""
+    faster. Raises agents.sim.profile_files.ProfileInvalid."""
     profile = find_profile(name or DEFAULT_PROFILE)
     samples = [Sample(load, seconds / time_scale) for load, seconds in profiling_run(profile)]
     chunk = max(1, profile.batch_tokens // BUDGET_CHUNK_PART)

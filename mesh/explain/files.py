@@ -86,6 +86,8 @@ def _life(fields: dict[str, Any]) -> Iterator[RequestLife]:
             "status": status,
             "outcome": fields.get("outcome", ""),
             "model": fields.get("model"),
+            "asked_model": fields.get("asked_model"),
+            "is_copy": "shadow" in fields,
             "tenant": fields.get("tenant"),
             "served_by_region": fields.get("region"),
             "served_by_replica": fields.get("replica"),

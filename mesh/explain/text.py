@@ -37,10 +37,16 @@ def printable(text: str) -> str:
     )
 
 
+def _model(life: RequestLife) -> str:
+    asked = f" (asked for as {life.asked_model})" if life.asked_model else ""
+    copy = ", a copy" if life.is_copy else ""
+    return f"model {life.model}{asked}{copy}" if life.model else ""
+
+
 def _story_lines(story: Story) -> Iterator[str]:
     life = story.asked or story.at_peers[0]
     yield f"request {life.request}{f', trace {life.trace}' if life.trace else ''}"
-    about = [life.method or "", life.route, f"model {life.model}" if life.model else ""]
+    about = [life.method or "", life.route, _model(life)]
     if life.tenant:
         about.append(f"tenant {life.tenant}")
     began = f"arrived at {life.region}/{life.router} at {clock(life.arrived_at)}"

@@ -30,12 +30,14 @@ from mesh.adapters.runner_metrics import RunnerMetrics
 from mesh.batch.held_lines import HeldLines
 from mesh.batch.job_follower import JobFollower
 from mesh.batch.job_tasks import JobTasks
+from mesh.batch.line_models import LineModels
 from mesh.batch.output_line import Tokens
 from mesh.batch.queues import ACK_WAIT_S
 from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.model_targets import ModelRule, ModelTargets
 from mesh.core.model.prompt import PromptReader
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
@@ -77,6 +79,7 @@ class RunnerConfig:
     epoch: int  # differs at every start
     seed: int
     metrics: Address | None = None
+    models: tuple[ModelRule, ...] = ()  # aliases that lines may name
 
 
 class _Served(Observer):
@@ -183,7 +186,10 @@ class BatchRunner:
         feed, metrics, store = self.session.feed, self.metrics, self.store
         self.jobs = JobFollower(store, JobTasks(store, store.unix_s), feed, metrics, clock)
         job_of = self.jobs.in_progress
-        self.lines = HeldLines(store, self.session, self.prompts, keys, job_of, metrics, clock)
+        models = LineModels(ModelTargets(config.models), self.core.served)
+        self.lines = HeldLines(
+            store, self.session, self.prompts, keys, job_of, metrics, clock, models
+        )
         self._name = NameClaim(home, name, config.epoch, self._bus)
         self._messages = self._receiver()
         self._page = ProcessPage(metrics.registry, self.not_ready_because)

@@ -19,6 +19,7 @@ from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tail_rule import SlowLimits
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
+from mesh.core.model.model_targets import ModelRule
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.mesh_file import region_problems
 from schemas.ids import RegionId, RouterId
@@ -92,9 +93,26 @@ def router_settings(
         chosen = chosen.model_copy(update={"policy_by_priority": {}})
     for key, problem in region_problems(topology, region, chosen):
         raise topology.error(key, problem)
+    others["models"] = model_rules(topology)
     if topology.ground.labels:
         others["ground"] = topology.ground_for(region)
     return RouterSettings(**chosen.as_settings() | others)
+
+
+def model_rules(topology: Topology) -> tuple[ModelRule, ...]:
+    """What mesh.toml says of single models."""
+    return tuple(
+        ModelRule(
+            name=name,
+            to=tuple((table.to or {}).items()),
+            shadow=tuple(table.shadow.items()),
+            slo_ttft_s=None if table.slo_ttft_ms is None else table.slo_ttft_ms / 1000,
+            policy=table.policy,
+            queue_delay_s_max=table.queue_delay_s_max,
+            hold_max=table.hold_max,
+        )
+        for name, table in topology.models.items()
+    )
 
 
 def region_entries(topology: Topology) -> dict[RegionId, RegionEntry]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+from infra.toml_positions import key_text
 from infra.topology import Topology, load
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import find_maker, make_policy
@@ -25,6 +26,9 @@ def routing_problems(topology: Topology) -> Iterator[str]:
         for key, problem in region_problems(topology, region, topology.routing_of(region))
     }
     yield from found
+    for name, table in topology.models.items():
+        if table.policy is not None and (problem := _policy_problem(table.policy)) is not None:
+            yield f"{key_text('models', name, 'policy')}: {problem}"
 
 
 def region_problems(
@@ -40,10 +44,8 @@ def policy_problems(settings: RouterSettings) -> Iterator[tuple[str, str]]:
     named = [("policy", settings.policy)]
     named += [("policy_by_priority", name) for _, name in settings.policy_by_priority]
     for key, name in named:
-        try:
-            find_maker(name)
-        except ValueError as error:
-            yield key, str(error)
+        if (problem := _policy_problem(name)) is not None:
+            yield key, problem
             return
     policy = make_policy(settings.policy, settings, Random(0))
     if settings.warm_idle_share and not isinstance(policy, PrefixFollowing):
@@ -52,6 +54,14 @@ def policy_problems(settings: RouterSettings) -> Iterator[tuple[str, str]]:
             f"policy {settings.policy!r} doesn't know what replicas hold; leave idle_share 0, or "
             "take a policy that follows prefixes",
         )
+
+
+def _policy_problem(name: str) -> str | None:
+    try:
+        find_maker(name)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _key(topology: Topology, region: RegionId, key: str) -> str:

@@ -56,6 +56,7 @@ def _taken_over(config: RouterConfig) -> dict[str, Any]:
     places = {name: (one.endpoint, one.location) for name, one in config.entries.items()}
     return {
         **routing,
+        "models": config.settings.models,
         "tenants": config.keys,
         "cors_origins": config.cors_origins,
         "endpoint and location of regions": places,

@@ -34,10 +34,12 @@ from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
+from mesh.runtime.model_mapping import ModelMapping
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
+from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.session.record import (
     NO_TRACE,
     Decide,
@@ -88,8 +90,7 @@ class RequestManager:
         self._clock, self._on_control = clock, on_control
         self._know_tenants()
         self._prompts = PromptReader(config.hash_key)
-        self._tail = TailRule(config.slow)
-        self.bodies = BodyBudget()
+        self._tail, self.bodies = TailRule(config.slow), BodyBudget()
         self.messages = RequestMessages(
             config,
             bus,
@@ -115,6 +116,7 @@ class RequestManager:
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
+        self._construct_models()
         self.feed, self.passed = self.session.feed, self.session.passed
         self.buffered_bytes = self.session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
@@ -128,6 +130,13 @@ class RequestManager:
         metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
+
+    def _construct_models(self) -> None:
+        core, bodies, clock = self._core, self.bodies, self._clock
+        self.mapping = ModelMapping(core, bodies, clock)
+        self.copies = ShadowCopies(
+            *(core, self.session, self._prompts, bodies, self._metrics, self.ended, clock)
+        )
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Admit new requests by this; those under way go on as they began."""
@@ -183,7 +192,10 @@ class RequestManager:
         return self._core.models()
 
     def model_card(self, model: ModelId) -> ModelCard:
-        return self._core.model_card(model)
+        return self.mapping.card(model)
+
+    def unknown_model(self, model: str) -> str:
+        return self.mapping.unknown(model)
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         if self._core.draining:
@@ -229,22 +241,19 @@ class RequestManager:
             if self._may_be_limited or options.residency:
                 residency = self.residency(options.residency, headers)
                 tenant = self._tenants.tenant(headers)
-            models = self._core.known_models()
-            if models and model not in models:
-                message = f"the model {model!r} is not served here; known: {', '.join(models)}"
-                raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
+            asked = self.mapping.apply(parsed, residency, tenant)
+            model, options = parsed.model, parsed.options
             now = self._clock()
             spans = self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path not in PLAIN_PATHS:
                 model = self._on_path(model, parsed, tenant or "")
                 answer_tokens = None if parsed.path in GENERATING_PATHS else 0
-            text = parsed.text
             request = Request(
                 key=next(self.session.keys),
                 request_id=parsed.request_id,
                 model=model,
-                prompt=self._prompts.read(model, text, options.salt, tenant or ""),
+                prompt=self._prompts.read(model, parsed.text, options.salt, tenant or ""),
                 arrived_at=now,
                 deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
                 hops=0,
@@ -252,7 +261,9 @@ class RequestManager:
                 priority=options.priority,
                 slo_ttft_s=options.slo_ttft_s,
                 session=options.session,
+                asked=asked,
                 answer_tokens=answer_tokens,
+                streams=parsed.streams,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )
@@ -268,14 +279,16 @@ class RequestManager:
             for_engine=parsed.for_engine,
             keeper=None if parsed.previous is None else parsed.previous.replica,
             body=parsed.body,
+            model_place=parsed.model_place,
             tenant=tenant,
-            size=text.size,
+            size=parsed.text.size,
             wants_decision=options.debug,
             spans=spans,
             kept_bytes=parsed.kept_bytes,
             changed=changed,
         )
         self.session.admit(admitted)
+        self.copies.of(parsed, admitted)
         return admitted
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:
@@ -370,6 +383,8 @@ class RequestManager:
         """It is over, with that HTTP status. False if it was before."""
         if not self.session.close(record):
             return False
+        if record.request.asked is not None:
+            self._metrics.mapped(record.request.asked.model, record.request.model)
         self._metrics.ended(
             outcome,
             labels_of(self._metrics, record),

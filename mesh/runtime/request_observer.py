@@ -58,6 +58,8 @@ class RequestObserver(Observer):
         if logs_decisions():
             log.debug("%s", receipt_line(effect.decision))
         request, placement = record.request, effect.decision.placement
+        if request.shadow:
+            return
         if not request.warm and (placement is Placement.LOCAL or placement is Placement.PEER):
             self._metrics.hold.observe(_held_since_last_s(record, effect.decision.held_s))
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
@@ -78,17 +80,23 @@ class RequestObserver(Observer):
         )
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
+        if record.request.shadow:
+            return
         self._note(record, event)
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
         if event.region != self._home:
             self._metrics.forwards.labels(self._known(event.region), "refused").inc()
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
+        if record.request.shadow:
+            return
         self._metrics.failures.inc()
         self._note(record, event, "" if record.answer is None else record.answer.failed_as)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
+        if record.request.shadow:
+            return
         assert isinstance(record, ClientRequest) and record.answer is not None
         prompt, output = end.prompt_tokens, end.completion_tokens
         if prompt >= 0:

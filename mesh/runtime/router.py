@@ -251,6 +251,7 @@ class Router:
     async def drain(self) -> None:
         """Take nothing new; wait for what is under way, at most `drain_s`."""
         self.requests.feed(ev.Drain())
+        self.requests.copies.end()
         try:
             async with asyncio.timeout(self._config.drain_s):
                 await self._until_all_are_gone()

@@ -124,7 +124,9 @@ class RouterRouting:
         if settings == self.settings:
             return
         before, now = as_keys(self.settings), as_keys(settings)
-        changed = (f"{key} {before[key]} -> {now[key]}" for key in now if now[key] != before[key])
+        changed = [f"{key} {before[key]} -> {now[key]}" for key in now if now[key] != before[key]]
+        if settings.models != self.settings.models:
+            changed.append("single models")
         log.warning("routing by %s: %s", why, quoted_once(", ".join(changed)))
         self.settings = settings
         self._feed(ev.SettingsChanged(settings))

@@ -5,18 +5,21 @@ A client's request, a peer's and a warm-up are the same record: a peer's has `an
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import model_of
 from mesh.session.answer import AnswerReceiver, EngineError, Held
+from mesh.session.body_model import ModelPlace, with_model
 from schemas import exchange
 from schemas.decision import Decision
+from schemas.engine_routes import PLAIN_PATHS
 from schemas.held import PromptBlocks
 from schemas.http import CHAT, Fault
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 
 
 class Trace:
@@ -103,6 +106,7 @@ class OpenRequest:
     for_engine: Mapping[str, str] | None = None  # of its headers, by their names on the bus
     keeper: ReplicaId | None = None  # the replica that has what it goes on with, if it is at a peer
     body: bytes = b""
+    model_place: ModelPlace | None = None  # in its body, if it was mapped to another model
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE
     received: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +122,13 @@ class OpenRequest:
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
     kv_room: int = 0  # of its attempt on a pair
     kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
+
+    def retarget(self, model: ModelId) -> None:
+        """That model serves it, by its served name; the body says so."""
+        self.request = replace(self.request, model=model)
+        if self.model_place is not None:
+            name = model if self.path in PLAIN_PATHS else model_of(model)
+            self.body, self.model_place = with_model(self.body, self.model_place, name)
 
     @property
     def decision(self) -> Decision | None:

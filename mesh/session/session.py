@@ -27,6 +27,7 @@ from schemas.parcels import parcelled
 from schemas.residency import OPEN_GROUND, Ground
 from schemas.state import Digest, encode_state
 
+SUCCESS = range(200, 300)
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal: half of what a control message may have
 
 STATUS_OK, STATUS_CLIENT_ERROR = 200, 400
@@ -89,6 +90,7 @@ class Session:
             fx.DispatchPrefill: self._dispatch_prefill,
             fx.CancelPrefill: self._cancel_prefill,
             fx.Forward: self._forward,
+            fx.Retargeted: lambda effect: self._records[effect.key].retarget(effect.model),
             fx.CancelAttempt: self._cancel,
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,
@@ -158,8 +160,12 @@ class Session:
 
     def started(self, record: OpenRequest) -> None:
         """Its client is being sent a first byte: it won't be placed again."""
-        assert record.answer is not None
-        self.feed(ev.AnswerStarted(record.request.key, record.answer.attempt))
+        answer, request = record.answer, record.request
+        assert answer is not None
+        shows_ttft = answer.is_event_stream
+        if request.answer_tokens == 0 and answer.head is not None:  # a prompt's work alone
+            shows_ttft = answer.head.status in SUCCESS
+        self.feed(ev.AnswerStarted(request.key, answer.attempt, shows_ttft))
         self._forget(record)
 
     def passed(self, record: OpenRequest) -> None:

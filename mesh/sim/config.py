@@ -14,14 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from agents.core.heartbeat import KvPart
-from agents.sim.profiles import PROFILES, Profile
+from agents.core.heartbeat import AdapterSource, KvPart
+from agents.sim.profile_files import find_profile
+from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.kv_transfer import TransferKind
-from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
@@ -121,6 +121,23 @@ class Cut:
 SimFault = ReplicaFault | RegionFault | Cut
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimAdapters:
+    """LoRA adapters that each replica's agent may load."""
+
+    names: tuple[str, ...]
+    most: int  # at one replica at once
+    load_s: float
+
+    def __post_init__(self) -> None:
+        if not self.names or not self.most > 0 or not 0.0 <= self.load_s < inf:
+            raise WorldInvalid("adapters: give names, how many at once, and seconds of a load")
+
+    def sources(self) -> dict[ModelId, AdapterSource]:
+        """As an agent's operator gives them."""
+        return {ModelId(name): AdapterSource(name) for name in self.names}
+
+
 KINDS = (TransferKind.NIXL, TransferKind.SGLANG)  # of KV transfers
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for
 ROUTERS_MAX = 16
@@ -142,12 +159,14 @@ class WorldConfig:
     gossip_s: float | None = None
     state_at_once: bool = True  # as live: a change of state is published before the next heartbeat
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
+    decides_after_s: float = 0.0  # a router asks its engines this long before it places a request
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
     batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     speeds_known: bool = True  # agents know their engines' speeds, of a run before
     kv_tokens: int | None = None  # replaces the profiles' own
+    adapters: SimAdapters | None = None
     kv_events: bool = False  # agents follow their engines' KV events
     # Of replicas, by name, those that compute one stage of requests.
     parts: Mapping[str, KvPart] = field(default_factory=dict)
@@ -164,7 +183,7 @@ class WorldConfig:
         for name in ("heartbeat_s", "timeout_s", "patience_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
-        for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):
+        for name in ("gossip_s", "decides_after_s", "jitter_s", "token_error", "warmup_s"):
             if not 0 <= (getattr(self, name) or 0.0) < inf:
                 raise WorldInvalid(f"{name} must be 0 or more")
         if not 0.0 <= self.loss < 1.0:
@@ -186,12 +205,7 @@ class WorldConfig:
     def profiles(self) -> dict[RegionId, list[Profile]]:
         """The engines of each region. Raises ValueError for an unknown profile."""
         return {
-            region: [
-                one
-                if isinstance(one, Profile)
-                else PROFILES[checked_choice("profile", one, PROFILES)]
-                for one in fleet
-            ]
+            region: [one if isinstance(one, Profile) else find_profile(one) for one in fleet]
             for region, fleet in self.regions.items()
         }
 

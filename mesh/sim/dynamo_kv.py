@@ -21,19 +21,26 @@ in blocks of B tokens:
 Temperature 0 takes the least, ties at random. Otherwise costs are scaled to their range and a
 worker is drawn with weight exp(-cost / temperature). Earlier versions call the scale
 `overlap_score_weight`. As published, the router knows no round trips, pushes blindly and sheds
-nothing. Not here: cache tiers below the GPU, and its queue, which is off by default.
+nothing.
+
+Its queue (`scheduling/queue.rs`, `router_queue_threshold`: off by default, 4 or 16 in earlier
+versions) holds requests, first come first served, while every worker has more active prefill than
+`queue_batches` times its `max_num_batched_tokens`. A first token or an end lets the next one go to
+the worker with the least cost of all, busy ones included. Not here: cache tiers below the GPU, the
+queue's other orders.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Score, Target
 from mesh.sim.cache_copies import CacheCopies
+from schemas.ids import ReplicaId
 
 if TYPE_CHECKING:
     from mesh.sim.world import World
@@ -44,15 +51,18 @@ class DynamoOptions:
     """Its defaults. `temperature` is relative to the range of costs.
 
     `predicted_s`: seconds for which a prompt that was sent to a worker counts as cached there.
+    `queue_batches`: see above; infinite, nothing is held.
     """
 
     prefill_scale: float = 1.0
     temperature: float = 0.0
     decay: float = 0.0
     predicted_s: float = 0.0
+    queue_batches: float = math.inf
 
     def __post_init__(self) -> None:
-        if not all(0.0 <= value < math.inf for value in astuple(self)):
+        *finite, queue_batches = astuple(self)
+        if not (all(0.0 <= value < math.inf for value in finite) and queue_batches >= 0.0):
             raise ValueError(f"each must be 0 or more: {self}")
 
 
@@ -151,9 +161,12 @@ class ActiveRequests:
 
 
 class DynamoKv(Layered):
-    """The least cost in blocks, or a draw by it."""
+    """The least cost in blocks, or a draw by it; with a queue, nobody while all are busy."""
+
+    joint: ClassVar[bool] = True  # it may hold, and has no peers
 
     def __init__(self, world: "World", dice: Random, options: DynamoOptions) -> None:
+        self._world = world
         self._dice = dice
         self._options = options
         self._caches = CacheCopies(world, options.predicted_s)
@@ -162,6 +175,8 @@ class DynamoKv(Layered):
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """One worker, by its cost."""
+        if all(map(self._is_busy, targets)):
+            return Choice(None, "every worker has its fill of prompts to compute")
         tokens, keys = self._caches.prompt(request)
         workers = [
             WorkerLoad(
@@ -206,6 +221,13 @@ class DynamoKv(Layered):
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
         self._active.end(request.key)
+
+    def _is_busy(self, target: Target) -> bool:
+        if self._options.queue_batches == math.inf:
+            return False
+        batch_tokens = self._world.replicas[ReplicaId(target.name)].engine.profile.batch_tokens
+        most = self._options.queue_batches * batch_tokens
+        return self._active.prefill_tokens(target.name) > most
 
     def _pick(self, costs: Sequence[float]) -> int:
         """The place of one of the costs."""

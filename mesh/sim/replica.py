@@ -18,32 +18,32 @@ from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
 from agents.core.offline_profile import OfflineProfile
+from agents.sim.adapters import LoadedAdapters
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
 from mesh.sim.engine import (
-    ENGINE,
     REFUSED_CONNECTION,
     MetricScrapes,
     ReplicaEngine,
-    known_speed,
 )
 from mesh.sim.event_queue import CoalescingSender
+from mesh.sim.known_speed import known_speed
 from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.offline.profiles import budget_s, offline_profile
 from mesh.sim.pair_stages import PairStages
-from mesh.sim.running_answer import RunningAnswer
+from mesh.sim.running_answer import RunningAnswer, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import (
     H_OFFLINE,
     H_PREFILL_TOKENS,
     WORKING_S,
-    End,
     Head,
     Outcome,
+    Refusal,
     Refused,
 )
 from schemas.held import HeldAsk
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
+ENGINE = "vllm"
 STATUS_TOO_LONG, STATUS_FAILED, STATUS_QUEUE_FULL = 400, 500, 503
 
 
@@ -66,7 +67,8 @@ class SimReplica:
         """`site`: its place on the network; on the bus it belongs to its routers' region."""
         config = world.config
         self.name, self.site = name, site
-        self.engine = ReplicaEngine(profile, lambda: self._queue.now, config.kv_tokens)
+        most = 0 if config.adapters is None else config.adapters.most
+        self.engine = ReplicaEngine(profile, lambda: self._queue.now, config.kv_tokens, most)
         self.core: AgentCore | None = None
         self._world = world
         self._config = config
@@ -110,6 +112,7 @@ class SimReplica:
             fx.LogOwnerChange: lambda effect: None,  # for the log of a live agent
             fx.PublishHeartbeat: lambda effect: self._heartbeats.offer(effect.heartbeat),
             fx.ScrapeNow: lambda effect: self._scrapes.scrape_now(),
+            fx.LoadAdapter: self._load_adapter,
             fx.ProbeEngine: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 
@@ -120,6 +123,8 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
+        offline, adapters = self._offline_profile(), self._config.adapters
+        known = (known_speed(ENGINE, self.engine.profile),)
         self.core = AgentCore(
             ReplicaConfig(
                 region=self._region,
@@ -129,8 +134,10 @@ class SimReplica:
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
-                offline=self._offline_profile(),
-                speeds=(known_speed(self.engine.profile),) if self._config.speeds_known else (),
+                offline=offline,
+                speeds=known if self._config.speeds_known else (),
+                adapters={} if adapters is None else adapters.sources(),
+                adapters_max=self.engine.adapters.most,
                 kv=self._config.parts.get(self.name),
             )
         )
@@ -140,7 +147,7 @@ class SimReplica:
             publish = self._publish_held
             queue = self._queue
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
-        self._scrapes.begin()
+        self._scrapes.begin(each=offline is not None)
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
     def _offline_profile(self) -> OfflineProfile | None:
@@ -170,7 +177,9 @@ class SimReplica:
 
     def crash_engine(self) -> None:
         """The engine's process ends: its answers break off, and scrapes fail."""
+        self._scrapes.catch_up()
         self.engine.crash()
+        self._scrapes.follow()
         if self.kv_events is not None:
             self.kv_events.follow(self.engine.sim.cache)
         self._by_number.clear()
@@ -222,10 +231,14 @@ class SimReplica:
         self._network.send(self.site, to.site, call, *args)
 
     def _feed(self, event: ev.AgentEvent) -> None:
+        self._scrapes.catch_up()
+        self._handle(event, self._queue.now)
+
+    def _handle(self, event: ev.AgentEvent, now: float) -> None:
         core = self.core
         assert core is not None, "a crashed agent receives nothing"
         before = core.outstanding
-        for effect in core.handle(event, self._queue.now):
+        for effect in core.handle(event, now):
             self._performers[type(effect)](effect)
         if core.outstanding != before:
             self._world.count_outstanding(core.outstanding - before)
@@ -235,8 +248,9 @@ class SimReplica:
 
     def _tick(self, at: float) -> None:
         if at == self._tick_at and self.core is not None:
+            self._scrapes.catch_up()
             self._tick_at = float("inf")
-            self._feed(ev.TimerFired())
+            self._handle(ev.TimerFired(), self._queue.now)
 
     def _hold(self, effect: fx.HoldWork) -> None:
         self._held[effect.inbox] = self._queue.now
@@ -265,6 +279,11 @@ class SimReplica:
         self._receivers[receiver] += 1
         if self.engine.is_down:
             self._queue.at(now, self._end, inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
+            return
+        adapter = request.node.adapter
+        if adapter and adapter not in self.engine.adapters.paths:
+            refused = Refused(Refusal.WRONG_MODEL, self._region, self.name, -1, -1)
+            self._queue.at(now, self._refuse_late, inbox, refused)
         elif running.stage is None or running.is_prefill:
             self._submit(running)
         else:
@@ -308,6 +327,17 @@ class SimReplica:
             self._receivers[running.receiver] -= 1
         return running
 
+    def _load_adapter(self, effect: fx.LoadAdapter) -> None:
+        adapters = self._config.adapters
+        assert adapters is not None, "its core was given none"
+        into = self.engine.begin_load(effect)
+        self._queue.after(adapters.load_s, self._loaded, effect, into, adapters.load_s, self._epoch)
+
+    def _loaded(self, effect: fx.LoadAdapter, into: LoadedAdapters, s: float, epoch: int) -> None:
+        if epoch == self._epoch and self.core is not None:
+            good = self.engine.end_load(effect, into)
+            self._feed(ev.AdapterLoadEnded(effect.adapter, good, s))
+
     def _probed(self, epoch: int) -> None:
         if epoch == self._epoch and self.core is not None:
             self._feed(ev.ProbeEnded(not self.engine.is_stuck))
@@ -316,7 +346,9 @@ class SimReplica:
         _, receiver = self._decided(effect.inbox)
         if effect.outcome == Outcome.PREEMPTED:
             self._world.given_back(begun=False)
-        self._send(receiver, receiver.receive, effect.inbox, _end(effect.outcome, effect.detail))
+        self._send(
+            receiver, receiver.receive, effect.inbox, end_message(effect.outcome, effect.detail)
+        )
 
     def _publish_held(self, event: HeldDeltaSeen | HeldPartSeen) -> None:
         """What its engine holds, to the routers of its region."""
@@ -334,6 +366,7 @@ class SimReplica:
             self._network.send_state(self.site, host.site, host.receive_heartbeat, heartbeat)
 
     def _arm_engine(self) -> None:
+        self._scrapes.follow()
         wake_at = self.engine.wake_at
         self._wake_number += 1
         if wake_at is not None:
@@ -345,6 +378,7 @@ class SimReplica:
             self._arm_engine()
 
     def _step(self) -> None:
+        self._scrapes.catch_up()
         for event in self.engine.step():
             if not isinstance(event, PrefillFinished | Finished):
                 continue
@@ -408,17 +442,19 @@ class SimReplica:
         running = self._remove(inbox)
         if running is None:
             return
-        self._send(running.receiver, running.receiver.receive, inbox, _end(outcome, detail, usage))
+        self._send(
+            running.receiver, running.receiver.receive, inbox, end_message(outcome, detail, usage)
+        )
         streamed = running.began and streamed
         if outcome == Outcome.PREEMPTED:
             self._world.given_back(begun=True)
         self._feed(ev.RelayEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
 
-    def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed) -> None:
+    def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed, at: float) -> None:
         if self.engine.has_events:
             self._step()
             self._arm_engine()
-        self._feed(result)
+        self._handle(result, at)
 
     def _keep_working(self, epoch: int) -> None:
         """Send each router the inboxes whose answers make progress, once a second."""
@@ -438,8 +474,3 @@ class SimReplica:
         for receiver, inboxes in progress.items():
             self._send(receiver, receiver.receive_progress, inboxes)
         self._queue.after(WORKING_CHECK_S, self._keep_working, epoch)
-
-
-def _end(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:
-    counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-    return End(outcome, detail, *counts, -1.0)

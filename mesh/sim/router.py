@@ -112,9 +112,17 @@ class SimRouter(SessionHost):
     # Clients.
 
     def receive_request(self, sent: SentRequest) -> None:
+        if wait_s := self._world.config.decides_after_s:
+            self._queue.after(wait_s, self._take, sent)
+        else:
+            self._take(sent)
+
+    def _take(self, sent: SentRequest) -> None:
+        if sent.ended:  # its client hung up meanwhile
+            return
         if self.core is None:
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, NO_CONNECTION))
-        elif MODEL not in self.core.known_models():
+        elif _model(sent) not in self.core.known_models():
             status = Fault.MODEL_UNKNOWN.value.status
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, f"http_{status}"))
         else:
@@ -125,7 +133,7 @@ class SimRouter(SessionHost):
         request = Request(
             key=next(self._keys),
             request_id=sent.request_id,
-            model=MODEL,
+            model=_model(sent),
             prompt=sent.prompt,
             session=sent.session,
             arrived_at=now,
@@ -241,3 +249,7 @@ def cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
         found.append(part._replace(tokens=min(part.tokens, tokens)))
         tokens -= part.tokens
     return tuple(found)
+
+
+def _model(sent: SentRequest) -> ModelId:
+    return ModelId(sent.node.adapter) if sent.node.adapter else MODEL

@@ -1,10 +1,12 @@
-"""One answer that a replica of the twin computes."""
+"""An answer that a simulated replica is computing, and the message that ends it."""
 
 from dataclasses import dataclass
 
+from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.kv_stages import KvStage
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
+from schemas.exchange import End
 from schemas.kv_transfer import KvRole
 
 
@@ -24,3 +26,9 @@ class RunningAnswer:
     @property
     def is_prefill(self) -> bool:
         return self.stage is not None and self.stage.role is KvRole.PREFILL
+
+
+def end_message(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:
+    """As an agent sends it; the time to first token is not measured here."""
+    counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    return End(outcome, detail, *counts, -1.0)

@@ -8,7 +8,7 @@ share one instance of the policy, so they share what it learned and placed. Noth
 built: the difference to `mesh` is the price of federation.
 
 `dynamo` and `llm-d-precise` are ordinary policies of one router that know exactly what engines
-hold, as late as KV events bring it.
+hold, as late as KV events bring it. `sglang-router` places as that program does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ from mesh.core.view.replica import Replica
 from mesh.sim.dynamo_kv import DynamoKv, DynamoOptions
 from mesh.sim.llm_d_precise import LlmDPrecise, PreciseOptions
 from mesh.sim.oracle import Oracle, OracleOptions
+from mesh.sim.sglang_router import SglangRouter, SglangRouterOptions
 from mesh.sim.workload import number_of
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, RequestId
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 ORACLE, MESH_EVERYWHERE = "oracle", "mesh-everywhere"
 DYNAMO, LLM_D_PRECISE = "dynamo", "llm-d-precise"
-TWIN_ONLY = (ORACLE, MESH_EVERYWHERE, DYNAMO, LLM_D_PRECISE)
+SGLANG_ROUTER = "sglang-router"
+TWIN_ONLY = (ORACLE, MESH_EVERYWHERE, DYNAMO, LLM_D_PRECISE, SGLANG_ROUTER)
 DEFAULT = OracleOptions()
 
 
@@ -192,12 +194,17 @@ class TwinPolicies:
             _check_no_peers(world, LLM_D_PRECISE)
             return LlmDPrecise(world, dice, settings.index_blocks_max, options)
 
+        def sglang(settings: RouterSettings, dice: Random, options: SglangRouterOptions) -> Policy:
+            _check_no_peers(world, SGLANG_ROUTER)
+            return SglangRouter(dice, settings.index_blocks_max, options, world.replicas)
+
         return {
             **POLICIES,
             ORACLE: Tunable(DEFAULT, oracle),
             MESH_EVERYWHERE: everywhere,
             DYNAMO: Tunable(DynamoOptions(), dynamo),
             LLM_D_PRECISE: Tunable(PreciseOptions(), precise),
+            SGLANG_ROUTER: Tunable(SglangRouterOptions(), sglang),
         }
 
     def _one(
@@ -223,6 +230,7 @@ def checked_twin_policy(name: str) -> str:
         MESH_EVERYWHERE: lambda settings, dice: _needs_world(settings, dice, DEFAULT),
         DYNAMO: Tunable(DynamoOptions(), _needs_world),
         LLM_D_PRECISE: Tunable(PreciseOptions(), _needs_world),
+        SGLANG_ROUTER: Tunable(SglangRouterOptions(), _needs_world),
     }
     find_maker(name, {**POLICIES, **twin_only})
     return name

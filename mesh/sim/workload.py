@@ -58,6 +58,7 @@ class RequestNode:
     session: int = 0  # nodes of one conversation or tree have the same number
     priority: str = "normal"  # x-mesh-priority
     slo_ttft_s: float | None = None  # x-mesh-slo-ttft-ms
+    adapter: str = ""  # asked for; empty: the model
 
     @property
     def prompt_tokens(self) -> int:
@@ -175,15 +176,16 @@ class RequestEnd:
 
 
 def keys_of(node: RequestNode) -> ContentKeys:
-    blocks = block_keys((*node.prompt, node.answer))
+    blocks = block_keys((*node.prompt, node.answer), node.adapter)
     full = min(node.prompt_tokens // HASH_TOKENS, BLOCKS_MAX)
     return ContentKeys(blocks, tuple(blocks[_EVERY - 1 : full * _EVERY : _EVERY]))
 
 
-def block_keys(segments: Sequence[Segment]) -> list[int]:
-    """The keys of the full blocks of these segments in a row."""
+def block_keys(segments: Sequence[Segment], adapter: str = "") -> list[int]:
+    """The keys of the full blocks of these segments in a row, as that adapter computes them."""
     keys: list[int] = []
-    path, start = 0, 0  # hash of the segments before, tokens before
+    path = xxh3_64_intdigest(adapter.encode()) if adapter else 0  # hash of the segments before
+    start = 0  # tokens before
     for name, tokens in segments:
         base = xxh3_64_intdigest((name & _MASK).to_bytes(8, "little"), path) >> 1
         first = -start % BLOCK_TOKENS or BLOCK_TOKENS  # tokens of this segment in the first block

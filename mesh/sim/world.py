@@ -13,6 +13,7 @@ one, so that a leak in any table shows.
 - `forwarded`: requests that a replica of a peer region answered.
 - `trie_bytes_per_s`: prefix gossip over each link's directions, `us>eu`, over the whole run.
 - `offline`: batch jobs, if there are any (`mesh.sim.offline.report`).
+- `adapter_loads`: loads of LoRA adapters, of all engines, if there are adapters.
 - `warm_ups`: prefix warm-ups of all routers that are up.
 - `digest`: a hash of every request's end. Equal digests, equal runs.
 """
@@ -306,9 +307,9 @@ def run(
     """Play a workload in a twin to its end.
 
     `progress` is called with requests ended and virtual seconds, once a virtual second. `perf` is a
-    wall clock (`time.perf_counter`); all else in the report is the same in every run. `makers`:
-    policies that may see the whole world, for a bound that no router could reach. `watch` is called
-    with every reported end and the world's time.
+    clock of this process's CPU time (`time.process_time`); all else in the report is the same in
+    every run. `makers`: policies that may see the whole world, for a bound that no router could
+    reach. `watch` is called with every reported end and the world's time.
     """
     world = World(workload, config, perf=perf, makers=makers)
     world.requests.watch = watch
@@ -324,6 +325,7 @@ def report(world: World, workload: Workload) -> RunReport:
     samples = sum(engine.occupancy_samples for engine in engines)
     occupancy = sum(engine.occupancy_sum for engine in engines)
     offline = world.offline
+    loads = sum(engine.adapter_loads for engine in engines)
     return requests.report(
         {
             **({} if offline is None else {"offline": offline_report(world, offline, SETTLE_S)}),
@@ -336,6 +338,7 @@ def report(world: World, workload: Workload) -> RunReport:
                 f"{source}>{to}": sent / world.queue.now
                 for (source, to), sent in sorted(world.gossip.sent_bytes.items())
             },
+            **({} if config.adapters is None else {"adapter_loads": loads}),
             "warm_ups": _warm_ups(world),
             "digest": requests.digest(),
             "policy": config.settings.policy,

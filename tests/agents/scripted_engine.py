@@ -70,6 +70,7 @@ class ScriptedEngine:
 
     script: Script
     models: list[str] = field(default_factory=lambda: [MODEL])
+    parents: dict[str, str] = field(default_factory=dict)  # of those of them that are adapters
     metrics: str = (
         "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     )
@@ -131,7 +132,8 @@ class ScriptedEngine:
             writer.write(self.scrape_response())
             writer.close()
         elif request.path == "/v1/models":
-            rows = [{"id": name} for name in self.models]
+            parents = self.parents
+            rows = [{"id": name, "parent": parents.get(name)} for name in self.models]
             writer.write(plain(200, orjson.dumps({"data": rows})))
         elif request.path in self.pages:
             writer.write(plain(200, self.pages[request.path]))
@@ -154,8 +156,8 @@ async def _read_request(reader) -> Request | None:
 
 
 @contextlib.asynccontextmanager
-async def running(script: Script) -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine(script)
+async def running(script: Script, model: str = MODEL) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(script, [model])
     await engine.start()
     try:
         yield engine

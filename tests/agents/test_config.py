@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from agents.config import AgentConfig
+from agents.core.heartbeat import AdapterSource
 
 GIVEN = {
     "region": "eu",
@@ -43,6 +44,58 @@ def test_other_addresses_of_kv_events_are_refused(address):
 def test_a_replay_without_events_is_refused():
     with pytest.raises(ValidationError, match="--kv-events too"):
         AgentConfig(**GIVEN, kv_events_replay="tcp://127.0.0.1:5558")
+
+
+def test_adapters_are_read():
+    said = ("sql=/adapters/sql", "law=/x=y,z,base=org/llama")
+    config = AgentConfig(**GIVEN, adapters=said, load_adapters=2)
+    assert config.adapters == {
+        "sql": AdapterSource("/adapters/sql"),
+        "law": AdapterSource("/x=y,z", "org/llama"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"adapters": ("sql",)}, "NAME=PATH"),
+        ({"adapters": ("sql=",)}, "NAME=PATH"),
+        ({"adapters": ("=/x",)}, "1 to 256 printable"),
+        ({"adapters": ("sql=/x,base=",)}, "1 to 256 printable"),
+        ({"adapters": ("sql=/" + "x" * 1024,)}, "NAME=PATH"),
+        ({"adapters": ("sql=/x", "sql=/y")}, "once"),
+        ({"adapters": tuple(f"a{n}=/x" for n in range(65))}, "at most 64"),
+        ({"load_adapters": 0}, "greater than or equal to 1"),
+        ({"load_adapters": None}, "--load-adapters, or neither"),
+        ({"adapters": ()}, "--adapter and --load-adapters"),
+        ({"engine_kind": "llamacpp"}, "vllm and sglang"),
+        ({"models": ("m",)}, "leave out --model"),
+        ({"engine_kind": "sglang", "adapters": ("a:b=/x",)}, "colon"),
+    ],
+)
+def test_adapters_that_are_none_are_refused(said, problem):
+    good = {"adapters": ("sql=/x",), "load_adapters": 2}
+    with pytest.raises(ValidationError, match=problem):
+        AgentConfig(**(GIVEN | good | said))
+
+
+def test_as_many_adapters_as_the_limit_are_taken():
+    said = tuple(f"a{n}=/x" for n in range(64))
+    assert len(AgentConfig(**GIVEN, adapters=said, load_adapters=1).adapters) == 64
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "problem"),
+    [
+        (-1, "vllm", "greater"),
+        (1024, "vllm", "less than 1024"),
+        (0, "llamacpp", "have ranks"),
+        (0, "openai", "have ranks"),
+    ],
+)
+def test_a_rank_that_is_none_is_refused(rank, kind, problem):
+    with pytest.raises(ValidationError, match=problem):
+        AgentConfig(**(GIVEN | {"engine_kind": kind, "data_parallel_rank": rank}))
 
 
 SGLANG = {"engine_kind": "sglang", "kv_transfer": "sglang"}

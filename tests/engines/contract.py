@@ -19,6 +19,7 @@ from infra.process import end_all
 from mesh.replay.client import StreamFault
 from schemas.http import CHAT, COMPLETIONS
 from schemas.state import ReplicaState
+from tests.engines import route_table, routes
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
 
@@ -94,6 +95,7 @@ def replicas(answers: list[Asked]) -> set[str | None]:
 class EngineContract:
     """Inherit it in a module with a fixture `mesh` of two equal engines."""
 
+    column: str  # of the table of routes in docs/api.md
     too_long_says = "context"  # of the engine's own answer
     slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
 
@@ -186,6 +188,9 @@ class EngineContract:
             assert beat.outstanding == 0  # all of it is of others
         await mesh.until(lambda: _agree(mesh, "us-0", 0, 0), "nothing to be computed")
         await mesh.until_ready()
+
+    async def test_every_route_does_what_the_table_says(self, mesh):
+        route_table.check(self.column, await routes.found(mesh))
 
     async def test_unknown_models_are_refused_with_the_known_ones(self, sdk):
         with pytest.raises(openai.NotFoundError, match=MODEL) as refused:

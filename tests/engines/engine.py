@@ -41,6 +41,7 @@ class RealEngine:
     batch_max: int  # most requests that it computes at once
     context_tokens: int
     start_within_s = 60.0
+    listed_route = ""  # one that it has and the mesh's table of routes lacks
 
     def __init__(self, processes: Processes, name: str, directory: Path, api_key: str = "") -> None:
         """`api_key`: without it the engine answers nobody; empty: it asks for none."""

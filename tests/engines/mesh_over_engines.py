@@ -27,6 +27,7 @@ from tests.support.router_process import RouterProcess, router_process, runs
 ANSWER_WITHIN_S = 40.0
 STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
+ANSWERED_BY = re.compile(rb'"model": ?"([^"]*)"')
 CHUNK = re.compile(rb'data: \{(?!"error")')
 # The default policy goes by speeds that it learns; on a busy machine those are anything. A test of
 # prefixes alone, and one that needs work on every replica, ask with these priorities.
@@ -45,6 +46,7 @@ class Asked:
     body: bytes = b""  # of an answer that is no stream
     problem: str = ""  # of the connection
     begun: bool = False  # a chunk has come, with content or without
+    models: set[str] = field(default_factory=set)  # named in its chunks
 
     @property
     def whole(self) -> bool:
@@ -195,6 +197,7 @@ class MeshOverEngines:
             async for chunk in answer.content.iter_any():
                 asked.stream.feed(chunk, clock())
                 asked.begun |= CHUNK.search(chunk) is not None
+                asked.models |= {name.decode() for name in ANSWERED_BY.findall(chunk)}
 
     def _session(self, priority: str) -> aiohttp.ClientSession:
         headers = {H_DEBUG: "1", H_PRIORITY: priority, "content-type": "application/json"}
@@ -240,8 +243,14 @@ async def mesh_over(
     """Engines of the kind, one for each key (empty: it asks for none), and the mesh over them."""
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(running_nats_server(directory / "nats"))
+        listed = kind.listed_route
         router = await stack.enter_async_context(
-            router_process(directory, nats.url, workers=1, routing=ROUTING)
+            router_process(
+                *(directory, nats.url),
+                workers=1,
+                table=f'routes = ["{listed}"]' if listed else "",
+                routing=ROUTING,
+            )
         )
         processes = await stack.enter_async_context(
             Processes(directory / "logs", ready_within_s=kind.start_within_s)
@@ -252,8 +261,9 @@ async def mesh_over(
             engine = kind(processes, f"{kind.kind}-{number}", directory, key)
             mesh.engines[f"us-{number}"] = engine
         await asyncio.gather(*(engine.start() for engine in mesh.engines.values()))
+        route = ("--route", listed) if listed else ()
         for replica, engine in mesh.engines.items():
-            await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key))
+            await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key), *route)
         await router.until_serves(0)
         await mesh.until_ready()
         yield mesh

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.engines import install
+from tests.engines import install, route_table
 from tests.engines.contract import EngineContract
 from tests.engines.engine import LOOPBACK, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
@@ -58,4 +58,5 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestDynamo(EngineContract):
+    column = route_table.DYNAMO
     too_long_says = "Internal server error"  # all that it says

@@ -1,6 +1,6 @@
 """The mesh over llama.cpp's own server, in every run of the tests."""
 
-import sys
+import asyncio
 from collections.abc import AsyncIterator
 
 import openai
@@ -8,38 +8,23 @@ import pytest
 import pytest_asyncio
 
 from schemas.http import EMBEDDINGS
-from tests.engines import llamacpp_server, tiny_gguf
-from tests.engines.contract import KEYS, KeyedEngineContract
-from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
+from tests.engines import llamacpp_server, route_table, routes, tiny_gguf
+from tests.engines.contract import KEYS, KeyedEngineContract, prompt
+from tests.engines.engine import MODEL
+from tests.engines.llamacpp import LlamaCpp
+from tests.engines.mesh_over_engines import BY_TURNS, Asked, MeshOverEngines, mesh_over
 
+OTHER = "other"
+SWAP_CLIENTS = 6
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class LlamaCpp(RealEngine):
-    kind = "llamacpp"
-    running = "llamacpp:requests_processing"
-    waiting = "llamacpp:requests_deferred"
-    batch_max = 2
-    context_tokens = 8192
-    options: tuple[str, ...] = ()
-
-    async def _start(self, log: str) -> list[int]:
-        pid = await self.processes.start(
-            log,
-            (
-                *(sys.executable, llamacpp_server.__file__, str(self.directory / "tiny.gguf")),
-                *(str(self.port), str(self.batch_max), str(self.context_tokens)),
-                *self.options,
-                *([self.api_key] if self.api_key else []),
-            ),
-            ready=self.processes.answers(f"{self.url}/health"),
-        )
-        return [pid]
 
 
 class EmbeddingLlamaCpp(LlamaCpp):
     options = (llamacpp_server.EMBEDDINGS,)
+
+
+class RerankingLlamaCpp(LlamaCpp):
+    options = (llamacpp_server.RERANKING,)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,11 +36,40 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestLlamaCpp(KeyedEngineContract):
+    column = route_table.LLAMACPP
     slow_chars = 1500  # each is a token: some ten heartbeats long
 
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
         for replica, engine in mesh.engines.items():
             assert mesh.beats[replica].batch_max == engine.batch_max
+
+    async def test_a_replica_that_comes_back_with_another_model_answers_no_request_for_the_first(
+        self, mesh
+    ):
+        engine = mesh.engines["us-0"]
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(_asked_until(mesh, n, stop)) for n in range(SWAP_CLIENTS)]
+        try:
+            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
+            await engine.kill()
+            engine.options = (f"{llamacpp_server.ALIAS}{OTHER}",)
+            await engine.start()
+            await mesh.until(lambda: OTHER in mesh.beats["us-0"].models, "us-0 to serve another")
+            other = await mesh.ask("Who is there?", 4, model=OTHER)
+            assert (other.whole, other.replica) == (True, "us-0"), other
+            await engine.kill()
+            engine.options = ()
+            await engine.start()
+            await mesh.until(lambda: mesh.beats["us-0"].models == (MODEL,), "the first model")
+        finally:
+            stop.set()
+            answers = [asked for found in await asyncio.gather(*clients) for asked in found]
+        assert {model for asked in answers for model in asked.models} == {MODEL}
+        broken = [asked for asked in answers if not asked.whole]
+        assert [str(asked) for asked in broken if asked.problem or not asked.begun] == []
+        assert {asked.replica for asked in broken} <= {"us-0"}
+        assert len(broken) <= 2 * engine.batch_max
+        await mesh.until_ready()
 
     async def test_embeddings_go_to_the_engine_that_makes_them(self, mesh, sdk):
         with pytest.raises(openai.NotFoundError) as refused:  # the others answer 501
@@ -77,6 +91,28 @@ class TestLlamaCpp(KeyedEngineContract):
         finally:
             await engine.kill()
         await mesh.until_ready()
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (EmbeddingLlamaCpp, route_table.EMBEDDING_LLAMACPP),
+        (RerankingLlamaCpp, route_table.RERANKING_LLAMACPP),
+    ],
+)
+async def test_the_routes_with_its_other_options_are_those_of_the_table(tmp_path, kind, column):
+    tiny_gguf.write(tmp_path / "tiny.gguf")
+    async with mesh_over(kind, tmp_path, ("",)) as mesh:
+        route_table.check(column, await routes.found(mesh))
+
+
+async def _asked_until(mesh: MeshOverEngines, client: int, stop: asyncio.Event) -> list[Asked]:
+    """Chats one after the other, short and long."""
+    found = []
+    while not stop.is_set():
+        text = prompt((client, len(found)), 60)
+        found.append(await mesh.ask(text, 8 if client % 2 else 96, priority=BY_TURNS))
+    return found
 
 
 def _embeds(mesh: MeshOverEngines, replica: str) -> bool:

@@ -11,7 +11,7 @@ from agents.sim.engine import EngineSim
 from agents.sim.events import PrefillFinished, SimRequest
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import L4_LLAMA
-from tests.engines import cached_tokens, install
+from tests.engines import cached_tokens, install, route_table, routes
 from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.tiny_llama import KV_BYTES_PER_TOKEN
@@ -34,8 +34,19 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestVllm(KeyedEngineContract):
+    column = route_table.VLLM
+
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN
+
+
+class EmbeddingVllm(Vllm):
+    more = ("--runner", "pooling", "--convert", "embed")
+
+
+async def test_the_routes_of_an_embedding_model_are_those_of_the_table(tmp_path):
+    async with mesh_over(EmbeddingVllm, tmp_path, ("",)) as mesh:
+        route_table.check(route_table.EMBEDDING_VLLM, await routes.found(mesh))
 
 
 def prompt(start: int, tokens: int) -> list[int]:

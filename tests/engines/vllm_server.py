@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
     "VLLM_HOST_IP": LOOPBACK,
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -33,6 +34,7 @@ class Vllm(RealEngine):
     start_within_s = START_WITHIN_S
     more: tuple[str, ...] = ()  # options
     publishes_kv_events = False
+    listed_route = "/invocations"
 
     def __init__(self, processes: Processes, name: str, directory: Path, api_key: str = "") -> None:
         super().__init__(processes, name, directory, api_key)

@@ -121,7 +121,7 @@ async def count_agent(url: str) -> Figures:
     client = await bus.connect(BusAddress(url), name="asker", inbox_prefix="_INBOX")
     try:
         await client.subscribe(subjects.inbox(US, R1, subjects.ANY), cb=asker.hear)
-        async with running(asker.script) as engine, _serving(url, engine.url):
+        async with running(asker.script, MODEL) as engine, _serving(url, engine.url):
             for name, chunks in (("a plain answer", 0), (f"an answer of {CHUNKS} chunks", CHUNKS)):
                 for _ in range(WARM):
                     await asker.ask(client, chunks)

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from infra.topology import KeyHolder, Topology, TopologyError, key_hash, parse
+from infra.tenant_table import KeyHolder, key_hash
+from infra.topology import Topology, TopologyError, parse
 from schemas.ids import RegionId
 
 US, EU = RegionId("us"), RegionId("eu")

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.programs.live import compare_policies, control_cost, fidelity, gossip_live, many_replicas
+from tests.programs.live.versus import __main__ as versus
 from tests.programs.studies import decide, scale
 
 EMPTY = "/dev/null"
@@ -21,6 +22,9 @@ EMPTY = "/dev/null"
         (fidelity.main, f"--trace {EMPTY}", "holds no request"),
         (fidelity.main, f"--policy nope --trace {__file__}", "'--policy'"),
         (gossip_live.main, f"--trace {EMPTY}", "holds no request"),
+        (versus.main, f"--trace {EMPTY}", "holds no request"),
+        (versus.main, "--only mesh,nginx", "use mesh, sglang-router, vllm-router"),
+        (versus.main, "--rounds 0", "0 is not in the range"),
         (many_replicas.main, "--each-per-s 0", "0.0 is not in the range"),
         (control_cost.main, "--replicas 10", "two numbers or more"),
         (control_cost.main, "--replicas 10 --replicas 10", "two numbers or more"),

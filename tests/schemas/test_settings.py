@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from infra.topology import MeshTable, NatsLimits, RegionTable, TenantTable
+from infra.tenant_table import TenantTable
+from infra.topology import MeshTable, NatsLimits, RegionTable
 from mesh.cli.modelled import FieldText, fields_of
 from mesh.core.model.settings import RouterSettings
 from schemas.settings import LinkTable, ProactiveTable, RoutingTable, parse_pushing

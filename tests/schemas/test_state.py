@@ -3,6 +3,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schemas.listed_replicas import LISTED_MAX
 from schemas.state import (
     CARD_CHARS_MAX,
     CARDS_MAX,
@@ -21,6 +22,14 @@ from schemas.state import (
 from schemas.wire import WireError
 from tests.schemas.strategies import DIGESTS, HEARTBEATS, JSON
 
+US_1 = {"names": ["us-1"]}
+COLUMNS = {
+    "wait_s": [0.1],
+    "running": [2],
+    "kv_free_tokens": [None],
+    "prefill_s_per_token": [1e-4],
+    "prefill_base_s": [None],
+}
 HEARTBEAT = Heartbeat(
     region="us",
     replica="us-0",
@@ -186,3 +195,30 @@ def test_what_is_claimed_of_models_has_bounds(good, decode, cards):
     assert decode(orjson.dumps(plain | {"cards": {"m": {"root": "x", "new": 1}}})).cards
     with pytest.raises(WireError, match="cards"):
         decode(orjson.dumps(plain | {"cards": cards}))
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        {"names": ["us-1"]},  # columns differ in length
+        {"names": ["us 1"], **COLUMNS},
+        {"names": ["a/b/c"], **COLUMNS},
+        {"names": ["us-1"], **(COLUMNS | {"wait_s": [-1.0]})},
+        {"names": ["us-1"], **(COLUMNS | {"wait_s": [None]})},
+        {name: [*values] * (LISTED_MAX + 1) for name, values in (COLUMNS | US_1).items()},
+    ],
+)
+def test_the_replicas_that_a_region_lists_have_bounds(replicas):
+    plain = orjson.loads(encode_state(CARDED))
+    listed = decode_digest(orjson.dumps(plain | {"replicas": COLUMNS | US_1 | {"new": 1}})).replicas
+    assert listed.names == ("us-1",)
+    with pytest.raises(WireError, match="replicas"):
+        decode_digest(orjson.dumps(plain | {"replicas": replicas}))
+
+
+@pytest.mark.parametrize("places", [[LISTED_MAX], [-1], [0] * (LISTED_MAX + 1)])
+def test_a_place_in_the_list_has_bounds(places):
+    plain = orjson.loads(encode_state(CARDED))
+    models = {"m": {"ready": 1, "free": 1, "listed": places}}
+    with pytest.raises(WireError, match="listed"):
+        decode_digest(orjson.dumps(plain | {"models": models}))

@@ -9,6 +9,7 @@ from agents.core.offline_profile import OfflineProfile
 from agents.core.slo_profile import Measure
 from infra.address import Address
 from mesh.batch.store import BatchStore
+from mesh.core.model.model_targets import ModelRule
 from mesh.core.offline.settings import OfflineSettings
 from mesh.runtime.batch_runner import BatchRunner, RunnerConfig
 from schemas.batch import BatchJob, JobStatus
@@ -53,6 +54,7 @@ class BatchMesh:
         name: str = "batch-0",
         *,
         metrics: bool = False,
+        models: tuple[ModelRule, ...] = (),
         **settings: object,
     ) -> BatchRunner:
         """A batch runner in this process. `metrics`: whether it has a page."""
@@ -72,6 +74,7 @@ class BatchMesh:
             epoch=time.time_ns() // 1_000_000,
             seed=7,
             metrics=Address("127.0.0.1", 0) if metrics else None,
+            models=models,
         )
         runner = BatchRunner(config)
         self.mesh.stack.push_async_callback(runner.close)

@@ -190,6 +190,15 @@ class SmallMesh:
 
         await self.until(lambda: free() == replicas, f"{replicas} free replicas in {region}")
 
+    async def until_ready_of(self, region: str, model: str, replicas: int) -> None:
+        """Wait until that many replicas of the region serve the model."""
+        core = self.routers[region].core
+
+        def ready() -> int:
+            return sum(core.replicas.serves(replica, model) for replica in core.replicas)
+
+        await self.until(lambda: ready() == replicas, f"{replicas} replicas of {model}")
+
     async def until_peer(self, region: str, peer: str, model: str = "tiny") -> None:
         """Wait until the region's router would forward to the peer."""
         peers = self.routers[region].core.peers

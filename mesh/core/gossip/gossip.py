@@ -9,6 +9,7 @@ ignored for a while; what is missing then is requested later.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mesh.core.gossip.publisher import DeltaPublisher, OutgoingPrefixes
@@ -18,6 +19,7 @@ from mesh.core.gossip.remote_prefixes import (
     RemotePrefixSet,
     SetOutcome,
 )
+from mesh.core.gossip.replica_names import named_in
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.stream_receiver import Repairs, StreamReceiver
 from mesh.core.model import effects as fx
@@ -76,13 +78,18 @@ class SiblingPrefixSet(RemotePrefixSet):
         self._is_held = is_held
 
     def take(self, delta: TrieDelta, now: float) -> bool:
-        self._outgoing.published_by_sibling(delta.gained)
+        self._published(delta.gained, delta)
         return super().take(delta, now)
 
     def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
         for part in parts:
-            self._outgoing.published_by_sibling(part.blocks)
+            self._published(part.blocks, part)
         return super().put(parts, asked_at, now)
+
+    def _published(self, blocks: Sequence[int], message: TrieAnswer) -> None:
+        self._outgoing.published_by_sibling(
+            blocks, named_in(message.replicas, message.holders, len(blocks))
+        )
 
     def forget(self) -> None:
         left = [*self._remote.blocks(self._origin)]
@@ -228,7 +235,7 @@ class Gossip:
         home, outgoing = self._origin.region, self.outgoing
         if origin.region != home or outgoing is None:
             return RemotePrefixSet(self.remote, origin)
-        outgoing.unpublished = lambda blocks: self.remote.not_announced(home, blocks)
+        outgoing.unpublished = partial(self.remote.not_announced, home)
         return SiblingPrefixSet(self.remote, origin, outgoing, self._heirs, self.siblings.is_held)
 
     def _has_room(self, region: RegionId) -> bool:

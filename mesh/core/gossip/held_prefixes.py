@@ -129,7 +129,8 @@ class HeldPrefixes:
         for index in self._indexes():
             if delta.cleared:
                 index.leave_until(name, now)
-            index.remove(name, delta.lost)
+            if delta.lost:
+                index.evicted(name, delta.lost)
         self._take(name, delta, now)
 
     def _on_part(self, event: ev.HeldPartSeen, now: float) -> None:

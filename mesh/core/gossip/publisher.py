@@ -7,7 +7,8 @@ worth most to peers go first: those that many prompts shared, and recently. A bl
 uses, each halved every HALF_LIFE_S; new uses weigh more and more instead of old ones less and less,
 so values need no update. A parent is used whenever its child is, so it is never worth less, and
 among equals the order of paths is kept. Blocks that don't get their turn are dropped, and come back
-with their next use.
+with their next use. Each block goes with the replicas that hold it; if others do later, it is
+gained again. Only uses that peers may know of name a replica, so a block may be held by more.
 
 `DeltaPublisher` numbers the deltas: one every `trie_s` while something has changed, as large as the
 budget allows; otherwise a keepalive every SIGN_S that repeats the last number. A peer that asks
@@ -27,23 +28,27 @@ to a replica (a system prompt that every request uses would look like the oldest
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
-from itertools import filterfalse, islice
+from itertools import filterfalse, islice, repeat
 
 from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.gossip.replica_names import NameBits, as_sent
 from mesh.core.model.rates import ByteBudget
 from schemas.gossip import (
     BLOCK_BYTES,
     DELTA_BLOCKS_MAX,
+    HOLDER_NAMES_MAX,
     MESSAGE_BYTES,
     PART_BLOCKS_MAX,
     TrieAnswer,
     TrieAsk,
     TrieDelta,
     TriePart,
+    holder_bytes,
     size_bytes,
 )
 
 WAITING_MAX = 16_384
+DROPPED_AT_ONCE = 1024  # of those that wait, when they are too many: each time costs a search
 HALF_LIFE_S = 60.0
 RESCALE_HALF_LIVES = 64.0
 
@@ -55,11 +60,15 @@ class OutgoingPrefixes:
         """`blocks_max`: most blocks that are published at a time, the longest unused out first."""
         self.is_paused = False  # for uses by requests that not all peers may know of
         self.dropped = 0  # blocks that waited for their turn in vain, since the start
-        # Of some blocks, those that no sibling has published; None without siblings.
-        self.unpublished: Callable[[list[int]], list[int]] | None = None
+        # Of some blocks, those that no sibling has published as held by a replica; None without
+        # siblings.
+        self.unpublished: Callable[[list[int], str], list[int]] | None = None
         self._blocks_max = blocks_max
-        self._published: dict[int, None] = {}  # the longest unused first
+        self._replicas = NameBits()
+        self._published: dict[int, int] = {}  # and their holders; the longest unused first
         self._waiting: dict[int, float] = {}  # and their values
+        self._waiting_at: dict[int, int] = {}  # the holders of these
+        self._moved: dict[int, None] = {}  # published, with other holders by now
         self._scaled_at = 0.0  # when a use weighed 1
         self._lost: dict[int, None] = {}  # and still in `_published`
 
@@ -77,31 +86,44 @@ class OutgoingPrefixes:
 
     @property
     def is_empty(self) -> bool:
-        return not self._waiting and not self._lost
+        return not self._waiting and not self._lost and not self._moved
 
-    def used(self, hashes: Sequence[int], now: float) -> None:
-        """A replica of this region holds this prompt from now on."""
+    @property
+    def block_bytes(self) -> int:
+        """What a block and its holders take in a message, at most."""
+        return BLOCK_BYTES + (holder_bytes(len(self._replicas)) if len(self._replicas) else 0)
+
+    @property
+    def head_bytes(self) -> int:
+        """What a message takes beside its blocks, at most."""
+        return MESSAGE_BYTES + self._replicas.chars_at_most(HOLDER_NAMES_MAX)
+
+    def used(self, hashes: Sequence[int], now: float, replica: str = "") -> None:
+        """That replica of this region holds this prompt from now on; "": one that is not named."""
         if self.is_paused:
             return
+        bit = self._replicas.bit(replica) if replica else 0
         fresh = list(filterfalse(self._published.__contains__, hashes))
         if len(fresh) < len(hashes):
-            self._touch(hashes)
+            self._touch(hashes, bit)
         if self.unpublished is not None:
-            fresh = self.unpublished(fresh)
+            fresh = self.unpublished(fresh, replica)
         if fresh:
-            self._enqueue(fresh, self._weight(now))
+            self._enqueue(fresh, self._weight(now), bit)
 
-    def _enqueue(self, blocks: Sequence[int], weight: float) -> None:
-        waiting = self._waiting
+    def _enqueue(self, blocks: Sequence[int], weight: float, bit: int) -> None:
+        waiting, at = self._waiting, self._waiting_at
         if waiting.keys().isdisjoint(blocks):
             waiting.update(dict.fromkeys(blocks, weight))
+            at.update(dict.fromkeys(blocks, bit))
         else:
-            for block in blocks:
-                waiting[block] = waiting.pop(block, 0.0) + weight
+            values = [value + weight for value in map(waiting.pop, blocks, repeat(0.0))]
+            waiting.update(zip(blocks, values, strict=True))  # behind all others
+            at.update(zip(blocks, [at.get(block, 0) | bit for block in blocks], strict=True))
         if len(waiting) > WAITING_MAX:
-            oldest = _first(waiting, len(waiting) - WAITING_MAX)
+            oldest = _first(waiting, len(waiting) - WAITING_MAX + DROPPED_AT_ONCE)
             for block in oldest:
-                del waiting[block]
+                del waiting[block], at[block]
             self.dropped += len(oldest)
 
     def _weight(self, now: float) -> float:
@@ -114,13 +136,15 @@ class OutgoingPrefixes:
             return 1.0
         return float(2.0**half_lives)
 
-    def _touch(self, hashes: Sequence[int]) -> None:
+    def _touch(self, hashes: Sequence[int], bit: int) -> None:
         published, lost = self._published, self._lost
         # Leaf first, root last: then a parent is always younger than its children.
         for block in reversed(hashes):
-            if block in published:
-                del published[block]
-                published[block] = None
+            holders = published.pop(block, None)
+            if holders is not None:
+                published[block] = holders | bit
+                if bit & ~holders:
+                    self._moved[block] = None
         if lost:
             for block in hashes:
                 lost.pop(block, None)
@@ -129,14 +153,43 @@ class OutgoingPrefixes:
         """No replica of this region holds these blocks any more."""
         waiting, published, lost = self._waiting, self._published, self._lost
         for block in blocks:
-            waiting.pop(block, None)
+            if waiting.pop(block, None) is not None:
+                del self._waiting_at[block]
             if block in published:
                 lost[block] = None
+                if published[block]:  # should it be held again, those here before hold it no more
+                    published[block] = 0
+                    self._moved[block] = None
 
-    def published_by_sibling(self, blocks: Iterable[int]) -> None:
-        """Another router of this region has just published them: once is enough."""
+    def left(self, replica: str, blocks: Iterable[int]) -> None:
+        """That replica holds these no more; others do."""
+        if not (bit := self._replicas.known(replica)):
+            return
+        waiting_at, published = self._waiting_at, self._published
         for block in blocks:
-            self._waiting.pop(block, None)
+            if waiting_at.get(block, 0) & bit:
+                waiting_at[block] &= ~bit
+            elif published.get(block, 0) & bit:
+                published[block] &= ~bit
+                self._moved[block] = None
+
+    def gone(self, replica: str) -> None:
+        """That replica holds nothing any more."""
+        self._replicas.free(replica)
+
+    def published_by_sibling(
+        self, blocks: Sequence[int], held_by: Sequence[Collection[str]]
+    ) -> None:
+        """Another router of this region has just published them: once is enough.
+
+        `held_by`: the holders that it named.
+        """
+        waiting_at = self._waiting_at
+        for block, names in zip(blocks, held_by, strict=True):
+            if block in waiting_at and all(
+                name in names for name in self._replicas.names(waiting_at[block])
+            ):
+                del self._waiting[block], waiting_at[block]
 
     def keep_only(self, is_held: Callable[[int], bool]) -> None:
         """Another policy's index feeds this from now on: what is not in it is published no more."""
@@ -148,9 +201,17 @@ class OutgoingPrefixes:
         for block in blocks[-(WAITING_MAX - len(waiting)) :] if len(waiting) < WAITING_MAX else ():
             if block not in self._published:
                 waiting.setdefault(block, 0.0)
+                self._waiting_at.setdefault(block, 0)
+
+    def holders(self, blocks: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Of published blocks, as a message has them."""
+        return as_sent([self._published.get(block, 0) for block in blocks], self._replicas.names)
 
     def take(self, blocks_max: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """At most so many blocks, gained and lost, to be published now; losses first."""
+        """At most so many blocks, gained and lost, to be published now; losses first.
+
+        Those that have other holders come last, as gained again.
+        """
         lost = self._take_lost(blocks_max)
         count = min(blocks_max - len(lost), self._blocks_max)
         gained: tuple[int, ...] = ()
@@ -158,16 +219,21 @@ class OutgoingPrefixes:
             gained = tuple(nlargest(count, self._waiting, key=self._waiting.__getitem__))
         for block in reversed(gained):
             del self._waiting[block]
-            self._published[block] = None
+            self._published[block] = self._waiting_at.pop(block)
         room = blocks_max - len(lost) - len(gained)
         for block in _first(self._published, len(self._published) - self._blocks_max):
             self._lost[block] = None
-        return gained, lost + self._take_lost(room)
+        more = self._take_lost(room)
+        moved = _first(self._moved, room - len(more))
+        for block in moved:
+            del self._moved[block]
+        return gained + moved, lost + more
 
     def _take_lost(self, blocks_max: int) -> tuple[int, ...]:
         lost = _first(self._lost, blocks_max)
         for block in lost:
             del self._lost[block], self._published[block]
+            self._moved.pop(block, None)
         return lost
 
 
@@ -251,7 +317,8 @@ class DeltaPublisher:
         """What a peer missed."""
         if ask.epoch == self._epoch:
             missing = self._log.since(ask.after, self._seq)
-            whole_bytes = MESSAGE_BYTES + BLOCK_BYTES * len(self._outgoing)
+            outgoing = self._outgoing
+            whole_bytes = outgoing.head_bytes + outgoing.block_bytes * len(outgoing)
             if missing is not None and sum(map(size_bytes, missing)) <= whole_bytes:
                 return [*missing] or [self._delta((), ())]
         return [*self._snapshot()]
@@ -259,7 +326,8 @@ class DeltaPublisher:
     def _deltas(self, now: float) -> list[TrieDelta]:
         deltas: list[TrieDelta] = []
         while not self._outgoing.is_empty and len(deltas) < DELTAS_AT_ONCE_MAX:
-            affordable = int((self._budget.left(now) - MESSAGE_BYTES) / BLOCK_BYTES)
+            left_bytes = self._budget.left(now) - self._outgoing.head_bytes
+            affordable = int(left_bytes / self._outgoing.block_bytes)
             gained, lost = self._outgoing.take(min(affordable, DELTA_BLOCKS_MAX))
             if not gained and not lost:
                 break
@@ -273,15 +341,34 @@ class DeltaPublisher:
         return deltas
 
     def _delta(self, gained: tuple[int, ...], lost: tuple[int, ...]) -> TrieDelta:
-        return TrieDelta(*self._origin, self._epoch, self._seq, gained, lost)
+        replicas, holders = self._outgoing.holders(gained)
+        return TrieDelta(
+            *self._origin,
+            self._epoch,
+            self._seq,
+            gained,
+            lost,
+            replicas=replicas,
+            holders=holders,
+        )
 
     def _snapshot(self) -> list[TriePart]:
         blocks = self._outgoing.published
         cuts = range(0, max(1, len(blocks)), PART_BLOCKS_MAX)
         parts = [blocks[start : start + PART_BLOCKS_MAX] for start in cuts]
+        held = [self._outgoing.holders(part) for part in parts]
         return [
-            TriePart(*self._origin, self._epoch, self._seq, number, len(cuts), part)
-            for number, part in enumerate(parts)
+            TriePart(
+                *self._origin,
+                self._epoch,
+                self._seq,
+                number,
+                len(cuts),
+                part,
+                replicas=replicas,
+                holders=holders,
+            )
+            for number, (part, (replicas, holders)) in enumerate(zip(parts, held, strict=True))
         ]
 
 

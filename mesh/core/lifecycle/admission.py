@@ -48,7 +48,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.rates import EventRate, ReleasePace
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import work_name
+from mesh.core.model.served_names import model_of, work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
 from schemas.decision import Placement
@@ -83,6 +83,7 @@ class QueueDelay:
         kind of request, counted up to the last argument. `absent`: held kinds that no replica
         served at the last tick."""
         self.limit_s = limit_s  # 0: none
+        self.model_limit_s: Mapping[ModelId, float] = {}  # in its place, for single models
         self._held = held
         self._inflight = inflight
         self._line_s = line_s
@@ -99,6 +100,12 @@ class QueueDelay:
             elif kind in before:
                 self._unserved_at[kind] = before[kind]
 
+    def limit_of(self, request: Request) -> float:
+        """The limit of the model's requests, in seconds; 0: none."""
+        if not self.model_limit_s:
+            return self.limit_s
+        return self.model_limit_s.get(model_of(request.model), self.limit_s)
+
     def too_long(
         self, record: RequestRecord, place: PlacementResult | None, now: float
     ) -> LongWait | None:
@@ -106,7 +113,7 @@ class QueueDelay:
 
         `place`: the last decision about it.
         """
-        request, limit_s = record.request, self.limit_s
+        request, limit_s = record.request, self.limit_of(record.request)
         if not limit_s or request.slo_ttft_s is not None:
             return None
         if place is not None and place.placement is Placement.LOCAL:
@@ -298,8 +305,8 @@ class Admission:
         if wait_s is not None and late is not None:
             wait_s = max(wait_s, late.expected_s - late.slo_s)
         elif wait_s is not None and request.slo_ttft_s is None:
-            place_s = 1.0 / pace_per_s if ahead and self._held.is_full else 0.0
-            wait_s = max(place_s, wait_s - self.delay.limit_s)
+            place_s = 1.0 / pace_per_s if ahead and self._held.is_full_for(request) else 0.0
+            wait_s = max(place_s, wait_s - self.delay.limit_of(request))
         if self._pace(request) is not None:
             retry_after = self._retry_after.setdefault(work_name(request.model), RetryAfter())
         else:

@@ -17,6 +17,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.record import PrefillStage, RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
+from mesh.core.model.served_names import work_name
 from mesh.core.placement.pairs import PrefillChoice
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies.base import CacheEstimate, Destination
@@ -183,10 +184,11 @@ class Attempts:
         self._placer.placed(request, destination, now)
         self._effects.append(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
 
-    def began(self, record: RequestRecord, now: float) -> None:
+    def began(self, record: RequestRecord, now: float, *, shows_ttft: bool) -> None:
+        """A first byte is here; policies learn from it if it shows when the first token was."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.began(record.replica, record.handoff)
-        if record.destination is not None:
+        if record.destination is not None and shows_ttft:
             self._placer.began(record.request, record.destination, now)
 
     def served(self, record: RequestRecord, served: Served | None, now: float) -> None:
@@ -312,6 +314,28 @@ class Completion:
     def refuse(self, request: Request, inbox: str, why: Refusal, now: float) -> None:
         """Refuse a peer's request, placed or held; `inbox`: of the peer's router."""
         self._effects.append(fx.RefusePeer(request.key, inbox, why, self._fresh(now)))
+
+    def end_copy(self, record: RequestRecord, now: float) -> bool:
+        """End the copy of a request, which neither waits nor is tried again; False for others."""
+        if record.request.shadow:
+            self.fail(record, now, Fault.SATURATED, "a copy does not wait")
+        return record.request.shadow
+
+    def make_room(self, record: RequestRecord, place: PlacementResult, now: float) -> bool:
+        """Have room in the hold queue, by shedding another request for it if it is full; False if
+        this one was shed."""
+        request = record.request
+        if not self._held.is_full_for(request):
+            return True
+        last = self._held.gives_way(request)
+        if last is None:
+            self.shed(record, place, f"{place.reason}, and the hold queue is full", now)
+            return False
+        is_same = work_name(last.model) == work_name(request.model)
+        goes_before = request.priority if is_same else f"a request for {request.model}"
+        why = f"the hold queue is full, and {goes_before} goes before"
+        self.shed(self._inflight[last.key], None, why, now)
+        return True
 
     def shed_if_too_late(
         self, record: RequestRecord, place: PlacementResult | None, now: float

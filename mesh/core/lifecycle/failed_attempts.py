@@ -11,6 +11,7 @@ from collections.abc import Collection
 from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import Attempts, Completion
 from mesh.core.lifecycle.hold_queue import HoldQueue
+from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
@@ -34,6 +35,7 @@ class FailedAttempts:
         completion: Completion,
         timeouts: Timeouts,
         scheduler: QueueScheduler,
+        model_choice: ModelChoice,
         effects: list[fx.Effect],
     ) -> None:
         self.follow(settings)
@@ -43,6 +45,7 @@ class FailedAttempts:
         self._completion = completion
         self._timeouts = timeouts
         self._scheduler = scheduler
+        self._model_choice = model_choice
         self._effects = effects
 
     def follow(self, settings: RouterSettings) -> None:
@@ -51,6 +54,8 @@ class FailedAttempts:
 
     def to_hold_queue(self, record: RequestRecord, now: float) -> None:
         """The attempt under way, if any, is over: it waits at its place by class and arrival."""
+        if self._completion.end_copy(record, now):
+            return
         self._attempts.leave(record, now)
         record.hold(now)
         self._held.put(record.request, comes_back=record.attempt > 0)
@@ -116,8 +121,10 @@ class FailedAttempts:
         record.failed(avoid_place=not same_again, in_prefill=in_prefill)
         self.reconsider(record)
         has_places = same_again or self._timeouts.others_serve(record)
+        has_places = has_places or self._model_choice.other(record, now) is not None
         if has_places and record.is_worth_another(self._failures_max):
             self.to_hold_queue(record, now)
+            self._model_choice.retarget(record, now)
         elif record.engine_status is not None and record.request.answer_inbox is None:
             self._completion.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))

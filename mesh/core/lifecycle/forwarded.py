@@ -48,9 +48,8 @@ class ForwardedQueue:
         self._effects = effects
         self._announced_at: dict[int, float] = {}  # by key
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._announced_at) >= HELD_MAX or self._held.is_full
+    def is_full_for(self, request: Request) -> bool:
+        return len(self._announced_at) >= HELD_MAX or self._held.is_full_for(request)
 
     def check(self, request: Request, now: float) -> None:
         """A tick: send HELD again if it is a peer's request and time."""
@@ -101,7 +100,7 @@ class ForwardedRequests:
         place = self._scheduler.place_new(request, now)
         if place.placement is not Placement.LOCAL:
             why = self._placer.forbids_here(request)
-            if why is not None or not may_wait or self._queue.is_full:
+            if why is not None or not may_wait or self._queue.is_full_for(request):
                 return why or Refusal.NO_REPLICA
             # Its wait at home counts.
             too_long = self._admission.delay.too_long(RequestRecord(request), place, now)

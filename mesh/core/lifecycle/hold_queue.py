@@ -1,6 +1,10 @@
 """The hold queue: requests that wait for a place, by class and arrival (SkyWalker 3.3).
 
 One queue per model: a request whose model has no free replica must not block those for another.
+Nor must its backlog shed them: of a full queue, the kind of work that most requests wait for gives
+up its newest one to a request for another that fewer wait for (longest queue drop: Suter, Lakshman,
+Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed part for each model (which models there
+will be is unknown, and what one leaves the others could not use).
 Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
 class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
 go before it arrived at most two head starts later. The number is settled at arrival; an age rule
@@ -19,13 +23,21 @@ share; here it is in group 1.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Container, Iterator, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from heapq import merge
 from operator import itemgetter
 from typing import Protocol
 
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import work_name
+from mesh.core.model.served_names import model_of, work_name
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 from schemas.residency import Labels
@@ -122,6 +134,7 @@ def make_order(kind: HoldOrder, hit_ratio: Callable[[Request], float]) -> QueueO
 WaitingRequests = list[tuple[float, int, Request]]
 RequestKind = tuple[ModelId, Labels, bool]  # requests of one kind can go to the same places
 LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+NO_LIMITS: Mapping[ModelId, int] = {}
 
 
 def kind_of(request: Request) -> RequestKind:
@@ -132,15 +145,21 @@ def kind_of(request: Request) -> RequestKind:
 class HoldQueue:
     """New requests up to `length_max` over all models; one that comes back is always taken."""
 
-    def __init__(self, length_max: int, turns: QueueOrder | None = None) -> None:
-        """`turns`: the order of trying; by `effective_arrival` alone unless given."""
-        self._length_max = length_max
+    def __init__(
+        self,
+        length_max: int,
+        turns: QueueOrder | None = None,
+        model_max: Mapping[ModelId, int] = NO_LIMITS,
+    ) -> None:
+        """`turns`: the order of trying; by `effective_arrival` alone unless given. `model_max`: the
+        most requests of single models."""
+        self._length_max, self.model_max = length_max, model_max
         self._turns = FirstCome() if turns is None else turns
         self._lines: dict[int, dict[ModelId, WaitingRequests]] = {}  # of each group
         self.group_of: dict[int, int] = {}  # of each held request, by its key
         self._waiting: dict[ModelId, int] = {}
         self._alike: dict[RequestKind, WaitingRequests] = {}
-        self._untried: dict[Priority, WaitingRequests] = {priority: [] for priority in LOWEST_FIRST}
+        self._untried: dict[ModelId, dict[Priority, WaitingRequests]] = {}  # by kind of work
 
     def __contains__(self, request: Request) -> bool:
         return request.key in self.group_of
@@ -152,6 +171,14 @@ class HoldQueue:
     def is_full(self) -> bool:
         """Whether a new request must be shed instead of held, or another one for it."""
         return len(self) >= self._length_max
+
+    def is_full_for(self, request: Request) -> bool:
+        """The same of a request for that model, which may have a limit of its own."""
+        return self.is_full or self._is_at_limit(request)
+
+    def _is_at_limit(self, request: Request) -> bool:
+        limit = self.model_max.get(model_of(request.model)) if self.model_max else None
+        return limit is not None and self.waiting(request.model) >= limit
 
     @property
     def is_first_come(self) -> bool:
@@ -193,12 +220,29 @@ class HoldQueue:
             if work_name(kind[0]) == work and kind not in without:
                 yield line
 
-    def newest_below(self, priority: Priority) -> Request | None:
-        """The last new request of the lowest class, if that is lower than `priority`."""
-        for lower in LOWEST_FIRST[: LOWEST_FIRST.index(priority)]:
-            if held := self._untried[lower]:
-                return held[-1][2]
-        return None
+    def gives_way(self, request: Request) -> Request | None:
+        """The new request that is to be shed for this one where it finds no room; None: this one.
+
+        It is the last of the lowest class for the work that most requests wait for, or, where that
+        is this one's own or its model is at its limit, of a lower class than this one's.
+        """
+        own = work_name(request.model)
+        longest = own if self._is_at_limit(request) else self._longest()
+        if longest != own and self._waiting[longest] > self._waiting.get(own, 0) + 1:
+            found = self._newest_of(longest, LOWEST_FIRST)
+            if found is not None:
+                return found
+        lower = LOWEST_FIRST[: LOWEST_FIRST.index(request.priority)]
+        return self._newest_of(own, lower)
+
+    def _longest(self) -> ModelId:
+        """The work that most new requests wait for."""
+        return max(self._waiting, key=self._waiting.__getitem__)
+
+    def _newest_of(self, work: ModelId, classes: Iterable[Priority]) -> Request | None:
+        untried = self._untried.get(work, {})
+        lines = filter(None, map(untried.get, classes))
+        return next((line[-1][2] for line in lines), None)
 
     def put(self, request: Request, *, comes_back: bool = False) -> None:
         """Hold a request at its place. For a new one the caller checks `is_full` first."""
@@ -206,10 +250,10 @@ class HoldQueue:
         line = self._lines.setdefault(group, {}).setdefault(request.model, [])
         entry = effective_arrival(request), request.key, request
         insort(line, entry)
-        if not comes_back:
-            insort(self._untried[request.priority], entry)
-        self.group_of[request.key] = group
         work = work_name(request.model)
+        if not comes_back:
+            insort(self._untried.setdefault(work, {}).setdefault(request.priority, []), entry)
+        self.group_of[request.key] = group
         self._waiting[work] = self._waiting.get(work, 0) + 1
         insort(self._alike.setdefault(kind_of(request), []), entry)
 
@@ -239,15 +283,16 @@ class HoldQueue:
         lines = self._lines[group]
         line = lines[request.model]
         _take_out(line, request)
-        _take_out(self._untried[request.priority], request)
         if not line:
             del lines[request.model]
         if not lines:
             del self._lines[group]
         work = work_name(request.model)
+        _take_out(self._untried.get(work, {}).get(request.priority, []), request)
         self._waiting[work] -= 1
         if not self._waiting[work]:
             del self._waiting[work]
+            self._untried.pop(work, None)
         _take_out(alike := self._alike[kind := kind_of(request)], request)
         if not alike:
             del self._alike[kind]

@@ -27,8 +27,8 @@ OTHERS_WAIT = "others wait for this model"
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not failed
 # Requests held by the policy's choice that don't block newcomers, and are tried at every event.
 CHOOSY_MAX = 16
-# Heartbeats closer together don't each cause a try: each try prices all candidates, and a hundred
-# replicas would keep a core busy with the held requests.
+# Heartbeats and ticks closer together don't each cause a try: each try prices all candidates, and a
+# hundred replicas would keep a core busy with the held requests.
 RETRY_S = 0.02
 WARM_HEAD_START_S = 2.0  # five gain 4 % in the mean and lose as much of the last percent
 WARM_TOKENS = 512  # left to compute of a prompt that counts as cached
@@ -151,10 +151,18 @@ class QueueScheduler:
         return tokens * (1.0 - self._placer.hit_ratio(request)) < WARM_TOKENS
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
-        """Try held requests, as this replica may have room now; at most every RETRY_S where the
-        policy judges load by itself."""
-        if self._placer.judges_load and now - self._tried_at < RETRY_S:
+        """Try held requests, as this replica may have room now."""
+        if self._was_just_tried(now):
             return
         replica = None if name is None else self._replicas.get(name)
         if replica is not None and self._placer.may_go(replica, self._held.models(), now):
             self.place_waiting(now)
+
+    def tick(self, now: float) -> None:
+        """Try held requests, as time has passed."""
+        if not self._was_just_tried(now):
+            self.place_waiting(now)
+
+    def _was_just_tried(self, now: float) -> bool:
+        """Whether another try has to wait, which it does where the policy judges load by itself."""
+        return self._placer.judges_load and now - self._tried_at < RETRY_S

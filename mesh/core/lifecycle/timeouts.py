@@ -114,17 +114,14 @@ class Timeouts:
 
     def due_for_check(self, records: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
         """Those of them that may have run out of time: few of thousands at a tick."""
-        patience_s = self._patience_s
+        silent_since = now - self._patience_s
         return [
             record
             for record in records
             if record.held_since is not None
             or now >= record.request.deadline
-            or (
-                now - record.last_frame_at > patience_s
-                and self.lost_because(record, now) is not None
-            )
-            or (record.waits_at_peer and self.is_kept_too_long(record, now))
+            or (record.last_frame_at < silent_since and self.lost_because(record, now) is not None)
+            or (record.peer is not None and self.is_kept_too_long(record, now))
             or record.is_foreign_prefill
         ]
 

@@ -1,13 +1,15 @@
 """This region's digest: what its router publishes to peers, and when."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import chain, islice, zip_longest
 from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
 from mesh.core.model.served_names import (
     is_for_others,
+    is_model,
     is_prefill_name,
     models_by_path,
     models_only,
@@ -16,16 +18,27 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
-from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import CARDS_MAX, Digest, ModelCapacity, ModelCard, ReplicaState, rounded
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.listed_replicas import LISTED_MAX, ListedReplicas
+from schemas.state import (
+    CARDS_MAX,
+    Digest,
+    ModelCapacity,
+    ModelCard,
+    ReplicaState,
+    rounded,
+)
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
+# Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
+ADAPTERS_TOLD_MAX = 64
 RATE_S = 5.0  # time constant of the request rate's running average
 
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
+Listed = dict[ReplicaId, int]  # a replica's place in the digest
 
 
 class RegionalDigest:
@@ -109,7 +122,8 @@ class RegionalDigest:
         ready = [one for one in working if not is_prefill_name(one.heartbeat.models[0])]
         ready_beats = [replica.heartbeat for replica in ready]
         lines = [replica.prefill_line for replica in working]
-        capacities = self._capacities(counts, now)
+        listed = self._listed(counts, now)
+        capacities = self._capacities(counts, now, listed)
         self._seq += 1
         self._made_at = now
         self._latest = Digest(
@@ -127,16 +141,32 @@ class RegionalDigest:
             prefill_base_s=rounded(_known(median, [base_s for _, base_s in lines])),
             kv_used_ratio=rounded(_known(_mean, [beat.kv_used_ratio for beat in ready_beats])),
             residency=self._labels,
-            models_by_label=self._by_label(now),
+            models_by_label=self._by_label(now, listed),
             adopted=dict(adopted),
             rtt_s={peer: rounded(each_s) for peer, each_s in rtt_s.items()},
             warm_tokens=self.warm_tokens(now),
             cards=cards,
             models_by_path=models_by_path(capacities),
+            replicas=_columns([self._replicas.by_name[name] for name in listed], now),
         )
         return self._latest
 
-    def _by_label(self, now: float) -> dict[str, dict[ModelId, ModelCapacity]]:
+    def _listed(self, models: Iterable[ModelId], now: float) -> Listed:
+        """Replicas to be listed, and their places: in turn of each model the one that has the
+        shortest wait of those not listed yet."""
+        shortest = []
+        for model in models:
+            waits = [
+                (wait_s, replica.heartbeat.replica)
+                for replica in self._replicas.serving(model)
+                if self._replicas.serves(replica, model)
+                and (wait_s := _wait_s(replica, now)) is not None
+            ]
+            shortest.append([name for _, name in nsmallest(LISTED_MAX, waits)])
+        names = dict.fromkeys(filter(None, chain.from_iterable(zip_longest(*shortest))))
+        return {name: place for place, name in enumerate(islice(names, LISTED_MAX))}
+
+    def _by_label(self, now: float, listed: Listed) -> dict[str, dict[ModelId, ModelCapacity]]:
         """Of each label that some replica carries and some does not."""
         found: dict[str, dict[ModelId, ModelCapacity]] = {}
         beats = (replica.heartbeat for replica in self._replicas)
@@ -147,20 +177,30 @@ class RegionalDigest:
         for label in self._labels:
             if any(label not in labels for _, labels in carried):
                 within = [replica for replica, labels in carried if label in labels]
-                capacities = self._capacities(self._counts(now, within), now, within)
+                capacities = self._capacities(self._counts(now, within), now, listed, within)
                 found[label] = models_only(capacities)
         return found
 
     def _counts(self, now: float, within: Collection[Replica] | None = None) -> Counts:
         """Of each model: a change of these is published at once. `within`: of these replicas."""
-        counts = {}
+        counts: Counts = {}
+        told = 0  # adapters that no replica has loaded
         for model in sorted(filter(is_for_others, self._replicas.models())):
+            if self._is_unloaded(model):
+                if told == ADAPTERS_TOLD_MAX or not is_model(model):
+                    continue
+                told += 1
             among = self._serving(model, within)
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)
             if ready:
                 counts[model] = ready, len(free)
         return counts
+
+    def _is_unloaded(self, model: ModelId) -> bool:
+        """Whether each of its replicas would have to load it first."""
+        loads = self._replicas.unloaded.get(model, 0)
+        return loads > 0 and loads == len(self._replicas.serving(model))
 
     def _serving(self, model: ModelId, within: Collection[Replica] | None) -> Collection[Replica]:
         serving = self._replicas.serving(model)
@@ -170,12 +210,18 @@ class RegionalDigest:
         return [replica for replica in serving if replica.heartbeat.replica in names]
 
     def _capacities(
-        self, counts: Counts, now: float, within: Collection[Replica] | None = None
+        self,
+        counts: Counts,
+        now: float,
+        listed: Listed,
+        within: Collection[Replica] | None = None,
     ) -> dict[ModelId, ModelCapacity]:
         capacities = {}
         for model, (ready, free) in counts.items():
             among = self._serving(model, within)
             serving = [replica for replica in among if self._replicas.serves(replica, model)]
+            unloaded = model in self._replicas.unloaded
+            load_s = min(one.load_s(model) for one in serving) if unloaded else 0.0
             kv_free_tokens = _known(max, [replica.kv_free_tokens for replica in serving])
             capacities[model] = ModelCapacity(
                 ready=ready,
@@ -183,6 +229,8 @@ class RegionalDigest:
                 wait_s=rounded(_known(min, [_wait_s(replica, now) for replica in serving])),
                 kv_free_tokens=None if kv_free_tokens is None else max(0, int(kv_free_tokens)),
                 running=rounded(_mean([_running(replica) for replica in serving])),
+                load_s=rounded(load_s) if load_s else None,
+                listed=_places(serving, listed),
             )
         return capacities
 
@@ -193,6 +241,25 @@ class RegionalDigest:
             among.setdefault(replica.heartbeat.models[0], []).append(replica)
         available = self._replicas.partition_available
         return sum(len(available(model, now, among=of)[0]) for model, of in among.items())
+
+
+def _places(serving: Collection[Replica], listed: Listed) -> tuple[int, ...]:
+    known = (listed.get(replica.heartbeat.replica) for replica in serving)
+    return tuple([place for place in known if place is not None])
+
+
+def _columns(replicas: Sequence[Replica], now: float) -> ListedReplicas:
+    """Of replicas that have a known wait, and so a known speed."""
+    lines = [replica.prefill_line for replica in replicas]
+    free = [replica.kv_free_tokens for replica in replicas]
+    return ListedReplicas(
+        names=tuple([replica.heartbeat.replica for replica in replicas]),
+        wait_s=tuple([rounded(_wait_s(replica, now) or 0.0) for replica in replicas]),
+        running=tuple([int(_running(replica)) for replica in replicas]),
+        kv_free_tokens=tuple([None if one is None else max(0, int(one)) for one in free]),
+        prefill_s_per_token=tuple([rounded(s_per_token or 0.0) for s_per_token, _ in lines]),
+        prefill_base_s=tuple([rounded(base_s) for _, base_s in lines]),
+    )
 
 
 def _wait_s(replica: Replica, now: float) -> float | None:

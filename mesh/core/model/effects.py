@@ -7,7 +7,7 @@ from mesh.core.model.request import Request
 from schemas.decision import Candidate, Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.kv_transfer import TransferKind
 from schemas.state import Digest, Lease
 
@@ -78,6 +78,14 @@ class Forward:
     attempt: int
     peer: RegionId
     held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retargeted:
+    """Another model serves the request from now on, as nothing serves the one before."""
+
+    key: int
+    model: ModelId  # as in `served_names`
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +272,7 @@ Effect = (
     | CancelPrefill
     | StopForwarded
     | Forward
+    | Retargeted
     | CancelAttempt
     | RefusePeer
     | TellHeld

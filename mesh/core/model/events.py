@@ -164,10 +164,15 @@ class AttemptProgressed:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The client was sent a first byte: the request may not be placed again."""
+    """The client was sent a first byte: the request may not be placed again.
+
+    `shows_ttft`: whether it came when the first token was there. The first byte of an answer that
+    is not streamed comes with its last, that of an error at once.
+    """
 
     key: int
     attempt: int
+    shows_ttft: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mesh.core.model.model_targets import Asked
 from mesh.core.model.prompt import Prompt
 from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, RequestId
@@ -28,7 +29,10 @@ class Request:
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its objective: a later first token is of no use
     session: str | None = None  # of the conversation, if the client names one
+    streams: bool = True  # its client asked for a stream, which shows when the first token comes
     warm: bool = False  # a warm-up (`mesh.core.warming`)
+    asked: Asked | None = None  # of a request that was mapped to `model`
+    shadow: bool = False  # a copy whose answer nobody gets
     offline: bool = False  # a batch job's line, computed with what online requests leave
     # The most that it may generate; None: not read. 0 of embeddings, which are a prompt's alone.
     answer_tokens: int | None = None

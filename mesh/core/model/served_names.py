@@ -12,7 +12,7 @@ A prefill replica of a pair answers no request, so it has no model but a name fo
 (`prefill_name`), by which its router looks for one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
@@ -76,12 +76,32 @@ def is_model(name: ModelId) -> bool:
     return _ON not in name
 
 
+def with_adapters(beat: Heartbeat) -> Heartbeat:
+    """The heartbeat of a replica that loads adapters for requests: they are among its models."""
+    more = (name for name in (*beat.loading, *beat.loadable) if name not in beat.models)
+    return replace(beat, models=(*beat.models, *more))
+
+
 def beat_by_name(beat: Heartbeat) -> Heartbeat:
-    """The heartbeat, its models with their optional paths."""
+    """The heartbeat, its models and adapters with their optional paths."""
     paths = [path for path in beat.paths if path not in PLAIN_PATHS]
     more = (served_name(model, path) for path in paths for model in beat.models)
     names = tuple(name for name in more if len(name) <= MODEL_CHARS_MAX)
-    return replace(beat, models=beat.models + names) if names else beat
+    if not names:
+        return beat
+    return replace(
+        beat,
+        models=beat.models + names,
+        loadable=_on_paths(beat.loadable, paths),
+        loading=_on_paths(beat.loading, paths),
+    )
+
+
+def _on_paths(
+    load_s: dict[ModelId, float | None], paths: Collection[str]
+) -> dict[ModelId, float | None]:
+    more = {served_name(name, path): each for path in paths for name, each in load_s.items()}
+    return load_s | more
 
 
 def with_keeper_names(beat: Heartbeat) -> Heartbeat:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from mesh.core.model.model_targets import ModelRule
 from schemas.exchange import Priority
 from schemas.gossip import BLOCKS_MAX
 from schemas.residency import OPEN_GROUND, Ground
@@ -111,6 +112,7 @@ class RouterSettings:
     warm_bytes_max: IntAbove0 = 67_108_864  # of beginnings of requests kept for it
     warm_trend_s: Above0 = 900.0  # demand is compared over this time
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
+    models: tuple[ModelRule, ...] = ()  # what holds for single models, and aliases
 
     def __post_init__(self) -> None:
         if self.heartbeat_late_s > self.heartbeat_lost_s:
@@ -131,6 +133,7 @@ CHANGEABLE = (
     "queue_delay_s_max",
     "warm_idle_share",
     "warm_kv_used_max",
+    "models",
 )
 
 

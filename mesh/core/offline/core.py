@@ -36,7 +36,7 @@ from mesh.core.offline.settings import OfflineSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import ReplicaState
 
 FETCH_S = 0.25  # between two looks at what to fetch
@@ -286,13 +286,16 @@ class OfflineCore:
         if now - self._saved_at >= SAVE_S:
             self._save(now)
 
+    def served(self) -> frozenset[ModelId]:
+        """What some replica has, here or in another region, by served names."""
+        return self.regions.models().union(self.replicas.models())
+
     def _end_unserved(self, now: float) -> None:
         """Lines of models that no replica has served for long get an error."""
         if self.replicas.bus.lost_at is not None:
             self._unserved.restart(now)
             return
-        served = self.regions.models().union(self.replicas.models())
-        for model in self._unserved.overdue(self._queues.models(), served, now):
+        for model in self._unserved.overdue(self._queues.models(), self.served(), now):
             message = f"No replica serves the model {model}."
             fault = Fault.MODEL_UNKNOWN if is_model(model) else Fault.PATH_UNSERVED
             error = fault.value.code, message

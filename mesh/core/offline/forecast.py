@@ -22,7 +22,8 @@ import orjson
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from schemas.ids import ModelId, ValidModelId
-from schemas.state import Count, Heartbeat, ReplicaState, decode_json
+from schemas.numbers import Count
+from schemas.state import Heartbeat, ReplicaState, decode_json
 from schemas.wire import WireError
 
 HOUR_S = 3600

@@ -22,9 +22,11 @@ from mesh.core.view.replica_table import OTHER_MODEL, ReplicaTable
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.residency import Label
+from schemas.state import Heartbeat
 
 KEPT_MAX = 64  # models
 FAILED_BEFORE = "failed before"
+NOT_LOADED = "another replica has the adapter"
 
 RoundTripsByRegion = Mapping[RegionId, float | None]
 
@@ -198,6 +200,8 @@ class CandidateCache:
         if avoid:
             others += [(one, FAILED_BEFORE) for one in free if one.heartbeat.replica in avoid]
             free = [one for one in free if one.heartbeat.replica not in avoid]
+        if not busy_too and model in self._replicas.unloaded:
+            free, others = _loaded_first(model, free, others)
         kind = CandidateKind.REPLICA
         busy = [
             (Target(replica.heartbeat.replica, replica.load, kind, None, replica), why)
@@ -231,6 +235,22 @@ class CandidateCache:
 def targets_of(replicas: Sequence[Replica]) -> list[Target]:
     """Replicas of this region as candidates, without a hold queue before them."""
     return _targets(replicas, {one.heartbeat.region: 0.0 for one in replicas}, 0)
+
+
+def _loaded_first(
+    adapter: ModelId, free: list[Replica], others: list[tuple[Replica, str]]
+) -> tuple[list[Replica], list[tuple[Replica, str]]]:
+    """For a policy that prices no load: those that have it loaded; where none is free, those that
+    are loading it; else all."""
+    loads = [_loads(one.heartbeat, adapter) for one in free]
+    least = min(loads, default=0)
+    later = [(one, NOT_LOADED) for one, load in zip(free, loads, strict=True) if load > least]
+    return [one for one, load in zip(free, loads, strict=True) if load == least], others + later
+
+
+def _loads(beat: Heartbeat, adapter: ModelId) -> int:
+    """0: it has the adapter; 1: it is loading it; 2: it would have to."""
+    return 2 if adapter in beat.loadable else int(adapter in beat.loading)
 
 
 def _targets(replicas: Sequence[Replica], rtt_s: RoundTripsByRegion, ahead: float) -> list[Target]:

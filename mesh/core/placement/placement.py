@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
+from mesh.core.model.served_names import model_of
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.candidates import CandidateCache, CandidateLayer
 from mesh.core.placement.pairs import Pairs, PrefillChoice, choice_of
@@ -150,14 +151,15 @@ class Placer:
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._may_forward = settings.hops_max > 0
         before = self._pairs
-        names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
+        by_model = {rule.name: rule.policy for rule in settings.models if rule.policy is not None}
+        by_priority = dict(settings.policy_by_priority)
+        names = dict.fromkeys((settings.policy, *by_priority.values(), *by_model.values()))
         self._pairs = {
             name: before.get(name) or PolicyPair(name, settings, self._dice, self._makers)
             for name in names
         }
-        self._pair_by_priority = {
-            priority: self._pairs[name] for priority, name in settings.policy_by_priority
-        }
+        self._pair_by_priority = {key: self._pairs[name] for key, name in by_priority.items()}
+        self._pair_by_model = {key: self._pairs[name] for key, name in by_model.items()}
         self._main_pair = self._pairs[settings.policy]
         self.judges_load = any(pair.local.judges_load for pair in self._pairs.values())
         self._local_policies = [pair.local for pair in self._pairs.values()]
@@ -195,7 +197,7 @@ class Placer:
         why = self.residency.forbids(request)
         if why is None:
             return None
-        pair = self._pair_by_priority.get(request.priority, self._main_pair)
+        pair = self._pair_of(request)
         local = self._local_layer(pair, request, (), now, 0)
         remote = self._candidates.of_peers(request, (), now, busy_too=pair.local.judges_load)
         return self._held(request, pair, why, local, remote)._replace(placement=Placement.SHED)
@@ -212,11 +214,11 @@ class Placer:
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
         here, held ones and this one.
         """
-        pair = self._pair_by_priority.get(request.priority, self._main_pair)
+        pair = self._pair_of(request)
         local = self._local_layer(pair, request, avoid, now, ahead)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
-        if request.answer_inbox is not None or not self._may_forward:
+        if request.answer_inbox is not None or not self._may_forward or request.shadow:
             if local.free:
                 return self._choose(pair, pair.local, request, local.free, now, local)
             within = self.residency.within(request)
@@ -238,6 +240,14 @@ class Placer:
             return f"no replica{within} is ready, and no peer: they are away, not forbidden"
         return f"no replica and no peer{within} is free"
 
+    def _pair_of(self, request: Request) -> PolicyPair:
+        """By its model, or else by its class."""
+        if self._pair_by_model:
+            pair = self._pair_by_model.get(model_of(request.model))
+            if pair is not None:
+                return pair
+        return self._pair_by_priority.get(request.priority, self._main_pair)
+
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether that replica may have room for a held request for one of these models."""
         busy_too = self.judges_load
@@ -251,20 +261,16 @@ class Placer:
         return len(self._pairs)
 
     def policy_name(self, request: Request) -> str:
-        """The policy that places requests of its class."""
-        return self._pair_by_priority.get(request.priority, self._main_pair).name
+        """The policy that places its requests."""
+        return self._pair_of(request).name
 
     def held(self, request: Request, reason: str) -> PlacementResult:
         """The receipt of a request that is held without any candidate."""
-        return self._held(
-            request, self._pair_by_priority.get(request.priority, self._main_pair), reason
-        )
+        return self._held(request, self._pair_of(request), reason)
 
     def hit_ratio(self, request: Request) -> float:
         """Part of the prompt that some local replica is estimated to hold."""
-        return self._pair_by_priority.get(request.priority, self._main_pair).local.hit_ratio(
-            request
-        )
+        return self._pair_of(request).local.hit_ratio(request)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
         """The request goes there; all policies learn it, whichever chose.

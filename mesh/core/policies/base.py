@@ -21,7 +21,6 @@ from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
-from schemas.state import Heartbeat
 
 
 class Destination(NamedTuple):
@@ -291,9 +290,9 @@ class Layered:
 
 
 # How fast a target computes, for policies that add up seconds. A replica's heartbeat reports what
-# its agent has learned, a region's digests the median over its replicas. Without a report: one A100
-# node with Mistral 7B (GORGO, Table 1 and appendix A). A wrong speed that is the same for all still
-# compares them by tokens; zero would make the unknown target the best.
+# its agent has learned, or knew before; a region's digests the median over its replicas. Without a
+# report: one A100 node with Mistral 7B (GORGO, Table 1 and appendix A). A wrong speed that is the
+# same for all still compares them by tokens; zero would make the unknown target the best.
 
 
 PREFILL_S_PER_TOKEN = 0.0938e-3  # GORGO, Table 1: slope of TTFT on prompt tokens, R² 0.986
@@ -318,7 +317,7 @@ TYPICAL = Speed()
 def speed_of(target: Target) -> Speed:
     """By the target's last report; a speed of zero is none."""
     if target.replica is not None:
-        return _of_replica(target.replica.heartbeat)
+        return _of_replica(target.replica)
     if target.peer is not None:
         return Speed(_of_peer(target.peer) or PREFILL_S_PER_TOKEN)
     return TYPICAL
@@ -327,15 +326,16 @@ def speed_of(target: Target) -> Speed:
 def prefill_s_per_token(target: Target) -> float:
     """The same, of its prefill alone."""
     if target.replica is not None:
-        return target.replica.heartbeat.prefill_s_per_token or PREFILL_S_PER_TOKEN
+        return target.replica.prefill_line[0] or PREFILL_S_PER_TOKEN
     return (target.peer and _of_peer(target.peer)) or PREFILL_S_PER_TOKEN
 
 
-def _of_replica(beat: Heartbeat) -> Speed:
-    pace = beat.decode_tokens_per_s
+def _of_replica(replica: Replica) -> Speed:
+    s_per_token, base_s = replica.prefill_line
+    pace = replica.heartbeat.decode_tokens_per_s
     return Speed(
-        beat.prefill_s_per_token or PREFILL_S_PER_TOKEN,
-        beat.prefill_base_s or 0.0,
+        s_per_token or PREFILL_S_PER_TOKEN,
+        base_s or 0.0,
         1.0 / pace if pace else DECODE_S_PER_TOKEN,
     )
 

@@ -10,10 +10,11 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
   + base_s      what every first token costs there, more where many requests run
   + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released
   + transfer_s  on a pair: until the decode replica has the KV cache and its first token
+  + load_s      until its engine has loaded the adapter that is asked for
   + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
                 that come while replicas are busy with our prefill, a larger batch for all that run
-                there, and the next turns of this conversation, which will follow it to the region
-                it went to
+                there, the next turns of this conversation, which will follow it to the region it
+                went to, and the load of an adapter that makes room for ours
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with its effect on others, without which
@@ -44,6 +45,7 @@ from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheView, keep
+from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
 from mesh.core.policies.mesh_prices import TIE_S, Prices, with_prefills
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
@@ -91,6 +93,7 @@ class Expected(NamedTuple):
     rtt_s: float
     tokens: float  # to compute before the first token, those queued included
     running: float
+    loads: bool  # an adapter first: its first token says nothing of speed
     began_at: float | None = None
     is_decode: bool = False  # the second stage on a pair: `tokens` are transferred
 
@@ -108,6 +111,7 @@ class MeshPolicy:
         self._options = options
         self._caches = CacheView(settings.index_blocks_max)
         self._models: dict[ModelId, SpeedModel] = {}
+        self._forwards, self._delays = Forwards(), PeerDelays()
         # The last choice and its request's key; it need not be followed.
         self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
@@ -117,7 +121,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds, holders = self._speeds(request), self._caches.of(request, with_prefills(targets))
-        rows = Prices(speeds, request, now).rows(targets, holders)
+        rows = Prices(speeds, request, now, self._forwards, self._delays).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -166,12 +170,23 @@ class MeshPolicy:
             return  # a peer's request is not followed
         keep(self._estimates, request.key, estimate, EXPECTED_MAX)
         if price is not None:
+            loads = price.load_s > 0.0
             self._expect(request, price, now)
             goes_on, speeds = self._caches.goes_on(request), self._speeds(request)
+            if loads:
+                speeds.load_sent(spot.name)
             if replica is not None and replica.heartbeat.running:
                 speeds.batch(replica.heartbeat.running)
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
             speeds.demand.add(price.prefill_s, now)
+            if price.target.peer is not None:
+                tokens = request.prompt.tokens
+                prefill_tokens = tokens - price.held.tokens
+                forward = Forward(now, price.held.replica, prefill_tokens, tokens)
+                self._forwards.add(spot.name, forward)
+                if request.streams:
+                    expected_s = price.seconds - price.others_s
+                    self._delays.forwarded(spot.name, request.key, expected_s, now)
 
     def _expect(self, request: Request, price: Price, now: float) -> None:
         tokens, prefill = price.tokens, price.target.prefill
@@ -182,9 +197,10 @@ class MeshPolicy:
             if beat.kv_capacity_tokens:
                 blocks = int(beat.kv_capacity_tokens / request.prompt.block_tokens)
                 self._caches.fit(first.name, blocks)
-            stage = Expected(now, 0.0, price.tokens, beat.running or 0.0)
+            stage = Expected(now, 0.0, price.tokens, beat.running or 0.0, loads=False)
             keep(self._prefills, request.key, stage, EXPECTED_MAX)
-        expected = Expected(now, price.rtt_s, tokens, price.running, is_decode=prefill is not None)
+        loads, is_decode = price.load_s > 0.0, prefill is not None
+        expected = Expected(now, price.rtt_s, tokens, price.running, loads, is_decode=is_decode)
         keep(self._expected, request.key, expected, EXPECTED_MAX)
 
     def prefilled(
@@ -205,12 +221,16 @@ class MeshPolicy:
         estimate = self._estimates.get(request.key)
         if estimate is not None:
             self._estimates[request.key] = estimate._replace(is_computed=True)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.began(spot.name, request.key, now)
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
         ttft_s = now - expected.placed_at - expected.rtt_s
         speeds, tokens = self._speeds(request), expected.tokens
-        if not expected.is_decode:
+        if expected.loads:
+            speeds.load_over(spot.name)
+        elif not expected.is_decode:
             speeds.began(spot, tokens, expected.running, ttft_s, now=now)
         elif request.key not in self._prefills:  # else both stages run, and share the time
             speeds.transfer.began(tokens, expected.running, ttft_s)
@@ -221,12 +241,16 @@ class MeshPolicy:
         if expected is not None and expected.began_at is not None:
             speeds.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            speeds.answer(request.prompt.tokens, served.output_tokens)
+            speeds.answer(spot, request.prompt.tokens, served.output_tokens)
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        self._expected.pop(request.key, None)
         self._prefills.pop(request.key, None)
+        expected = self._expected.pop(request.key, None)
+        if expected is not None and expected.loads:
+            self._speeds(request).load_over(spot.name)
+        if spot.kind is CandidateKind.PEER:
+            self._delays.left(spot.name, request.key, now)
         estimate = self._estimates.pop(request.key, None)
         if estimate is not None:
             self._caches.left(request, spot, estimate)
@@ -245,6 +269,7 @@ class MeshPolicy:
             return
         for speeds in earlier._models.values():
             speeds.kept.clear()  # whole heartbeats, which are soon computed anew
+            speeds.kept_peers.clear()
         self._models = deepcopy(earlier._models) if copied else earlier._models
         for speeds in self._models.values():
             self._weigh(speeds)
@@ -256,7 +281,7 @@ class MeshPolicy:
         """Of its model: a fleet of large and small ones has no speed in common."""
         work = work_name(request.model)
         if (speeds := self._models.get(work)) is None:
-            speeds = SpeedModel(generates=request.answer_tokens != 0)
+            speeds = SpeedModel(work, generates=request.answer_tokens != 0)
             self._weigh(speeds)
             keep(self._models, work, speeds, MODELS_MAX)
         return speeds
@@ -280,4 +305,8 @@ def _starves(price: Price, waited_s: float) -> bool:
     """
     prefill = price.target.prefill
     replica = (price.target if prefill is None else prefill.among[0]).replica
-    return replica is not None and not replica.pending and waited_s > price.queue_s + price.memory_s
+    if replica is None:
+        return False
+    pending = replica.pending  # where the engine reports none, what is on its way is known
+    is_busy = replica.on_the_way.waiting if pending is None else pending
+    return not is_busy and waited_s > price.queue_s + price.memory_s

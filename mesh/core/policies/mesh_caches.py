@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request, Served
 from mesh.core.policies.base import CacheEstimate, Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
@@ -64,7 +65,17 @@ class LayerCache:
             for name in ends.keys() & held.keys():
                 if held[name] is plain and ends[name] > plain.tokens:
                     held[name] = HeldPrefix(depth, min(ends[name], most))
+        if self.index.reporting:
+            self._without_leaving(held, prompt)
         return with_loading(held, self.index, prompt)
+
+    def _without_leaving(self, held: dict[str, HeldPrefix], prompt: Prompt) -> None:
+        """Replicas that report will evict blocks for what is on its way to them."""
+        for name in held.keys() & self.index.reporting:
+            leaving, blocks = self.index.leaving(name), held[name].blocks
+            stay = next((at for at in range(blocks) if prompt.hashes[at] in leaving), blocks)
+            if stay < blocks:
+                held[name] = HeldPrefix(stay, prompt.held_tokens(stay))
 
     def has_ended(self, blocks: Sequence[int]) -> bool:
         return not self.ends.keys().isdisjoint(blocks)
@@ -95,8 +106,8 @@ class CacheView:
         if targets[-1].peer is None:
             return PromptHolders(here, {})
         there = self._peers.of(request, targets)
-        self._deepen(there, request, [one.name for one in targets if one.peer is not None])
-        return PromptHolders(here, there)
+        names = [one.name for one in targets if one.peer is not None]
+        return PromptHolders(here, there, self._deepen(there, request, names))
 
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""
@@ -113,14 +124,27 @@ class CacheView:
         earlier = request.prompt.hashes[:-1]
         return self._replicas.has_ended(earlier) or self._peers.has_ended(earlier)
 
-    def _deepen(self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]) -> None:
-        """Peers may announce more than was placed on them from here."""
-        prompt = request.prompt
-        known = {name: held.blocks for name, held in there.items()}
-        for name, depth in self._peers.index.deepen(known, prompt.hashes, names).items():
-            if depth > there.get(name, HELD_NOTHING).blocks:
-                tokens = min(prompt.held_tokens(depth), max(0, prompt.tokens - 1))
-                there[name] = HeldPrefix(depth, max(tokens, there.get(name, HELD_NOTHING).tokens))
+    def _deepen(
+        self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]
+    ) -> dict[str, dict[str, HeldPrefix]]:
+        """Peers may announce more than was placed on them from here. Returns what they say that
+        replicas of theirs hold."""
+        prompt, announced = request.prompt, self._peers.index.announced
+        if announced is None:
+            return {}
+        named: dict[str, dict[str, HeldPrefix]] = {}
+        most = max(0, prompt.tokens - 1)
+        for name, depths in announced.holders(prompt.hashes, names).items():
+            known, depth = there.get(name, HELD_NOTHING), depths.pop("")
+            if depth > known.blocks:
+                tokens = min(prompt.held_tokens(depth), most)
+                known = there[name] = HeldPrefix(depth, max(tokens, known.tokens))
+            for replica, depth in depths.items():
+                # Of an answer that followed the prompt only the region is known.
+                tokens = min(prompt.held_tokens(depth), most)
+                tokens = known.tokens if depth == known.blocks else tokens
+                named.setdefault(name, {})[replica] = HeldPrefix(depth, tokens, replica)
+        return named
 
     def hit_ratio(self, request: Request) -> float:
         return self._replicas.index.hit_ratio(request.prompt.hashes)

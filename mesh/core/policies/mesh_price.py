@@ -7,20 +7,25 @@ from mesh.core.policies.base import FirstToken, Score, Target
 
 
 class HeldPrefix(NamedTuple):
-    """Leading part of a prompt that a candidate holds."""
+    """Leading part of a prompt that a candidate holds; of a peer, at `replica` if it names one."""
 
     blocks: int
     tokens: int
+    replica: str = ""
 
 
 HELD_NOTHING = HeldPrefix(0, 0)
 
 
 class PromptHolders(NamedTuple):
-    """Candidates that hold a part of a prompt, by name; others hold nothing of it."""
+    """Candidates that hold a part of a prompt, by name; others hold nothing of it.
+
+    `named`: of a peer, what the replicas hold that it names.
+    """
 
     replicas: Mapping[str, HeldPrefix]
     peers: Mapping[str, HeldPrefix]
+    named: Mapping[str, Mapping[str, HeldPrefix]] = {}
 
 
 class Price(NamedTuple):
@@ -37,19 +42,20 @@ class Price(NamedTuple):
     prefill_s: float
     base_s: float
     memory_s: float
+    load_s: float
     others_s: float
 
 
 # A `Price` as a plain tuple: naming a thousand takes longer than pricing them.
 PriceRow = tuple[
-    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float
+    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float, float
 ]
 TERMS = Price._fields[5:]
 
 
 def own_s(row: PriceRow) -> float:
     """Until the request's own first token: without what others pay."""
-    return row[0] - row[11]
+    return row[0] - row[12]
 
 
 def first_token(row: PriceRow) -> FirstToken:

@@ -1,4 +1,4 @@
-"""What a first token costs at each candidate, for the `mesh` policy.
+"""What a first token costs at each candidate, for the `mesh` policy; at peers: `mesh_peers.py`.
 
 Prices come from heartbeats, digests and hand-offs, at learned speeds (`mesh_speeds.py`). What is
 not reported is estimated, never taken for zero; unreported memory or batch sizes are not priced.
@@ -9,6 +9,14 @@ from zlib import crc32
 
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Prefill, Target
+from mesh.core.policies.mesh_peers import (
+    NO_DELAYS,
+    NO_FORWARDS,
+    RTT_START_S,
+    Forwards,
+    PeerDelays,
+    PeerPrices,
+)
 from mesh.core.policies.mesh_price import (
     HELD_NOTHING,
     HeldPrefix,
@@ -17,14 +25,11 @@ from mesh.core.policies.mesh_price import (
     PromptHolders,
 )
 from mesh.core.policies.mesh_speeds import SpeedModel
-from mesh.core.view.peers import Peer
 
-SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
 # In an M/M/1 queue that is busy for a share b of its time are b / (1 - b) requests, and one more
 # second of work delays each by that second; prompts differ more in length, hence twice that. Up to
 # 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
 WORK_FACTOR, WORK_MAX = 2.0, 3.0
-RTT_START_S = 0.5  # of a peer before its first answered ping
 TIE_S = 0.001  # estimates are no better than that
 HELD_BY_NONE = PromptHolders({}, {})
 
@@ -42,18 +47,24 @@ class Prices:
     """Prices of one request, as of now."""
 
     def __init__(
-        self, speeds: SpeedModel, request: Request, now: float, output_tokens: float | None = None
+        self,
+        speeds: SpeedModel,
+        request: Request,
+        now: float,
+        forwards: Forwards = NO_FORWARDS,
+        delays: PeerDelays = NO_DELAYS,
+        output_tokens: float | None = None,
     ) -> None:
-        """`output_tokens`: that it will generate there, if not as many as answers usually have."""
+        """`forwards`: what has been forwarded to peers of late; `delays`: of their first tokens.
+        `output_tokens`: that it will generate there, if not as many as answers usually have."""
         self._request = request
         self._speeds = speeds
-        self._model = request.model
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         if output_tokens is None:
             output_tokens = speeds.output_tokens
         self._needed_tokens = request.prompt.tokens + output_tokens
-        self._work_weight = 0.0
+        self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target, pairs before others; `holders`: of the prompt."""
@@ -63,17 +74,19 @@ class Prices:
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by = holders.replicas
         replicas = _replicas_among(targets)
-        work_weight = self._work_weight = self._weight_of_work(replicas)
+        work_weight = self._peers.work_weight = self._weight_of_work(replicas)
         for target in targets:
             name, load, _, rtt_s, replica, peer, ahead, _ = target
             if replica is None:
                 if peer is not None:
-                    rows.append(self._of_peer(target, peer, holders.peers.get(name, HELD_NOTHING)))
+                    rows.append(self._peers.of(target, peer, holders))
                 continue
             known = kept.get(name)
             if known is None or known[0] is not replica.heartbeat:
                 known = speeds.of_replica(replica)
-            _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room = known
+            (
+                _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room, load_s,
+            ) = known  # fmt: skip
             held = held_by.get(name, HELD_NOTHING)
             sent = replica.on_the_way
             queued: float = sent.prefill_tokens
@@ -88,17 +101,18 @@ class Prices:
                 stalled += ahead / replicas
             free_tokens = kv_tokens - sent.tokens + held[1]  # what it holds takes no more memory
             if load and (free_tokens < needed_tokens or load > room):
-                memory_s = self._room_s(target, free_tokens, load - room, running)
+                lacking_tokens = needed_tokens - free_tokens
+                memory_s = speeds.release_s(target, lacking_tokens, load - room, running)
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - held[1]
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
             stalled += work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
-            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
-                prefill_s, base_s, memory_s, others_s,
+                prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
         return rows
 
@@ -139,7 +153,7 @@ class Prices:
         tokens = max(0, self._prompt_tokens - held.tokens)
         transfer_s = speeds.transfer.seconds(tokens, alone.running)
         queue_s, memory_s = first.queue_s + alone.queue_s, first.memory_s + alone.memory_s
-        others_s = first.others_s + batch_s
+        others_s, load_s = first.others_s + batch_s, first.load_s + alone.load_s
         terms = {
             "rtt_s": alone.rtt_s,
             "line_s": alone.line_s,
@@ -149,13 +163,14 @@ class Prices:
             "transfer_s": transfer_s,
             "decode_queue_s": alone.queue_s,
             "memory_s": memory_s,
+            "load_s": load_s,
             "others_s": others_s,
         }
         chosen = Prefill((first.target,), terms, tokens)
         return (
             sum(terms.values()), target._replace(prefill=chosen), first.held, first.tokens,
             alone.running, alone.rtt_s, alone.line_s, queue_s, first.prefill_s,
-            first.base_s + transfer_s, memory_s, others_s,
+            first.base_s + transfer_s, memory_s, load_s, others_s,
         )  # fmt: skip
 
     def _weight_of_work(self, among: int) -> float:
@@ -171,67 +186,6 @@ class Prices:
             return 0.0
         busy = min(WORK_MAX / (WORK_MAX + WORK_FACTOR), speeds.demand.per_s(self._now) / replicas)
         return WORK_FACTOR * busy / (1.0 - busy)
-
-    def _room_s(self, target: Target, free_tokens: float, slots: float, running: float) -> float:
-        """Until answers that run there have released the memory that this request lacks, and so
-        many slots of the batch."""
-        speeds, lacking_tokens, memory_s = self._speeds, self._needed_tokens - free_tokens, 0.0
-        if lacking_tokens > 0.0:
-            released_per_s = max(1.0, running) * speeds.kv_tokens / speeds.of(target).residence_s
-            memory_s = lacking_tokens / released_per_s
-        if slots <= 0.0:
-            return memory_s
-        answer_s = speeds.of(target).slot_s
-        slot_s = SLOT_START_S if answer_s is None else answer_s / max(1.0, running)
-        return max(memory_s, slots * slot_s)
-
-    def _of_peer(self, target: Target, peer: Peer, held: HeldPrefix) -> PriceRow:
-        speeds, model = self._speeds, self._model
-        base_s, s_per_token, s_per_decode = speeds.speed(target)
-        prefill_s = (self._prompt_tokens - held.tokens) * s_per_token
-        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        ready = max(1, peer.ready(model))
-        typical_s = speeds.prefill_tokens * s_per_token / ready
-        line_s = target.ahead * typical_s
-        queue_s = self._peer_queue_s(peer, rtt_s, typical_s)
-        running = peer.running(model)
-        if running is None:
-            running = speeds.running
-        batch_s = speeds.batch_weight * running * base_s
-        base_s += s_per_decode * running
-        weight = running * speeds.stall_weight + target.ahead / ready
-        if queue_s:
-            weight += self._work_weight
-        others_s = weight * prefill_s + batch_s
-        others_s += speeds.returns * rtt_s
-        # Where no request runs, none will release memory: waiting would not help.
-        free_tokens = peer.kv_free_tokens(model) if running else None
-        memory_s = (
-            0.0
-            if free_tokens is None
-            else self._room_s(target, free_tokens + held.tokens, 0.0, running)
-        )
-        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
-        tokens = (line_s + queue_s + prefill_s) / s_per_token
-        return (
-            seconds, target, held, tokens, running, rtt_s, line_s, queue_s, prefill_s, base_s,
-            memory_s, others_s,
-        )  # fmt: skip
-
-    def _peer_queue_s(self, peer: Peer, rtt_s: float, typical_s: float) -> float:
-        """In an engine there: by the digest, and for what has come since.
-
-        What this router forwarded is counted, what others did is expected. `typical_s`: one more
-        request's share of the region's time.
-        """
-        model = self._model
-        reported_s = peer.wait_s(model)
-        age_s = self._now - peer.seen_at + rtt_s / 2
-        unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
-        unseen_s = max(0.0, unseen - peer.free(model)) * typical_s
-        if reported_s is None:
-            reported_s = typical_s * max(1, peer.ready(model))
-        return reported_s + unseen_s
 
 
 def _replicas_among(targets: Sequence[Target]) -> int:

@@ -17,15 +17,16 @@ look the same.
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.speed_fit import KILO, RIDGE, FittedSpeed, SpeedFit
+from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
+from schemas.ids import ModelId
 from schemas.state import Heartbeat, PrefillPrior
 
-MEMORY = 0.97  # kept of the past at each answer: some thirty of them
-RIDGE = 8.0  # answers
 # One answer's time to first token is about as far off its line as it is long, so a prior with a
 # relative error of e is worth 1 / e² answers; no agent's word counts for more than these.
 PRIOR_ANSWERS_MIN, PRIOR_ANSWERS_MAX = 1.0, 32.0
@@ -35,12 +36,22 @@ IDLE_STEP_S = 1.0  # between two fits of it
 FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
-KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
 TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
+# What is reported of speeds and lengths is others' word, and one of them must not spoil what is
+# known of all. Seconds per prompt token: from a tenth of a small model's on the quickest GPU to a
+# large one's on a CPU.
+SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1
+BASE_S_MAX = 60.0
+TOKENS_MAX = 1e6  # before one first token; where more is reported, its time shows no speed
+# How many times as long as usual a prompt, with those before it, counts in the sums over all: its
+# time counts for as much less, so that it shows the same speed, with less weight.
+LONGER_PROMPT_MAX = 8.0
+LONGER_ANSWER_MAX = 10.0  # the same of an answer in the averages over all
+ANSWER_TOKENS_LEAST = 100.0  # of the usual one, for that
 RESIDENCE_START_S = 10.0
+SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
-ANCHOR = 0.3**2  # holds the slope, as short prompts determine none; in squared thousands of tokens
 DEMAND_S = 30.0  # time constant
 WEIGHT = 0.02  # of a new observation in the averages over all, once there are some fifty
 START_COUNTS = 4.0  # observations that the start value of an average counts for
@@ -50,14 +61,8 @@ STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one
 # iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
 # be preferred a little even for a prompt that a busy one holds.
 BATCH_WEIGHT = 0.02
-
-
-class FittedSpeed(NamedTuple):
-    """The three numbers. Seconds, seconds per prompt token, seconds per running request."""
-
-    base_s: float
-    s_per_token: float
-    s_per_decode: float
+DISPLACED_WEIGHT = 1.0  # of a load: the adapter that makes room for it is as likely asked for next
+NO_ADAPTER = ModelId("")
 
 
 # Before any report or answer: about an 8B model on a recent data centre GPU.
@@ -66,83 +71,6 @@ SPEED_START = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
 # Of a KV cache that is transferred, before the first: 128 KiB a token, as an 8B model with grouped
 # heads has, over a network of 100 Gbit/s; and one step of decoding.
 TRANSFER_START = FittedSpeed(base_s=0.03, s_per_token=1.1e-5, s_per_decode=0.0)
-
-
-@dataclass(slots=True)
-class SpeedFit:
-    """Decayed sums over answers: of 1, x (thousands of tokens), n (running) and y (seconds)."""
-
-    w: float = 0.0
-    x: float = 0.0
-    n: float = 0.0
-    xx: float = 0.0
-    nn: float = 0.0
-    xn: float = 0.0
-    y: float = 0.0
-    xy: float = 0.0
-    ny: float = 0.0
-
-    def add(self, x: float, n: float, y: float) -> None:
-        """One answer."""
-        self.w = MEMORY * self.w + 1.0
-        self.x = MEMORY * self.x + x
-        self.n = MEMORY * self.n + n
-        self.xx = MEMORY * self.xx + x * x
-        self.nn = MEMORY * self.nn + n * n
-        self.xn = MEMORY * self.xn + x * n
-        self.y = MEMORY * self.y + y
-        self.xy = MEMORY * self.xy + x * y
-        self.ny = MEMORY * self.ny + n * y
-
-    def fade(self, share: float) -> None:
-        """Let all answers so far count for this share of what they did."""
-        share = share if share * self.w > 1e-3 else 0.0
-        for name in self.__slots__:
-            setattr(self, name, share * getattr(self, name))
-
-    def speed(
-        self, prior: FittedSpeed, slope_ridge: float = RIDGE, ridge: float = RIDGE
-    ) -> FittedSpeed:
-        """The ridge towards `prior`, which weighs as much as `ridge` answers like these.
-
-        Its slope weighs `slope_ridge` of them, and ANCHOR. No number falls below a tenth of it, or
-        below zero.
-        """
-        if not self.w:
-            return prior
-        base, slope, decode = prior.base_s, prior.s_per_token * KILO, prior.s_per_decode
-        rest = (
-            self.y - base * self.w - slope * self.x - decode * self.n,
-            self.xy - base * self.x - slope * self.xx - decode * self.xn,
-            self.ny - base * self.n - slope * self.xn - decode * self.nn,
-        )
-        db, ds, dn = _solve(
-            (self.w + ridge, self.x, self.n),
-            (self.xx + slope_ridge / self.w * self.xx + ANCHOR, self.xn),
-            self.nn + ridge / self.w * self.nn + 1e-9,
-            rest,
-        )
-        return FittedSpeed(
-            max(0.1 * base, base + db), max(0.1 * slope, slope + ds) / KILO, max(0.0, decode + dn)
-        )
-
-
-def _solve(
-    first: tuple[float, float, float],
-    second: tuple[float, float],
-    third: float,
-    rest: tuple[float, float, float],
-) -> tuple[float, float, float]:
-    """The symmetric system of three, by elimination; the ridge keeps it regular."""
-    a, b, c = first
-    d, e = second
-    p, q, r = rest
-    d, e, q = d - b * b / a, e - b * c / a, q - b * p / a
-    f, r = third - c * c / a, r - c * p / a
-    f, r = f - e * e / d, r - e * q / d
-    z = r / f
-    y = (q - e * z) / d
-    return (p - b * y - c * z) / a, y, z
 
 
 @dataclass(slots=True)
@@ -195,11 +123,12 @@ class ReplicaSpeeds(NamedTuple):
     s_per_token: float
     running: float
     base_s: float
-    batch_s: float  # what all requests that run there pay for one more
+    batch_s: float  # what others pay: all that run there, and who needs an adapter that makes room
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_tokens: float  # free; infinite where not reported
     queued_tokens: int | None  # as reported
     batch_room: float  # most load beside which one more has a slot; infinite where not reported
+    load_s: float  # until the adapter is loaded; 0 where it is, and of a model
 
 
 class PrefillDemand:
@@ -245,13 +174,17 @@ class TransferSpeed:
 class SpeedModel:
     """Speeds and averages of one model: by candidate, and of all of them together."""
 
-    def __init__(self, *, generates: bool = True) -> None:
-        """`generates`: whether its answers are tokens, and not only computed prompts."""
+    def __init__(self, model: ModelId = NO_ADAPTER, *, generates: bool = True) -> None:
+        """`model`: its name, which may be an adapter's. `generates`: whether its answers are
+        tokens, and not only computed prompts."""
+        self._model = model
+        self._loads_sent: set[str] = set()  # replicas on which a request on its way needs a load
         self.replicas: dict[str, CandidateSpeed] = {}
         self.demand = PrefillDemand()
         self.transfer = TransferSpeed()
         # Valid while the heartbeat is the replica's last; dropped with its speed.
         self.kept: dict[str, ReplicaSpeeds] = {}
+        self.kept_peers: dict[str, Any] = {}  # the same of peers (`mesh_peers.py`)
         self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
         self._peers: dict[str, CandidateSpeed] = {}
         self._fleet = SpeedFit()
@@ -272,7 +205,25 @@ class SpeedModel:
 
     def speed(self, target: Target) -> FittedSpeed:
         """Its own; until it has answered, the reported one; else the fleet's."""
+        if target.peer is not None:
+            self._fade_peer(target.name, target.peer)
         return self.of(target).speed or self.reported(target) or self.fleet_speed
+
+    def _fade_peer(self, name: str, peer: Peer) -> None:
+        """As `_own_of` of replicas: a peer that slow answers were seen of is tried again."""
+        own = self._peers.get(name)
+        if own is None or own.speed is None:
+            return
+        if peer.forwarded_at:
+            own.fitted_at = peer.seen_at
+        idle_s = peer.seen_at - own.fitted_at
+        if idle_s >= IDLE_STEP_S:
+            own.fit.fade(0.5 ** (idle_s / IDLE_HALF_LIFE_S))
+            own.fitted_at = peer.seen_at
+            if own.fit.w:
+                own.fit_to(self.fleet_speed)
+            else:
+                own.speed = None
 
     def reported(self, target: Target) -> FittedSpeed | None:
         """By its heartbeat or digest; None if that has no speed."""
@@ -284,7 +235,8 @@ class SpeedModel:
         if not slope:
             return None
         usual_s, _, s_per_decode = self.fleet_speed
-        return FittedSpeed(usual_s if base_s is None else base_s, slope, s_per_decode)
+        least_s = usual_s if base_s is None else min(base_s, BASE_S_MAX)
+        return FittedSpeed(least_s, believed_slope(slope), s_per_decode)
 
     def of_replica(self, replica: Replica) -> ReplicaSpeeds:
         """Compute its `ReplicaSpeeds`; kept if the heartbeat reports how many requests run."""
@@ -300,15 +252,35 @@ class SpeedModel:
             s_per_token,
             running,
             base_s + s_per_decode * running,
-            self.batch_weight * running * base_s,
+            self.batch_weight * running * base_s + self._displaced_s(replica),
             running * self.stall_weight,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
             beat.batch_max - 1 if beat.batch_max else math.inf,
+            replica.load_s(self._model),
         )
         if beat.running is not None:
             self.kept[beat.replica] = speeds
         return speeds
+
+    def _displaced_s(self, replica: Replica) -> float:
+        """What loading the adapter costs others: one that must make room may have to be loaded
+        again. Nothing where there is room, or the load is under way, or a request for it."""
+        beat = replica.heartbeat
+        is_new = self._model in beat.loadable and beat.replica not in self._loads_sent
+        if not is_new or beat.adapters_free:
+            return 0.0
+        return DISPLACED_WEIGHT * replica.load_s(self._model)
+
+    def load_sent(self, name: str) -> None:
+        """A request goes to that replica, which must load the adapter for it."""
+        self._loads_sent.add(name)
+        self.kept.pop(name, None)
+
+    def load_over(self, name: str) -> None:
+        """It was answered there, or left."""
+        self._loads_sent.discard(name)
+        self.kept.pop(name, None)
 
     def _own_of(self, replica: Replica) -> FittedSpeed | None:
         """What its answers showed, less the longer ago they are: a replica that only slow ones were
@@ -337,9 +309,14 @@ class SpeedModel:
         self, spot: Destination, tokens: float, running: float, ttft_s: float, *, now: float
     ) -> None:
         """A first token came `ttft_s` after its placement, round trip not counted."""
+        if tokens > TOKENS_MAX:
+            return
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
-        self._fleet.add(tokens / KILO, running, y)
-        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+        if spot.kind is CandidateKind.REPLICA:  # a peer's word is for that peer alone
+            longest = LONGER_PROMPT_MAX * max(PREFILL_TOKENS_START, self.prefill_tokens)
+            share = min(1.0, longest / tokens) if tokens else 1.0
+            self._fleet.add(share * tokens / KILO, running, share * y)
+            self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
         own.add(tokens / KILO, running, y)
         own.fitted_at = now
@@ -361,6 +338,21 @@ class SpeedModel:
 
     def _layer(self, spot: Destination) -> dict[str, CandidateSpeed]:
         return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
+
+    def release_s(
+        self, target: Target, lacking_tokens: float, slots: float, running: float
+    ) -> float:
+        """Until answers that run there have released that much memory, and so many slots of the
+        batch."""
+        memory_s = 0.0
+        if lacking_tokens > 0.0:
+            released_per_s = max(1.0, running) * self.kv_tokens / self.of(target).residence_s
+            memory_s = lacking_tokens / released_per_s
+        if slots <= 0.0:
+            return memory_s
+        answer_s = self.of(target).slot_s
+        slot_s = SLOT_START_S if answer_s is None else answer_s / max(1.0, running)
+        return max(memory_s, slots * slot_s)
 
     @property
     def returns(self) -> float:
@@ -384,12 +376,23 @@ class SpeedModel:
         self._continued_ratio += weight * (goes_on - self._continued_ratio)
         self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
 
-    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
-        """An answer of that length to a prompt of that length."""
+    def answer(self, spot: Destination, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer of that length to a prompt of that length. A peer's counts only where no
+        replica of this region has answered."""
+        if spot.kind is CandidateKind.PEER and self.replicas:
+            return
         self._answers += 1
         weight = _weight(self._answers)
-        self.kv_tokens += weight * (prompt_tokens + output_tokens - self.kv_tokens)
-        self.output_tokens += weight * (output_tokens - self.output_tokens)
+        output = min(
+            output_tokens, LONGER_ANSWER_MAX * max(ANSWER_TOKENS_LEAST, self.output_tokens)
+        )
+        self.kv_tokens += weight * (prompt_tokens + output - self.kv_tokens)
+        self.output_tokens += weight * (output - self.output_tokens)
+
+
+def believed_slope(s_per_token: float) -> float:
+    """What is reported, within what an engine may have."""
+    return min(SLOPE_MAX, max(SLOPE_MIN, s_per_token))
 
 
 def _weight(seen: int) -> float:

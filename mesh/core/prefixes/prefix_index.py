@@ -15,10 +15,13 @@ Rejected: removing a prompt's blocks when its engine reports a miss. By then it 
 anew; gone are the blocks of the same age (`forget_until`).
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import compress, islice, takewhile
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from mesh.core.prefixes.index_listeners import AnnouncedPrefixes, IndexListener, PrefixListener
+from mesh.core.prefixes.reported_room import ReportedRoom
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 TTL_S = 3600.0
@@ -39,40 +42,6 @@ class PrefixMatch(NamedTuple):
     owners: tuple[object, ...]
 
 
-class PrefixListener(Protocol):
-    """Receives which prefixes this region's replicas come to hold and lose."""
-
-    def used(self, hashes: Sequence[int], now: float) -> None:
-        """A replica holds this prompt from now on."""
-
-    def lost(self, blocks: Iterable[int]) -> None:
-        """No replica holds these blocks any more."""
-
-
-class AnnouncedPrefixes(Protocol):
-    """What owners announce that they hold, which may be more than was placed on them here."""
-
-    def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
-        """How many leading blocks each of these owners announces; those with none are left out."""
-        ...
-
-
-class IndexListener(Protocol):
-    """Receives this index's own changes, for indexes of the same owners at other routers."""
-
-    def used(self, owner: Any, hashes: Sequence[int], now: float) -> None:
-        """A prompt was inserted."""
-
-    def lost(self, owner: Any, blocks: Sequence[int]) -> None:
-        """These were never computed there."""
-
-    def missed(self, owner: Any, at: float) -> None:
-        """Blocks inserted last at that time or before are evicted."""
-
-    def gone(self, owner: Any) -> None:
-        """The owner is gone with all it held, as other routers see too."""
-
-
 def _itself(table: dict[Any, Any]) -> dict[Any, Any]:
     return table
 
@@ -85,19 +54,18 @@ class PrefixIndex(Generic[OwnerT]):
         self._ttl_s = ttl_s
         self._bounds: dict[OwnerT, int] = {}  # of owners known to hold less than blocks_max
         self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
-        # Block hash -> when it was inserted, the oldest insertion first.
-        self._blocks_of: dict[OwnerT, dict[int, float]] = {}
+        self._blocks_of: dict[OwnerT, dict[int, float]] = {}  # when inserted, the oldest first
         self._bit_of: dict[OwnerT, int] = {}
         self._owners: list[OwnerT] = []  # by the bit's place; a free bit keeps its last owner
         self._free_bits: list[int] = []
         self._turns: list[OwnerT] = []  # to be searched for old blocks
         self._now = NEVER  # of the last tick
-        # No block of an owner was inserted before.
-        self._oldest_at: dict[OwnerT, float] = {}
+        self._oldest_at: dict[OwnerT, float] = {}  # no block of it was inserted before
         self._missed_at: dict[OwnerT, float] = {}  # blocks inserted up to then are evicted
         self.reporting: set[OwnerT] = set()  # owners that report what they hold
         # Of these, blocks that must be loaded before they are of use, and their tier.
         self.slow: dict[OwnerT, dict[int, int]] = {}
+        self._room: ReportedRoom[OwnerT] = ReportedRoom()
         self.outgoing: PrefixListener | None = None
         self.listener: IndexListener | None = None
         self.announced: AnnouncedPrefixes | None = None
@@ -114,6 +82,7 @@ class PrefixIndex(Generic[OwnerT]):
         self._missed_at = own(earlier._missed_at)
         self.reporting = {*earlier.reporting}
         self.slow = {owner: own(tiers) for owner, tiers in earlier.slow.items()}
+        self._room = earlier._room.copy()
         self._owners, self._free_bits = [*earlier._owners], [*earlier._free_bits]
         self._turns, self._now = [*earlier._turns], earlier._now
 
@@ -163,7 +132,7 @@ class PrefixIndex(Generic[OwnerT]):
         self.enter(owner, hashes, now)
         hashes = hashes[: self._bounds.get(owner, self._blocks_max)]
         if self.outgoing is not None:
-            self.outgoing.used(hashes, now)
+            self.outgoing.used(hashes, now, owner)
         if self.listener is not None:
             self.listener.used(owner, hashes, now)
         return held
@@ -173,6 +142,8 @@ class PrefixIndex(Generic[OwnerT]):
         bit = self._bit(owner)
         blocks, owners_of = self._blocks_of[owner], self._owners_of
         bound = self._bounds.get(owner, self._blocks_max)
+        if owner in self.reporting:
+            self._room.placed(owner, [block for block in hashes[:bound] if block not in blocks])
         for block in reversed(hashes[:bound]):
             if block in blocks:
                 del blocks[block]
@@ -224,10 +195,12 @@ class PrefixIndex(Generic[OwnerT]):
         else:
             self.reporting.discard(owner)
             self.slow.pop(owner, None)
+            self._room.forget(owner)
 
     def report(self, owner: OwnerT, blocks: Sequence[int], tier: int, now: float) -> None:
         """The owner holds these, in any order; tier 0 needs no loading."""
         bit, held = self._bit(owner), self._blocks_of[owner]
+        self._room.settled(owner, blocks)
         slow = self.slow.get(owner, NO_TIERS)
         for block in reversed(blocks):  # parents last, which makes them younger
             held.pop(block, None)
@@ -239,6 +212,16 @@ class PrefixIndex(Generic[OwnerT]):
             elif slow:
                 slow.pop(block, None)
         self._drop(owner, list(islice(held, max(0, len(held) - self._blocks_max))))
+
+    def evicted(self, owner: OwnerT, blocks: Iterable[int]) -> None:
+        """The owner reports that it holds these no longer."""
+        self.remove(owner, blocks)
+        self._room.evicted(owner, self.blocks(owner))
+
+    def leaving(self, owner: OwnerT) -> set[int]:
+        """Blocks that what is on its way to the owner will evict, before it reports that."""
+        excess = self._room.excess(owner, self.blocks(owner))
+        return set(islice(self._blocks_of.get(owner, NO_BLOCKS), excess))
 
     def report_whole(self, owner: OwnerT, blocks: Collection[int], before: float) -> None:
         """The owner holds only these of all that were inserted up to `before`."""
@@ -267,6 +250,7 @@ class PrefixIndex(Generic[OwnerT]):
     def leave_until(self, owner: OwnerT, at: float) -> None:
         """The same, from another router's index."""
         self._note_missed(owner, at)
+        self._room.forget(owner)
         # All in one go: a dict's iterator skips what was deleted at its front, every time anew.
         held = self._blocks_of.get(owner, NO_BLOCKS).items()
         self._drop(owner, [block for block, _ in takewhile(lambda item: item[1] <= at, held)])
@@ -386,7 +370,10 @@ class PrefixIndex(Generic[OwnerT]):
         self._bounds.pop(owner, None)
         self._oldest_at.pop(owner, None)
         self.slow.pop(owner, None)
+        self._room.forget(owner)
         self._free_bits.append(bit)
+        if self.outgoing is not None:
+            self.outgoing.gone(owner)
 
     def _mask(self, owners: Iterable[OwnerT]) -> int:
         mask, bit_of = 0, self._bit_of
@@ -418,19 +405,22 @@ class PrefixIndex(Generic[OwnerT]):
         if not blocks:
             return
         held, owners_of, others = self._blocks_of[owner], self._owners_of, ~self._bit_of[owner]
+        self._room.settled(owner, blocks)
         if slow := self.slow.get(owner):
             for block in blocks:
                 slow.pop(block, None)
-        unowned = []
+        unowned, shared = [], []
         for block in blocks:
             del held[block]
             if left := owners_of[block] & others:
                 owners_of[block] = left
+                shared.append(block)
             else:
                 del owners_of[block]
                 unowned.append(block)
         if self.outgoing is not None:
             self.outgoing.lost(unowned)
+            self.outgoing.left(owner, shared)
 
     def _names(self, bits: int) -> tuple[OwnerT, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from mesh.core.model.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
+from schemas.listed_replicas import ListedReplicas
 from schemas.residency import Label
 from schemas.state import Digest, Health, ModelCapacity
 
@@ -117,6 +118,10 @@ class Peer:
         waits = [one.wait_s for one in self._capacities(model, None) if one.wait_s is not None]
         return min(waits, default=None)
 
+    def load_s(self, model: ModelId) -> float:
+        """Shortest time to load that adapter there; 0 where a replica has it, and of a model."""
+        return min([one.load_s or 0.0 for one in self._capacities(model, None)], default=0.0)
+
     def running(self, model: ModelId) -> float | None:
         """Requests running beside a newcomer; None while unknown."""
         known = [one.running for one in self._capacities(model, None) if one.running is not None]
@@ -126,6 +131,19 @@ class Peer:
         """Most KV memory that one of its replicas has left; None while unknown."""
         known = [one.kv_free_tokens for one in self._capacities(model, None)]
         return max([tokens for tokens in known if tokens is not None], default=None)
+
+    def listed(self, model: ModelId) -> tuple[ListedReplicas, tuple[int, ...]] | None:
+        """Replicas that its digests list, and the places of those that serve the model, by the
+        router heard last; None if none is listed."""
+        for router in sorted(self.digests, key=self._heard_at, reverse=True):
+            digest = self.digests[router]
+            for capacity in self._capacities_of(digest, model, self.within):
+                if capacity.listed:
+                    return digest.replicas, capacity.listed
+        return None
+
+    def _heard_at(self, router: RouterId) -> float:
+        return self.heard_at.get(router, float("-inf"))
 
     @property
     def prefill(self) -> tuple[float | None, float | None]:
@@ -144,12 +162,21 @@ class Peer:
         return max([capacity.ready for capacity in self._capacities(model, labels)], default=0)
 
     def _capacities(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
-        kinds = [digest.models for digest in self.digests.values()]
         labels = self.within if labels is None else labels
+        return [
+            capacity
+            for digest in self.digests.values()
+            for capacity in self._capacities_of(digest, model, labels)
+        ]
+
+    @staticmethod
+    def _capacities_of(
+        digest: Digest, model: ModelId, labels: Collection[Label] | None
+    ) -> list[ModelCapacity]:
+        kinds = [digest.models]
         if labels is not None:
             kinds = [
                 digest.models_by_label.get(label, digest.models)
-                for digest in self.digests.values()
                 for label in sorted(set(digest.residency or ()).intersection(labels))
             ]
         return [models[model] for models in kinds if model in models]

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState
 
+LOAD_START_S = 1.0  # of an adapter, before a load was measured: a small one from a local disk
+
 
 @dataclass(slots=True)
 class UnseenHandoff:
@@ -110,9 +112,13 @@ class Replica:
     inside: int = field(init=False)
     room: int = field(init=False)
     kv_reported_tokens: float | None = field(init=False)
+    # Seconds per prompt token and of every first token, as its agent learned them, or else as it
+    # knew them before; None where unknown.
+    prefill_line: tuple[float | None, float | None] = field(init=False)
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
     prior: PrefillPrior | None = None
-    # As of the table's last update: its agent takes more work; it is ready and has none.
+    # As of the table's last update: its load; its agent takes more work; it is ready and has none.
+    settled_load: int = -1
     takes: bool = False
     is_idle: bool = False
 
@@ -129,6 +135,9 @@ class Replica:
             self.cards = beat.cards
         if beat.prefill_prior is not None:
             self.prior = beat.prefill_prior
+        self.prefill_line = beat.prefill_s_per_token, beat.prefill_base_s
+        if beat.prefill_s_per_token is None and self.prior is not None:
+            self.prefill_line = self.prior.s_per_token, self.prior.base_s
         self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
         self.room = most - beat.outstanding if is_ready and most is not None else 0
@@ -136,6 +145,17 @@ class Replica:
         if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
             free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
             self.kv_reported_tokens = free - (beat.prefill_queued_tokens or 0)
+
+    def load_s(self, model: ModelId) -> float:
+        """Seconds until its engine has loaded that adapter: 0 if it has, and for a model."""
+        beat = self.heartbeat
+        if model in beat.loadable:
+            load_s = beat.loadable[model]
+        elif model in beat.loading:
+            load_s = beat.loading[model]
+        else:
+            return 0.0
+        return LOAD_START_S if load_s is None else load_s
 
     @property
     def pending(self) -> int | None:
@@ -147,15 +167,6 @@ class Replica:
     def load(self) -> int:
         """Requests in or on their way into this replica: what "least load" compares."""
         return self.inside + self.on_the_way.count
-
-    @property
-    def prefill_line(self) -> tuple[float | None, float | None]:
-        """Seconds per prompt token and of every first token, as its agent learned them, or else as
-        it knew them before; None where unknown."""
-        beat, prior = self.heartbeat, self.prior
-        if beat.prefill_s_per_token is None and prior is not None:
-            return prior.s_per_token, prior.base_s
-        return beat.prefill_s_per_token, beat.prefill_base_s
 
     @property
     def kv_free_tokens(self) -> float | None:

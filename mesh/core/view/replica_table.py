@@ -10,6 +10,7 @@ What a heartbeat does not report is None and is never taken for zero: an engine 
 its batch size gets a small fixed number of hand-offs per heartbeat.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from schemas.state import Heartbeat, ModelCard, ReplicaState
 REPLICAS_MAX = 16_384  # adopted ones included; heartbeats of more are ignored
 OTHER_MODEL = "other model"
 DECODED_MAX = 1024  # models, a few heartbeats' more
+ADAPTERS_BUSY = "its adapters are in use"
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
 
 
@@ -62,8 +64,10 @@ class ReplicaTable:
         self.loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}  # of each region seen
         self.bus = BusStatus(settings)
         self.adopted_by_peer = False
+        # Adapters that some replica would have to load first, each by how many of them.
+        self.unloaded: Counter[ModelId] = Counter()
         self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
-        # Replicas whose load may have changed; the candidate cache clears it.
+        # Replicas whose load has changed; the candidate cache clears it.
         self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
         # Models that some replica decodes for others, or did: hardly any fleet has one.
@@ -116,14 +120,18 @@ class ReplicaTable:
             self._sampler.leave(beat.replica, last.models)
             self._sampler.enter(beat.replica, beat.models, known)
             known.is_idle = False
-        if (last.state, last.models, last.kv) != (beat.state, beat.models, beat.kv):
+        self._count_unloaded(last, -1)
+        self._count_unloaded(beat, 1)
+        is_other = last.state is not beat.state or last.models != beat.models
+        is_other = is_other or last.outstanding_max != beat.outstanding_max or last.kv != beat.kv
+        if is_other or last.adapters_busy != beat.adapters_busy:
             self.roll += 1
             self._note_decoded(beat)
         self._settle(known)
         inside = beat.outstanding + beat.offline_waiting + beat.offline_running
         if not inside and not known.on_the_way:
             known.relayed.clear()
-        changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
+        changed = is_other or last.full != beat.full
         return HeartbeatChange(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
@@ -135,6 +143,7 @@ class ReplicaTable:
         self.roll += 1
         self.loss_detectors[beat.region].known += 1
         self._sampler.enter(beat.replica, beat.models, replica)
+        self._count_unloaded(beat, 1)
         self._settle(replica)
         return True
 
@@ -142,23 +151,35 @@ class ReplicaTable:
         if beat.kv is not None and len(self.decoded) < DECODED_MAX:
             self.decoded = self.decoded.union(beat.kv.models)
 
+    def _count_unloaded(self, beat: Heartbeat, by: int) -> None:
+        if not (beat.loadable or beat.loading):
+            return
+        for name in (*beat.loadable, *beat.loading):
+            self.unloaded[name] += by
+            if not self.unloaded[name]:
+                del self.unloaded[name]
+
     def _remove(self, replica: Replica) -> None:
         beat = replica.heartbeat
         del self.by_name[beat.replica]
         self.loss_detectors[beat.region].known -= 1
         self._sampler.leave(beat.replica, beat.models)
+        self._count_unloaded(beat, -1)
         self.changed.pop(beat.replica, None)
         self.roll += 1
 
     def _settle(self, replica: Replica) -> None:
-        """Note that its load, or whether it takes more, may have changed."""
+        """Note its load, and whether it takes more, where they have changed."""
         beat, on_the_way = replica.heartbeat, replica.on_the_way.count
-        self.changed[beat.replica] = None
+        load = replica.inside + on_the_way
+        if load != replica.settled_load:  # most heartbeats leave it as it was
+            replica.settled_load = load
+            self.changed[beat.replica] = None
         takes = on_the_way < replica.room and replica.refused_at is None
         if takes is not replica.takes:
             replica.takes = takes
             self.roll += 1
-        is_idle = not (on_the_way or replica.inside) and beat.state is ReplicaState.READY
+        is_idle = not load and beat.state is ReplicaState.READY
         if is_idle is not replica.is_idle:
             replica.is_idle = is_idle
             self._sampler.settle(beat.replica, beat.models, is_idle=is_idle)
@@ -324,6 +345,9 @@ class ReplicaTable:
                 free.append(replica)
             else:
                 others.append((replica, why))
+        if model in self.unloaded:
+            others += [(one, ADAPTERS_BUSY) for one in free if _has_no_room(one.heartbeat, model)]
+            free = [one for one in free if not _has_no_room(one.heartbeat, model)]
         return free, others
 
     def unavailable_because(
@@ -381,6 +405,10 @@ class ReplicaTable:
             if sent.tokens >= free_tokens:
                 return "handed off"
         return None
+
+
+def _has_no_room(beat: Heartbeat, adapter: ModelId) -> bool:
+    return beat.adapters_busy and adapter in beat.loadable
 
 
 def _inboxes(replica: Replica) -> tuple[str, ...]:

@@ -236,7 +236,7 @@ class Warming:
 
     def _on_ended(self, event: ev.AnswerEnded, record: RequestRecord, now: float) -> None:
         served = event.served or NOTHING_REPORTED
-        self._attempts.began(record, now)
+        self._attempts.began(record, now, shows_ttft=True)
         # Answers of one token must not count for the usual length.
         self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)
         self.counts.ended += 1

@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from agents.sim.profile_files import find_profile
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import MOVED_TO_POLICIES, RouterSettings, with_moved_options
 from mesh.core.policies import make_policy
@@ -67,7 +68,7 @@ def parse_pattern(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in text.split("+"):
         name, star, times = part.strip().partition("*")
-        checked_choice("profile", name, PROFILES)
+        find_profile(name)
         if star and not re.fullmatch(r"[1-9][0-9]{0,3}", times):
             raise ValueError(f"{part!r}: write PROFILE*NUMBER, with a number from 1 to 9999")
         names += [name] * (int(times) if star else 1)
@@ -80,7 +81,7 @@ def deal(patterns: Mapping[str, tuple[str, ...]], replicas: Mapping[RegionId, in
     """Each region's engines: its own pattern, or the one for everywhere, from its beginning."""
     return {
         region: [
-            PROFILES[name]
+            find_profile(name)
             for name in islice(cycle(patterns.get(region, patterns[EVERYWHERE])), count)
         ]
         for region, count in replicas.items()
@@ -93,10 +94,8 @@ def speed_for_fleets(workload: Workload, fleets: Fleets, load: float) -> float:
     An engine's share of the work is taken to be its share of the capacity, so speeds add up over
     kinds of engines. Raises ValueError for a closed loop, which has no speed.
     """
-    engines = Counter(engine.name for fleet in fleets.values() for engine in fleet)
-    return sum(
-        speed_for_load(workload, PROFILES[name], count, load) for name, count in engines.items()
-    )
+    engines = Counter(engine for fleet in fleets.values() for engine in fleet)
+    return sum(speed_for_load(workload, one, count, load) for one, count in engines.items())
 
 
 def listed(value: object) -> object:
@@ -265,8 +264,9 @@ class Scenario(BaseModel, ABC):
         dict[str, tuple[str, ...]],
         BeforeValidator(_by_region),
         Option(
-            f"The replicas' engines: {', '.join(PROFILES)}. A mix is written A*3+B and assigned in "
-            "turn; REGION=PROFILE is for one region. Repeatable.",
+            f"The replicas' engines: {', '.join(PROFILES)}, or a .json file of `mesh-agent profile "
+            "--calibrate`. A mix is written A*3+B and assigned in turn; REGION=PROFILE is for one "
+            "region. Repeatable.",
             "[REGION=]PROFILE",
             DEFAULT_PROFILE,
             repeats=True,

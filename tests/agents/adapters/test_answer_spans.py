@@ -7,11 +7,12 @@ from opentelemetry.trace import SpanKind
 
 from infra import trace_context
 from schemas.exchange import H_MODEL, Outcome
+from schemas.subjects import encode_model
 from tests.agents.adapters.test_relay import USAGE, call, calling
-from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain
+from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, MODEL, Conversation, chunk, plain
 from tests.support.spans import SAMPLED, described, traced
 
-PROCESS, CHAT = "process mesh.{region}.replica.{replica}.work", "text_completion tiny"
+PROCESS, CHAT = "process mesh.{region}.replica.{replica}.work", f"text_completion {MODEL}"
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
@@ -40,7 +41,7 @@ async def test_the_spans_of_an_answer() -> None:
         await talk.send(LAST_CHUNK)
 
     with traced() as ended:
-        made, _, engine = await call(script, **SAMPLED, **{H_MODEL: "tiny"})
+        made, _, engine = await call(script, **SAMPLED, **{H_MODEL: encode_model(MODEL)})
         process, answer = ended()
     assert (process.name, process.kind) == (PROCESS, SpanKind.CONSUMER)
     assert (answer.name, answer.kind) == (CHAT, SpanKind.CLIENT)
@@ -64,7 +65,7 @@ async def test_the_spans_of_an_answer() -> None:
     assert answer.attributes == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "openai",
-        "gen_ai.request.model": "tiny",
+        "gen_ai.request.model": MODEL,
         "gen_ai.request.stream": True,
         "gen_ai.response.time_to_first_chunk": pytest.approx(made.end.ttft_s, abs=1e-5),
         "gen_ai.usage.cache_read.input_tokens": 4,

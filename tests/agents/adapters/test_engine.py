@@ -308,7 +308,7 @@ def test_cards_keep_what_has_the_right_shape_of_the_first_models():
     rows = [{"id": f"m{number}", "max_model_len": number} for number in range(CARDS_MAX + 3)]
     rows[0] |= {"owned_by": "vllm", "root": 7, "parent": "x" * 10_000, "created": -1}
     rows[1]["max_model_len"] = True
-    _, cards = served(orjson.dumps({"data": rows}), "http://engine/v1/models")
+    cards = served(orjson.dumps({"data": rows}), "http://engine/v1/models").cards
     assert cards["m0"] == ModelCard(owned_by="vllm", max_model_len=0)
     assert "m1" not in cards  # it says nothing
     assert len(cards) == CARDS_MAX - 1

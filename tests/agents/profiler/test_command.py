@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from agents.cli import main
 from agents.core.offline_profile import decode_profile
 from agents.core.slo_profile import Measure
+from agents.sim.measured_profile import prefill_s
+from agents.sim.profile_files import find_profile
 from agents.sim.profiles import L4_LLAMA
 from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
@@ -24,6 +26,7 @@ LOAD = (
     *("--online-rps", "8", "--online-prompt-tokens", "60", "--online-output-tokens", "12"),
     *("--offline-prompt-tokens", "200", "--offline-output-tokens", "20"),
 )
+FASTER = 4.0
 LOOSE = ("--slo", "tbt-p99=60s", "--slo", "ttft-mean=60s")
 
 
@@ -76,6 +79,38 @@ async def test_a_whole_run_writes_a_profile_a_picture_and_a_table(tmp_path: Path
     texts = [text.firstChild.data for text in picture.getElementsByTagName("text")]
     assert any(text.startswith("p99 TBT") for text in texts)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "profile.svg"]
+
+
+async def test_an_engine_is_calibrated_without_any_objective(tmp_path: Path) -> None:
+    out = tmp_path / "us-0.json"
+    async with running(config(profile=L4_LLAMA, time_scale=FASTER, max_seqs=4)) as engine:
+        options = ("--calibrate", "--duration-s", "5", "--batch-max", "4", "--out", str(out))
+        async with profiling(engine.url, *options) as process:
+            code, said, told = await said_by(process)
+        assert code == 0, told
+        assert f"mesh sim --profile {out}" in said
+        numbers = await engine.metrics()
+    assert numbers["vllm:num_requests_running"] == numbers["vllm:num_requests_waiting"] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["us-0.json"]
+    found = find_profile(str(out))
+    print(found)
+    assert (found.name, found.model, found.max_seqs) == ("us-0", "sim/tiny", 4)
+    # Medians of rounds: a machine that stands still now and then doesn't move them far.
+    assert prefill_s(found, 512) * FASTER == pytest.approx(prefill_s(L4_LLAMA, 512), rel=0.5)
+    assert found.decode_s(2, 64) * FASTER == pytest.approx(L4_LLAMA.decode_s(2, 64), rel=0.5)
+
+
+async def test_a_profile_with_objectives_is_calibrated_too(tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    async with running(config(profile=L4_LLAMA, time_scale=6.0, max_seqs=2)) as engine:
+        options = ("--duration-s", "6", "--batch-max", "2", "--calibrate", "--out", str(out))
+        async with profiling(engine.url, *options, *LOOSE) as process:
+            code, _, told = await said_by(process)
+        assert code == 0, told
+    profile = decode_profile(out.read_bytes())
+    assert profile.curves is not None
+    assert profile.curves.chunk_tokens == profile.chunk_tokens
+    assert find_profile(str(out)).max_seqs == 2
 
 
 async def test_an_objective_that_online_requests_break_alone_is_named(tmp_path: Path) -> None:

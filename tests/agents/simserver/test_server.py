@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from agents.simserver.metrics import PageKind
+from agents.simserver.prompt_work import RENDER
 from infra.process import end_all
 from tests.agents.simserver.support import MODEL, Engine, chat, config, faults, running
 
@@ -51,6 +52,17 @@ async def test_a_chat_streams_the_text_that_a_whole_answer_has():
     assert usage.prompt_tokens == whole.usage.prompt_tokens == len(STORY) // 4 + 3
     assert whole.usage.prompt_tokens_details.cached_tokens == 0
     assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens // 16 * 16
+
+
+async def test_a_chat_is_rendered_into_the_tokens_that_it_counts_as():
+    async with running() as engine:
+        chat_body = {"model": MODEL, "messages": [{"role": "user", "content": STORY}]}
+        status, rendered = await engine.post(RENDER, chat_body)
+        _, counted = await engine.post("/tokenize", chat_body)
+        assert status == 200 and rendered["token_ids"] == counted["tokens"]
+        assert len(rendered["token_ids"]) == len(STORY) // 4 + 3
+        status, _ = await engine.post(RENDER, {"messages": []})
+        assert status == 400
 
 
 async def test_without_include_usage_no_chunk_has_usage():

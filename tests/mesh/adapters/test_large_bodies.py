@@ -5,6 +5,7 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -70,4 +71,6 @@ async def test_large_embeddings_are_read_as_small_ones_are(bodies):
     for given in (["x" * 700_000, "y" * 700_000], [[7] * 400_000, [8] * 400_000]):
         body = orjson.dumps({"model": "tiny", "input": given})
         _, fields = await bodies.read(EMBEDDINGS, [body])
-        assert fields == read_fields(EMBEDDINGS, body)
+        place = fields.model_place
+        assert body[place.start : place.end] == b'"tiny"'
+        assert replace(fields, model_place=None) == read_fields(EMBEDDINGS, body)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.tenants import Tenants
 from schemas.http import H_RESIDENCY, Fault

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from tests.support.batch_regions import LIMITS, batch_toml
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.small_mesh import PATIENT, SmallMesh, one_region, small_mesh

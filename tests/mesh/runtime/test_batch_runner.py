@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.records import FileUnknown, NewFile, Result, StoreFull, StoreUnavailable, new_job_id
 from mesh.core.model import events as ev
+from mesh.core.model.model_targets import ModelRule
 from mesh.core.offline import events as oev
 from mesh.core.offline.forecast import ForecastState, ModelHistory
 from mesh.runtime.name_claim import NameTaken
@@ -422,3 +423,24 @@ async def test_what_nobody_needs_any_more_is_removed(mesh, monkeypatch) -> None:
         with pytest.raises(FileUnknown):
             while await mesh.store.files.info(info.id):
                 await asyncio.sleep(0.01)
+
+
+async def test_lines_that_name_an_alias_are_served_by_its_targets(mesh, engine) -> None:
+    rules = (
+        ModelRule(name="split", to=(("tiny", 0.5), ("next", 0.5))),
+        ModelRule(name="half-gone", to=(("tiny", 0.5), ("never", 0.5))),
+    )
+    async with scripted_engine("next") as other:
+        await mesh.agent("us-1", other)
+        runner = await mesh.runner(models=rules)
+        await mesh.mesh.until(lambda: {"tiny", "next"} <= runner.core.served(), "both models")
+        lines = [
+            request_line(f"{model}-{n}", model=model, content=f"line {n}")
+            for n in range(40)
+            for model in ("split", "half-gone")
+        ]
+        job = await mesh.until(await submit(mesh.store, b"".join(lines)), JobStatus.COMPLETED)
+        assert (job.completed, job.failed) == (80, 0)
+        assert {body["model"] for body in engine.seen} == {"tiny"}
+        assert {body["model"] for body in other.seen} == {"next"}
+        assert 8 <= len(other.seen) <= 32

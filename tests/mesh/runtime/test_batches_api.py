@@ -8,7 +8,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from mesh.batch.records import NewFile
 from schemas.batch import ENDPOINTS, JobStatus, LineError, Purpose, Task
 from schemas.batch_http import BatchRequest

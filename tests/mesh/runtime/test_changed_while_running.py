@@ -176,3 +176,39 @@ async def test_what_needs_a_restart_is_named(tmp_path, nats_server):
         line = await here.logged("after a restart")
         assert line.rstrip().endswith("after a restart: workers, mesh.name")
         assert router.process.returncode is None and len(router.workers()) == 2
+
+
+async def test_aliases_come_and_go_with_the_file_while_a_stream_goes_on(tmp_path, nats_server):
+    async with two_workers(tmp_path, nats_server) as (router, engine, session):
+        here, url = Changing(tmp_path / "mesh.toml", router, session, nats_server), router.url
+        without, gate = here.file.read_text(), asyncio.Event()
+        alias = '\n[models."org/chat-v1.0"]\nto = "tiny"\n'
+
+        async def until_status(status):
+            body = chat() | {"model": "org/chat-v1.0"}
+            async with asyncio.timeout(WAIT_S):
+                answered = 0
+                while answered < 8:  # by one worker or the other
+                    async with session.post(url + "/v1/chat/completions", json=body) as answer:
+                        await answer.read()
+                        answered = answered + 1 if answer.status == status else 0
+
+        engine.behaviour = hang(event("first"), gate)
+        async with AsyncExitStack() as stack:
+            begun = await streams_in_both(router, session, stack)
+            engine.behaviour = say("hello")
+            await until_status(404)
+            here.edit(more=alias)
+            await here.reload()
+            await until_status(200)
+            assert {body["model"] for body in engine.seen} == {"tiny"}
+            assert "models" in await here.logged("read again; in force now")
+            here.file.write_text(without + alias.replace('"tiny"', '"org/chat-v1.0"'))
+            await here.reload()
+            assert 'models."org/chat-v1.0".to: names itself' in await here.logged("not taken over")
+            await until_status(200)
+            here.file.write_text(without)
+            await here.reload()
+            await until_status(404)
+            gate.set()
+            assert {await answer.content.read() for answer in begun} == {REST}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from mesh.core.model.served_names import is_keeper_name
 from schemas.http import RESPONSES
 from schemas.response_ids import place_of, response_id

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from infra.topology import KeyHolder, key_hash, parse
+from infra.tenant_table import KeyHolder, key_hash
+from infra.topology import parse
 from mesh.core.gossip.remote_prefixes import Origin
 from schemas import exchange, subjects, wire
 from schemas.residency import ground

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from infra.topology import KeyHolder, key_hash
+from infra.tenant_table import KeyHolder, key_hash
 from mesh.core.model.prompt import PromptText
 from tests.mesh.core import build
 from tests.support.nats_pair import nats_pair

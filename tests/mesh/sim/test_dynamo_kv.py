@@ -140,11 +140,49 @@ def test_equal_seeds_give_equal_digests_and_nothing_is_remembered(policy):
         assert not any(one._active._prefill_tokens.values())
 
 
-@pytest.mark.parametrize("text", ["-1", "/-0.1", "//inf"])
+@pytest.mark.parametrize("text", ["-1", "/-0.1", "//inf", "////-1", "////nan"])
 def test_options_out_of_range_are_refused(text):
     values = [float(value) if value else 0.0 for value in text.split("/")]
     with pytest.raises(ValueError, match="each must be 0 or more"):
         DynamoOptions(*values)
+
+
+def test_its_queue_holds_while_every_worker_has_more_than_its_fill_to_compute():
+    world = World(arrivals(), central("dynamo"))
+    policy = DynamoKv(world, Random(1), DynamoOptions(queue_batches=1.5))
+    policy._caches.prompt = lambda request: (320, range(20))
+    both = [Target("us-1", 0), Target("eu-1", 0)]
+    policy._active.add(1, Sent("us-1", [], 1501))
+    policy._active.add(2, Sent("eu-1", [], 1500))  # PLAIN's batch is 1000 tokens
+    assert policy.choose(request(9), both, 1.0).name == "eu-1"
+    policy._active.add(3, Sent("eu-1", [], 1))
+    assert policy.choose(request(9), both, 1.0).target is None
+    policy._active.began(1)
+    assert policy.choose(request(9), both, 1.0).name == "us-1"
+
+
+def test_its_queue_lets_one_go_at_each_first_token_first_come_first_served():
+    made, times, prefilling = [], [], []
+
+    def makers(world):
+        def make(settings, dice):
+            made.append(DynamoKv(world, dice, DynamoOptions(queue_batches=0.0)))
+            return made[-1]
+
+        return {"dynamo": make}
+
+    count = 12
+    rows = [(0.01 * at, US, node(500, 2, name=1 + at)) for at in range(count)]
+    world = World(arrivals(*rows), central("dynamo"), makers=makers)
+    world.requests.watch = lambda sent, end, now: (
+        times.append((sent.sent_at, sent.first_at)),
+        prefilling.append(len(made[0]._active._prefilling)),
+    )
+    world.run()
+    firsts = [first_at for _, first_at in sorted(times)]
+    assert len(firsts) == count
+    assert all(later > first for first, later in zip(firsts, firsts[2:], strict=False))
+    assert max(prefilling) == 2, "one a worker; the others wait at the router"
 
 
 @pytest.mark.parametrize(("predicted_s", "cached"), [(0.0, 0), (5.0, 319)])

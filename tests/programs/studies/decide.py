@@ -4,14 +4,16 @@
 
 A fleet in the middle of its day: every replica holds its share of a million blocks, some work is
 on its way, and prompts of 4,000 tokens (62 blocks) share beginnings with what is held. Measured
-apart: the policy's choice alone, and the whole decision as a router makes it (who is available,
-the choice, the hand-off, the receipt), each the median over decisions, with the 10th and 90th
-percentile over rounds.
+apart: the policy's choice alone; the whole decision as a router makes it (who is available, the
+choice, the hand-off, what is learned of it); and the same with a receipt, which is written only
+where somebody reads it (a header, a trace, the log, a recording). Each is the median over
+decisions, with the 10th and 90th percentile over rounds.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import click
@@ -157,8 +159,8 @@ def median_us(
     return 1e6 * statistics.median(took)
 
 
-def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[float], list[float]]:
-    """Medians of each round, in microseconds: choices, and whole decisions."""
+def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[float], ...]:
+    """Medians of each round, in microseconds: choices, whole decisions, those with a receipt."""
     dice, settings = Random(1), RouterSettings(policy=name)
     policy = make_policy(name, settings, Random(2))
     core = RouterCore(
@@ -176,12 +178,14 @@ def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[flo
         core.handle(ev.HeartbeatSeen(beat), NOW)
     targets = [_target(replica) for replica in table]
     seen = filled(policy, replicas, blocks, dice)
-    choices, decisions = [], []
+    choices, decisions, read = [], [], []
     for _ in range(ROUNDS):
-        requests = asks(seen, count, dice)
+        requests = [replace(asked, wants_receipt=False) for asked in asks(seen, count, dice)]
         choices.append(median_us(choosing(policy, targets), nothing, requests))
         decisions.append(median_us(deciding(core), leaving(core), requests))
-    return choices, decisions
+        requests = asks(seen, count, dice)
+        read.append(median_us(deciding(core), leaving(core), requests))
+    return choices, decisions, read
 
 
 def _target(replica: Replica) -> Target:
@@ -208,9 +212,10 @@ def main(policies: Sequence[str], sizes: Sequence[int], blocks: int, decisions: 
     for size in sizes:
         table.add_column(f"choice, {size} replicas", justify="right")
         table.add_column(f"whole, {size} replicas", justify="right")
+        table.add_column("with receipt", justify="right")
     for name in track(policies, transient=True, console=Console(stderr=True)):
-        pairs = [measure(name, size, blocks, decisions) for size in sizes]
-        table.add_row(name, *(shown(medians) for pair in pairs for medians in pair))
+        found = [measure(name, size, blocks, decisions) for size in sizes]
+        table.add_row(name, *(shown(medians) for columns in found for medians in columns))
     Console(width=120).print(table)
 
 

@@ -1,9 +1,14 @@
 """What is published next: the most used and latest paths, parents first, within a bound."""
 
+from random import Random
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mesh.core.gossip.publisher import HALF_LIFE_S, WAITING_MAX, OutgoingPrefixes
+from mesh.core.gossip.publisher import DROPPED_AT_ONCE, HALF_LIFE_S, WAITING_MAX, OutgoingPrefixes
+from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
+from mesh.core.prefixes.prefix_index import PrefixIndex
 
 ALL = 1000
 
@@ -85,7 +90,9 @@ def test_what_waits_too_long_is_dropped_and_comes_back_with_its_next_use():
     outgoing = prefixes(blocks_max=2 * WAITING_MAX)
     outgoing.used((1,), 0.0)
     outgoing.used(tuple(range(2, WAITING_MAX + 2)), 0.0)
-    assert len(outgoing.take(2 * WAITING_MAX)[0]) == WAITING_MAX
+    assert outgoing.waiting == WAITING_MAX - DROPPED_AT_ONCE
+    assert outgoing.dropped == DROPPED_AT_ONCE + 1
+    outgoing.take(2 * WAITING_MAX)
     assert 1 not in outgoing.published
     outgoing.used((1,), 1.0)
     assert outgoing.take(ALL)[0] == (1,)
@@ -121,3 +128,77 @@ def test_a_receiver_has_what_was_published(steps):
         assert len(gained) + len(lost) <= count
         listener = (listener | set(gained)) - set(lost)
         assert listener == set(outgoing.published)
+
+
+def test_blocks_go_with_their_holders_and_again_when_those_change():
+    outgoing = prefixes()
+    outgoing.used((1, 2), 0.0, "us-0")
+    outgoing.used((1,), 0.1, "us-1")
+    assert outgoing.take(ALL) == ((1, 2), ())
+    assert outgoing.holders((1, 2)) == (("us-0", "us-1"), (3, 1))
+    outgoing.used((1, 2), 1.0, "us-0")
+    assert outgoing.is_empty  # nothing new
+    outgoing.used((1, 2), 1.1, "us-1")
+    assert outgoing.take(ALL) == ((2,), ())
+    outgoing.left("us-0", (1, 2))
+    outgoing.left("us-9", (1,))  # which was never named
+    assert set(outgoing.take(ALL)[0]) == {1, 2}
+    assert outgoing.holders((1, 2)) == (("us-1",), (1, 1))
+    outgoing.left("us-1", (1,))  # held by one that is not named
+    assert outgoing.take(ALL) == ((1,), ())
+    assert outgoing.holders((1, 2)) == (("us-1",), (0, 1))
+
+
+def test_a_use_that_peers_may_not_know_of_names_nobody():
+    outgoing = prefixes()
+    outgoing.used((1,), 0.0, "us-0")
+    outgoing.take(ALL)
+    outgoing.is_paused = True
+    outgoing.used((1, 2), 1.0, "us-1")
+    assert outgoing.is_empty
+    outgoing.is_paused = False
+    outgoing.left("us-1", (1,))
+    assert outgoing.is_empty and outgoing.holders((1,)) == (("us-0",), (1,))
+
+
+def test_what_is_held_again_is_held_by_that_replica_alone():
+    outgoing = prefixes()
+    outgoing.used((1,), 0.0, "us-0")
+    outgoing.take(ALL)
+    outgoing.lost([1])
+    outgoing.gone("us-0")
+    outgoing.used((1,), 1.0, "us-1")
+    assert outgoing.take(ALL) == ((1,), ())
+    assert outgoing.holders((1,)) == (("us-1",), (1,))
+
+
+def test_changed_holders_come_after_new_blocks_and_within_the_same_budget():
+    outgoing = prefixes()
+    outgoing.used((1, 2, 3), 0.0, "us-0")
+    outgoing.take(ALL)
+    outgoing.used((1, 2, 3, 4), 1.0, "us-1")
+    assert outgoing.take(2) == ((4, 3), ())
+    assert outgoing.take(2) == ((2, 1), ())
+    assert outgoing.is_empty
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_peers_know_the_holders_of_every_block(seed):
+    dice, index, outgoing = Random(seed), PrefixIndex(12), prefixes(blocks_max=30)
+    index.outgoing, known = outgoing, RemotePrefixes()
+    origin = Origin("us", "r1")
+    known.trust(origin, True)
+    for number in range(400):
+        path = tuple(dice.randrange(3) + 3 * depth for depth in range(dice.randrange(1, 6)))
+        index.insert(f"us-{dice.randrange(3)}", path, float(number))
+        if dice.random() < 0.05:
+            index.forget(f"us-{dice.randrange(3)}")
+        gained, lost = outgoing.take(dice.randrange(6))
+        known.remove(origin, lost)
+        known.add(origin, gained, *outgoing.holders(gained))
+    gained, lost = outgoing.take(ALL)
+    known.remove(origin, lost)
+    known.add(origin, gained, *outgoing.holders(gained))
+    for block in known.blocks(origin):
+        held_by = {owner for owner in index.owners if index.has(owner, block)}
+        assert set(known.holders((block,), ("us",))["us"]) - {""} == held_by

@@ -1,5 +1,7 @@
 """What a sibling published is not published twice, but again once the sibling is gone."""
 
+from functools import partial
+
 from mesh.core.gossip.gossip import SiblingPrefixSet
 from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
@@ -10,7 +12,7 @@ SIBLING = Origin("us", "r2")
 
 def scene(heirs=(1, 0), held=range(100)):
     remote, outgoing = RemotePrefixes(), OutgoingPrefixes(1000)
-    outgoing.unpublished = lambda blocks: remote.not_announced("us", blocks)
+    outgoing.unpublished = partial(remote.not_announced, "us")
     is_held = set(held).__contains__
     theirs = SiblingPrefixSet(remote, SIBLING, outgoing, lambda gone: heirs, is_held)
     theirs.trust(True)

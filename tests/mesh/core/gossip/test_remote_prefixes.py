@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
+from mesh.core.gossip.remote_prefixes import (
+    NAME_CHARS_MAX,
+    NAMES_MAX,
+    Origin,
+    RemotePrefixes,
+)
 from mesh.core.prefixes.prefix_index import PrefixIndex
 
 EU1, EU2, AP1 = Origin("eu", "r1"), Origin("eu", "r2"), Origin("ap", "r1")
@@ -98,3 +103,55 @@ def test_it_agrees_with_plain_sets(acts, path):
     assert known.depths(path, ("eu", "ap")) == expected
     assert all(set(known.blocks(origin)) == blocks for origin, blocks in sets.items())
     assert len(known) == len(set().union(*sets.values()))
+
+
+def test_a_named_replica_holds_as_much_as_names_it():
+    known = told()
+    known.trust(EU1, True)
+    known.add(EU1, (1, 2, 3, 4), ("eu-0", "eu-1"), (3, 3, 1, 0))
+    found = known.holders((1, 2, 3, 4, 5), ("eu", "ap"))
+    assert found == {"eu": {"": 4, "eu-0": 3, "eu-1": 2}}
+    known.add(EU1, (3,), ("eu-1",), (1,))  # gained again: other holders
+    assert known.holders((1, 2, 3), ("eu",)) == {"eu": {"": 3, "eu-0": 2, "eu-1": 3}}
+    known.add(EU1, (1,))  # nobody is named any more
+    assert known.holders((1, 2, 3), ("eu",)) == {"eu": {"": 3}}
+    assert known.depths((1, 2, 3, 4), ("eu",)) == {"eu": 4}
+
+
+def test_routers_of_a_region_name_a_replicas_blocks_together():
+    known = told(ap1=(1, 2))
+    for origin in (EU1, EU2):
+        known.trust(origin, True)
+    known.add(EU1, (1, 3), ("eu-0",), (1, 1))
+    known.add(EU2, (2,), ("eu-0",), (1,))
+    assert known.holders((1, 2, 3), ("eu", "ap")) == {"eu": {"": 3, "eu-0": 3}, "ap": {"": 2}}
+    assert known.not_announced("eu", (1, 2, 9), "eu-0") == [9]
+    assert known.not_announced("eu", (1, 2, 9), "eu-1") == [1, 2, 9]
+    known.trust(EU2, False)
+    assert known.holders((1, 2, 3), ("eu",)) == {"eu": {"": 1, "eu-0": 1}}
+    known.remove(EU1, (1,))
+    assert known.holders((1, 2, 3), ("eu",)) == {}
+
+
+def test_an_origin_names_so_many_replicas_at_most_and_others_once_those_hold_nothing():
+    known = told()
+    known.trust(EU1, True)
+    for number in range(NAMES_MAX + 1):
+        known.add(EU1, (number,), (f"eu-{number}",), (1,))
+    assert known.holders((NAMES_MAX - 1,), ("eu",))["eu"] == {"": 1, f"eu-{NAMES_MAX - 1}": 1}
+    assert known.holders((NAMES_MAX,), ("eu",)) == {"eu": {"": 1}}
+    known.remove(EU1, (0,))
+    known.add(EU1, (NAMES_MAX,), (f"eu-{NAMES_MAX}",), (1,))
+    assert known.holders((NAMES_MAX,), ("eu",)) == {"eu": {"": 1, f"eu-{NAMES_MAX}": 1}}
+    known.add(EU1, (7,), ("x" * (NAME_CHARS_MAX + 1), ""), (3,))
+    assert known.holders((7,), ("eu",)) == {"eu": {"": 1}}
+
+
+def test_a_name_of_one_origin_takes_nothing_from_another():
+    known = told(eu2=(1,))
+    known.trust(EU1, True)
+    known.add(EU1, (1,), ("eu-0",), (1,))
+    known.forget(EU1)
+    known.trust(AP1, True)  # takes over bits of the one that is gone
+    known.add(AP1, (1,), ("ap-0",), (1,))
+    assert known.holders((1,), ("eu", "ap")) == {"eu": {"": 1}, "ap": {"": 1, "ap-0": 1}}

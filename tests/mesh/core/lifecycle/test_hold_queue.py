@@ -149,27 +149,51 @@ def test_nobody_is_passed_by_who_came_two_head_starts_later(rows):
 
 
 @given(HELD, st.sampled_from(Priority))
-def test_displaced_is_the_newest_of_the_lowest_class_below(rows, priority):
+def test_a_new_request_displaces_the_newest_of_the_longest_queue_or_of_a_lower_class(
+    rows, priority
+):
     queue, held = HoldQueue(100), held_of(rows)
     for one in held:
         queue.put(one)
     rank = LOWEST_FIRST.index
-    below = [one for one in held if rank(one.priority) < rank(priority)]
-    newest = max(
-        below, key=lambda one: (-rank(one.priority), effective_arrival(one), one.key), default=None
-    )
-    assert queue.newest_below(priority) == newest
+    models = MODEL, OTHER
+    longest = max(models, key=queue.waiting)
+    for model in models:
+        own = queue.waiting(longest) <= queue.waiting(model) + 1
+        below = [
+            one
+            for one in held
+            if one.model == (model if own else longest)
+            and (not own or rank(one.priority) < rank(priority))
+        ]
+        newest = max(
+            below,
+            key=lambda one: (-rank(one.priority), effective_arrival(one), one.key),
+            default=None,
+        )
+        assert held and queue.gives_way(request(99, priority=priority, model=model)) == newest
 
 
 def test_one_that_came_back_is_not_displaced():
     queue = HoldQueue(2)
     queue.put(request(1, priority=Priority.LOW), comes_back=True)
-    assert queue.newest_below(Priority.HIGH) is None
+    high = request(3, priority=Priority.HIGH)
+    assert queue.gives_way(high) is None
     queue.put(request(2))
-    assert queue.newest_below(Priority.HIGH).key == 2
-    assert queue.remove(request(1, priority=Priority.LOW))
+    assert queue.gives_way(high).key == 2
     assert queue.remove(request(2))
-    assert (len(queue), queue.newest_below(Priority.HIGH)) == (0, None)
+    assert queue.gives_way(high) is None
+
+
+def test_a_model_with_a_limit_of_its_own_leaves_room_for_others():
+    queue = HoldQueue(10, model_max={"a": 2})
+    queue.put(request(1, model="a", priority=Priority.LOW))
+    assert not queue.is_full_for(request(2, model="a"))
+    queue.put(request(2, model="a on /v1/messages"))  # another path of the same work
+    full = request(3, model="a")
+    assert queue.is_full_for(full) and not queue.is_full_for(request(3, model="b"))
+    assert queue.gives_way(full).key == 1  # of its own, a lower class alone
+    assert queue.gives_way(request(3, model="a", priority=Priority.LOW)) is None
 
 
 @given(HELD)

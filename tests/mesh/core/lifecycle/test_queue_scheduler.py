@@ -7,6 +7,7 @@ import pytest
 from mesh.core.lifecycle.queue_scheduler import (
     CHOOSY_MAX,
     OTHERS_WAIT,
+    RETRY_S,
     WARM_AMONG,
     WARM_HEAD_START_S,
     WARM_KNOWN_S,
@@ -169,6 +170,17 @@ def test_held_requests_are_tried_at_the_heartbeat_of_a_replica_with_room(region,
     region.ask(1, "c")
     region.hear("b", **fields)
     assert region.policy.asked == asked
+
+
+def test_a_tick_or_a_heartbeat_just_after_a_try_causes_no_other(region):
+    region.ask(1, "c")
+    region.hear("b")  # tried at 0.0
+    region.policy.asked.clear()
+    for event in (ev.Tick(), ev.HeartbeatSeen(beat("b", 9))):
+        region.core.handle(event, RETRY_S / 2)
+    assert region.policy.asked == []
+    region.core.handle(ev.Tick(), RETRY_S)
+    assert region.policy.asked == [1]
 
 
 BUSY = {

@@ -7,8 +7,9 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
+from schemas.listed_replicas import LISTED_MAX
 from schemas.residency import OPEN_GROUND, ground
-from schemas.state import ModelCapacity, ReplicaState
+from schemas.state import ModelCapacity, ReplicaState, decode_digest, encode_state
 from tests.mesh.core.build import EU, MODEL, ROUTER, US, beat, request
 
 OTHER = ModelId("other")
@@ -133,9 +134,12 @@ def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
     region.replicas.see(beat("c", running=None, pending=None, outstanding=7), 0.0)
     region.replicas.see(beat("d", state=ReplicaState.DRAINING, prefill_queued_tokens=0), 0.0)
     region.replicas.see(beat("e", models=(OTHER,), **queued), 0.0)
-    models = region.due(0.1).models
-    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0)
-    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
+    digest = region.due(0.1)
+    models, listed = digest.models, digest.replicas
+    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0, listed=(0, 2))
+    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0, listed=(1,))
+    assert (listed.names, listed.wait_s) == (("a", "e", "b"), (0.4, 0.4, 0.8))  # c's is not known
+    assert (listed.running, listed.prefill_s_per_token) == ((4, 4, 1), (0.001,) * 3)
 
 
 def test_a_wait_that_no_replica_reports_is_not_zero():
@@ -232,3 +236,29 @@ def test_models_on_optional_paths_are_named_by_path():
         EMBEDDINGS: {MODEL: ModelCapacity(ready=1, free=1, running=0.0)}
     }
     assert (digest.replicas_ready, digest.replicas_free) == (2, 2)
+
+
+def test_it_lists_the_shortest_waits_of_each_model_in_turn_and_so_many_in_all():
+    region = Region()
+    for number in range(LISTED_MAX + 8):
+        queued = {"prefill_s_per_token": 0.001, "prefill_queued_tokens": 100 * number}
+        region.replicas.see(beat(f"a{number}", kv_used_ratio=0.5, **queued), 0.0)
+    slow = {"prefill_s_per_token": 0.002, "prefill_queued_tokens": 9000, "prefill_base_s": 0.1}
+    region.replicas.see(beat("b", models=(OTHER,), **slow), 0.0)
+    digest = region.due(0.0)
+    assert len(digest.replicas.names) == LISTED_MAX
+    assert digest.replicas.names[:3] == ("a0", "b", "a1")
+    assert digest.models[OTHER].listed == (1,)
+    assert len(digest.models[MODEL].listed) == LISTED_MAX - 1
+    assert (digest.replicas.wait_s[1], digest.replicas.prefill_base_s[1]) == (18.0, 0.1)
+    assert decode_digest(encode_state(digest)) == digest
+
+
+def test_within_a_label_only_replicas_that_carry_it_are_listed():
+    region = Region(ground({US: ("us", "ny")}))
+    queued = {"prefill_s_per_token": 0.001, "prefill_queued_tokens": 0}
+    region.replicas.see(beat("a", residency=("us", "ny"), **queued), 0.0)
+    region.replicas.see(beat("b", residency=("us",), **queued), 0.0)
+    digest = region.due(0.0)
+    assert digest.models[MODEL].listed == (0, 1)
+    assert digest.models_by_label["ny"][MODEL].listed == (0,)

@@ -64,8 +64,12 @@ def test_it_publishes_what_its_region_holds_and_when_the_last_replica_loses_it()
         indexed.placed(request(1, "ABC"), spot(name), 0.0)
     indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not held in this region
     assert news.take(100) == (request(1, "ABC").prompt.hashes, ())
-    indexed.placed(request(1, "DEF"), spot("x"), 0.0)
-    assert news.take(100) == (request(1, "DEF").prompt.hashes, ())
+    assert news.holders(news.published) == (("x", "y"), (3, 3, 3))
+    indexed.placed(request(1, "DEF"), spot("x"), 0.0)  # and x has no room for both
+    changed = {*request(1, "ABC").prompt.hashes, *request(1, "DEF").prompt.hashes}
+    gained, lost = news.take(100)
+    assert (set(gained), lost) == (changed, ())
+    assert news.holders(request(1, "ABC").prompt.hashes) == (("y",), (1, 1, 1))
     indexed.forget(spot("y"))
     assert set(news.take(100)[1]) == set(request(1, "ABC").prompt.hashes)
 

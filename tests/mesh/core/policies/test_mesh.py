@@ -14,12 +14,12 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, MeshPolicy
-from mesh.core.policies.mesh_prices import SLOT_START_S
 from mesh.core.policies.mesh_speeds import (
     BATCH_WEIGHT,
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
     RESIDENCE_START_S,
+    SLOT_START_S,
     SPEED_START,
     STALL_WEIGHT,
 )

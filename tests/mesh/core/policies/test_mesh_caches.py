@@ -26,7 +26,7 @@ def asked(key, text, more_tokens=0):
 
 
 def held(caches, one, *names):
-    here, _ = caches.of(one, [Target(name, 0) for name in names])
+    here = caches.of(one, [Target(name, 0) for name in names]).replicas
     return [here.get(name, HELD_NOTHING) for name in names]
 
 
@@ -66,7 +66,7 @@ def test_the_last_token_is_always_computed(caches):
 def test_a_region_is_not_the_replica_of_its_name(caches):
     caches.placed(asked(1, "AB"), EU, 0.0)
     here, there = Target("eu", 0), Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert caches.of(asked(2, "ABC"), [here, there]) == ({}, {"eu": HeldPrefix(2, 200)})
+    assert caches.of(asked(2, "ABC"), [here, there]) == ({}, {"eu": HeldPrefix(2, 200)}, {})
     assert caches.hit_ratio(asked(2, "ABC")) == 0.0
 
 
@@ -244,3 +244,19 @@ def test_beliefs_follow_a_real_cache(seed, room):
     assert false_unseen > 0.1 * true_unseen
     assert false < 0.7 * false_unseen
     assert true > 0.99 * true_unseen
+
+
+def test_what_a_reporting_replica_will_evict_for_others_is_not_counted_on(caches):
+    index = caches.indexes[CandidateKind.REPLICA]
+    index.reports("a", reporting=True)
+    for key, text in enumerate(("ABCD", "XYZ"), 1):
+        one = asked(key, text)
+        caches.placed(one, spot("a"), float(key))
+        index.report("a", one.prompt.hashes, 0, float(key))
+    index.evicted("a", asked(3, "XYZ").prompt.hashes)
+    again = asked(4, "ABCDE")
+    assert held(caches, again, "a") == [HeldPrefix(4, 400)]
+    caches.placed(asked(5, "KL"), spot("a"), 5.0)
+    assert held(caches, again, "a") == [HeldPrefix(2, 200)]
+    caches.placed(asked(6, "MNOPQ"), spot("a"), 6.0)
+    assert held(caches, again, "a") == [HELD_NOTHING]

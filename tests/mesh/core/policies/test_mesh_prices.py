@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
+from mesh.core.policies.mesh_peers import RTT_START_S
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
-from mesh.core.policies.mesh_prices import RTT_START_S, SLOT_START_S, WORK_FACTOR, WORK_MAX, Prices
+from mesh.core.policies.mesh_prices import WORK_FACTOR, WORK_MAX, Prices
 from mesh.core.policies.mesh_speeds import (
     BATCH_WEIGHT,
     RESIDENCE_START_S,
     RUNNING_START,
+    SLOT_START_S,
     SPEED_START,
     STALL_WEIGHT,
     FittedSpeed,
@@ -67,6 +69,7 @@ def test_an_idle_replica_costs_its_base_and_the_prompt():
         "prefill_s": pytest.approx(1000 * S_PER_TOKEN),
         "base_s": BASE_S,
         "memory_s": 0.0,
+        "load_s": 0.0,
         "others_s": 0.0,
     }
     assert (one.tokens, one.running) == (1000, 0)

@@ -134,7 +134,7 @@ def test_averages_are_means_of_the_first_and_then_move_slowly():
     speeds.prompt(int(before) + 100, goes_on=False)
     assert speeds.prefill_tokens - before == pytest.approx(100 * module.WEIGHT, rel=0.02)
     for _ in range(500):
-        speeds.answer(1000, 40)
+        speeds.answer(spot("a"), 1000, 40)
     assert speeds.output_tokens == pytest.approx(40, abs=0.1)
     assert speeds.kv_tokens == pytest.approx(1040, abs=0.1)
 

@@ -7,12 +7,14 @@ from mesh.core.policies.base import (
     PREFILL_S_PER_TOKEN,
     TYPICAL,
     Target,
+    prefill_s_per_token,
     speed_of,
 )
 from mesh.core.view.peers import Peer
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import RouterId
+from schemas.state import PrefillPrior
 from tests.mesh.core.build import beat, digest
 
 
@@ -30,6 +32,15 @@ def test_a_replica_reports_its_own():
 @pytest.mark.parametrize("fields", [{}, {"prefill_s_per_token": 0.0, "decode_tokens_per_s": 0.0}])
 def test_unknown_and_zero_are_the_typical_ones(fields):
     assert of_replica(**fields) == TYPICAL == (PREFILL_S_PER_TOKEN, 0.0, DECODE_S_PER_TOKEN)
+
+
+def test_until_it_has_learned_its_own_a_replica_has_the_speed_that_its_agent_knew():
+    prior = PrefillPrior(short_tokens=100, short_s=0.08, more_tokens=1000, more_s=0.3, error=0.1)
+    target = Target("a", 0, replica=Replica(beat("a", prefill_prior=prior), 0.0))
+    assert speed_of(target) == pytest.approx((3e-4, 0.05, DECODE_S_PER_TOKEN))
+    assert prefill_s_per_token(target) == pytest.approx(3e-4)
+    learned = {"prefill_s_per_token": 1e-4, "prefill_base_s": 0.02}
+    assert of_replica(prefill_prior=prior, **learned) == (1e-4, 0.02, DECODE_S_PER_TOKEN)
 
 
 def test_a_peer_reports_it_by_its_routers():

@@ -6,6 +6,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.view import peers as module
 from mesh.core.view.peers import Peer, PeerTable
 from schemas.ids import ModelId, RouterId
+from schemas.listed_replicas import ListedReplicas
 from schemas.state import Health, ModelCapacity
 from tests.mesh.core.build import AP, EU, MODEL, US, digest
 
@@ -209,3 +210,35 @@ def test_time_in_which_this_router_was_suspended_is_no_peers_silence(table):
     assert table.get(EU).digests
     table.expire(90.0, paused_s=lambda since: 60.0)
     assert not table.get(EU).digests
+
+
+def test_the_router_heard_last_says_which_replicas_are_listed(table):
+    for number, name in enumerate(("r2", "r1")):
+        listed = ListedReplicas(
+            names=(name,),
+            wait_s=(0.0,),
+            running=(0,),
+            kv_free_tokens=(None,),
+            prefill_s_per_token=(1e-4,),
+            prefill_base_s=(None,),
+        )
+        models = {MODEL: ModelCapacity(ready=1, free=1, listed=(0,))}
+        within = {"ny": {MODEL: ModelCapacity(ready=1, free=1)}}
+        table.see(
+            digest(
+                "eu",
+                router=RouterId(name),
+                models=models,
+                models_by_label=within,
+                residency=("eu", "ny"),
+                replicas=listed,
+            ),
+            float(number),
+        )
+    table.see(digest("eu", router=RouterId("r3")), 2.0)  # which lists none
+    peer = table.get(EU)
+    replicas, places = peer.listed(MODEL)
+    assert (replicas.names, places) == (("r1",), (0,))
+    assert peer.listed(ModelId("other")) is None
+    assert peer.seen_within(frozenset({"eu"})).listed(MODEL) is not None
+    assert peer.seen_within(frozenset({"ny"})).listed(MODEL) is None

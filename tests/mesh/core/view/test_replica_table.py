@@ -291,6 +291,15 @@ def test_replicas_whose_load_changed_are_noted_until_they_are_read(table):
     assert list(table.changed) == ["a"]
 
 
+def test_a_heartbeat_that_leaves_the_load_as_it_was_is_not_noted(table):
+    table.see(beat("a", outstanding=2), 0.0)
+    table.changed.clear()
+    table.see(beat("a", 2, outstanding=2, kv_used_ratio=0.5), 0.1)
+    assert not table.changed
+    table.see(beat("a", 3, outstanding=3), 0.2)
+    assert list(table.changed) == ["a"]
+
+
 def test_the_roll_is_called_again_when_one_comes_goes_or_has_no_more_room(table):
     rolls = [table.roll]
 

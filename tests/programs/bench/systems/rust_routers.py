@@ -1,8 +1,11 @@
 """sglang-router and vllm-router: one lineage, with nearly one command line."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.programs.bench.installs import installed, version_of
+from tests.programs.bench.processes import Processes
 from tests.programs.bench.systems.system import Place, System, until_it_answers
 from tests.support.ports import free_ports
 
@@ -28,17 +31,40 @@ async def vllm_router(place: Place, environments: Path) -> System:
     return await _start(place, environments, "vllm-router")
 
 
-async def _start(place: Place, environments: Path, name: str, *verb: str) -> System:
+@dataclass(frozen=True, slots=True)
+class StartedRouter:
+    """Its process, which listens at `url`; engines may still be unknown to it."""
+
+    pid: int
+    url: str
+    settings: str
+
+
+async def start_router(
+    processes: Processes,
+    environments: Path,
+    name: str,
+    verb: Sequence[str],
+    engines: Sequence[str],
+    port: int,
+) -> StartedRouter:
+    """Install it if need be, and start it before these engines. Raises Absent."""
     programs = await installed(name, environments)
-    port, metrics = free_ports(2)
     url = f"http://127.0.0.1:{port}"
-    where = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics))
-    pid = await place.processes.start(
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    metrics = ("--prometheus-port", str(free_ports(1)[0]))
+    pid = await processes.start(
         name,
-        (str(programs / name), *verb, "--worker-urls", *place.engines, *OPTIONS, *where),
-        ready=place.processes.answers(f"{url}/health"),
+        (str(programs / name), *verb, "--worker-urls", *engines, *OPTIONS, *where, *metrics),
+        ready=processes.answers(f"{url}/health"),
     )
     version = await version_of(name, programs)
-    settings = f"{version}, {' '.join(OPTIONS)}"
-    system = System(name, (url,), settings, router=(pid,), path={"router": (pid,)})
+    return StartedRouter(pid, url, f"{version}, {' '.join(OPTIONS)}")
+
+
+async def _start(place: Place, environments: Path, name: str, *verb: str) -> System:
+    [port] = free_ports(1)
+    started = await start_router(place.processes, environments, name, verb, place.engines, port)
+    router = (started.pid,)
+    system = System(name, (started.url,), started.settings, router=router, path={"router": router})
     return await until_it_answers(place, system)

@@ -1,6 +1,6 @@
-"""`mesh` against every other policy, on every workload and trace, at loads from 30% to 130%.
+"""`mesh` against every other policy, on every workload and trace, at loads from 60% to 130%.
 
-    make study-mesh [QUICK=1 | FULL=1] [TRACES=folder] [SEARCH=1]
+    make study-mesh [QUICK=1 | FULL=1] [TRACES=folder] [SEARCH=1 | SENSITIVITY=1]
 
 Central routers push blindly, as they are published; `rivals` says what else plays, `matrix` the
 cells, `judge` how they are compared. Hours of one core: each run is kept in `.mesh/study` as it
@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from tests.programs.studies.mesh import page, search
+from tests.programs.studies.mesh import sensitivity as conditions
 from tests.programs.studies.mesh.matrix import SEEDS, Matrix
 from tests.programs.studies.mesh.rivals import RIVALS
 from tests.programs.studies.tables.client_view import PATIENCE_S
@@ -57,6 +58,7 @@ from tests.support.result_page import result_page
 @click.option("--for-s", type=click.FloatRange(0), help="Begin no run after so many seconds.")
 @click.option("--page", "page_only", is_flag=True, help="Play nothing: write what is there.")
 @click.option("--search", "searched", is_flag=True, help="Search the rivals' settings instead.")
+@click.option("--sensitivity", is_flag=True, help="Play a few cells with less known instead.")
 def main(
     *,
     quick: bool,
@@ -71,6 +73,7 @@ def main(
     for_s: float | None,
     page_only: bool,
     searched: bool,
+    sensitivity: bool,
 ) -> None:
     """mesh against every other policy."""
     size = Size(quick=quick, full=full, seeds=seeds or (1 if quick else SEEDS), traces=traces)
@@ -87,10 +90,11 @@ def main(
     def is_over() -> bool:
         return page_only or (for_s is not None and time.monotonic() - began_at >= for_s)
 
-    if searched:
-        play_missing(search.wanted(matrix), files, jobs=jobs, show=show_run, until=is_over)
-        click.echo(search.written(matrix, files))
-        return
+    for asked, part in ((searched, search), (sensitivity, conditions)):
+        if asked:
+            play_missing(part.wanted(matrix), files, jobs=jobs, show=show_run, until=is_over)
+            click.echo(part.written(matrix, files))
+            return
     while not is_over() and any(not files.has(one.key()) for one in matrix.wanted(files)):
         runs = list(matrix.wanted(files))
         play_missing(runs, files, jobs=jobs, show=show_run, until=is_over)

@@ -2,17 +2,24 @@
 
 Ratios are written so that more is better: of times theirs over ours, of rates ours over theirs. A
 rival that loses over `LOST_BEYOND` of the requests more than `mesh` is left out of a cell: what it
-answers quickly, it answers because others are refused. The rival that is compared is the best of
-each metric, which favours it: the best of several is partly luck.
+answers quickly, it answers because others are refused. As lost requests count already in a mean and
+in goodput, these two are also judged over all rivals, with nobody left out. `mesh` is compared with
+the best rival of each metric, found again in each draw: that the best of several is partly luck is
+then part of the interval.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tests.programs.studies.mesh.samples import (
+    BLOCK,
+    BLOCK_SATURATED,
     Figure,
     Interval,
     Rows,
@@ -21,12 +28,14 @@ from tests.programs.studies.mesh.samples import (
     interval,
     percentile,
 )
+from tests.programs.studies.tables.result_files import Result
 
 LOST_BEYOND = 0.01
 KV_SATURATED = 0.9  # mean occupancy from which a cell's memory counts as full
 FULL_LOAD = 1.0
 FAIREST_OF = 3
 MEAN: Figure = lambda sample: sample.mean  # noqa: E731
+GOODPUT: Figure = lambda sample: sample.goodput  # noqa: E731
 P99 = percentile(0.99)
 
 
@@ -46,11 +55,33 @@ class Place(NamedTuple):
     load: float
 
 
+def sample_of(place: Place, by_seed: Mapping[int, Result], *, cold: bool = False) -> Sample:
+    """A policy's requests there, drawn with that place's dice."""
+    block = BLOCK if place.load < FULL_LOAD else BLOCK_SATURATED
+    return Sample(by_seed, cold=cold, place=str(place), block=block)
+
+
 class Compared(NamedTuple):
-    """A ratio to one other policy."""
+    """A ratio to the best of other policies, which is this one but for the luck of the draw."""
 
     name: str
     rows: Rows
+
+
+def least(found: Mapping[str, Rows]) -> Compared | None:
+    """Of each row the least, and whose it is in the first; None if there is none."""
+    if not found:
+        return None
+    name = min(found, key=lambda one: float(found[one][0]))
+    return Compared(name, np.min(list(found.values()), axis=0))
+
+
+class Against(StrEnum):
+    """Whom a target compares `mesh` with."""
+
+    RIVALS = "rivals"
+    CENTRAL = "central routers"
+    OURSELVES = "what could not be built"
 
 
 @dataclass(frozen=True)
@@ -75,34 +106,39 @@ class Cell:
         """Whether the engines' memory is full while they work."""
         return self.ours.occupancy >= KV_SATURATED
 
-    def time(self, figure: Figure, *, central: bool = False) -> Compared | None:
-        """The least time of any rival over ours; None if no rival may be compared."""
-        found = {
-            name: figure(one)
-            for name, one in self.eligible.items()
-            if not central or name in self.central
-        }
-        if not found:
-            return None
-        name = min(found, key=lambda one: float(found[one][0]))
-        return Compared(name, found[name] / figure(self.ours))
+    @property
+    def is_conversation(self) -> bool:
+        """Whether some requests are sent when the answer before them ends."""
+        return self.ours.follow > 0
 
-    def rate(self, figure: Figure) -> Compared | None:
-        """Our rate over the highest of any rival."""
-        found = {name: figure(one) for name, one in self.eligible.items()}
-        if not found:
-            return None
-        name = max(found, key=lambda one: float(found[one][0]))
-        if not found[name][0]:
-            return None
-        return Compared(name, figure(self.ours) / found[name])
+    def compared(self, against: Against, *, everyone: bool = False) -> dict[str, Sample]:
+        """The rivals of that kind; without those that lose too much, unless `everyone` is."""
+        known = self.rivals if everyone else self.eligible
+        kinds = {Against.RIVALS: set(known), Against.CENTRAL: self.central}
+        return {name: one for name, one in known.items() if name in kinds.get(against, ())}
+
+    def left_out(self, against: Against) -> list[str]:
+        """The rivals of that kind that are not compared."""
+        return [name for name in self.compared(against, everyone=True) if name not in self.eligible]
+
+    def time(
+        self, figure: Figure, against: Against = Against.RIVALS, *, everyone: bool = False
+    ) -> Compared | None:
+        """The least time of any rival over ours; None if no rival may be compared."""
+        rivals = self.compared(against, everyone=everyone)
+        return least({name: figure(one) / figure(self.ours) for name, one in rivals.items()})
+
+    def rate(
+        self, figure: Figure, against: Against = Against.RIVALS, *, everyone: bool = False
+    ) -> Compared | None:
+        """Our rate over the highest of any rival; None if no rival may be compared."""
+        rivals = self.compared(against, everyone=everyone)
+        return least({name: figure(self.ours) / figure(one) for name, one in rivals.items()})
 
     def over_oracle(self) -> Compared | None:
         """Our mean time over that of the better oracle; more is worse."""
-        if not self.oracles:
-            return None
-        name = min(self.oracles, key=lambda one: float(self.oracles[one].mean[0]))
-        return Compared(name, self.ours.mean / self.oracles[name].mean)
+        better = least({name: one.mean for name, one in self.oracles.items()})
+        return None if better is None else Compared(better.name, self.ours.mean / better.rows)
 
     def federation(self) -> Compared | None:
         """Our mean time over that with one view of all regions; more is worse."""
@@ -113,10 +149,10 @@ class Cell:
     def unfairness(self) -> Compared | None:
         """Ours over that of the fairest of the three rivals with the least mean; more is worse."""
         best = sorted(self.eligible, key=lambda one: float(self.eligible[one].mean[0]))
-        if not best:
-            return None
-        name = min(best[:FAIREST_OF], key=lambda one: float(self.eligible[one].unfairness[0]))
-        return Compared(name, self.ours.unfairness / self.eligible[name].unfairness)
+        fairest = least({name: self.eligible[name].unfairness for name in best[:FAIREST_OF]})
+        return (
+            None if fairest is None else fairest._replace(rows=self.ours.unfairness / fairest.rows)
+        )
 
 
 def below_saturation(cell: Cell) -> bool:
@@ -136,7 +172,10 @@ def up_to_full_load(cell: Cell) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What `mesh` should reach over some cells: in each of them, or in their geometric mean."""
+    """What `mesh` should reach over some cells: in each of them, or in their geometric mean.
+
+    `everyone`: the same ratio with no rival left out, where lost requests count in it anyway.
+    """
 
     text: str
     wanted: float
@@ -144,6 +183,8 @@ class Target:
     among: Callable[[Cell], bool] = lambda cell: True
     is_mean: bool = False
     at_most: bool = False
+    against: Against = Against.RIVALS
+    everyone: Callable[[Cell], Compared | None] | None = None
 
     def verdict(self, found: Interval) -> Verdict:
         """To two digits: the third is noise. Inconclusive if the interval has both sides."""
@@ -155,24 +196,33 @@ class Target:
 
     def judged(self, cells: Sequence[Cell]) -> "Judged":
         """The target over those cells."""
-        found: dict[Place, Compared] = {}
-        without = 0
-        for cell in cells:
-            if self.among(cell):
-                one = self.read(cell)
-                without += one is None
-                if one is not None:
-                    found[cell.place] = one
-        return Judged(self, found, without)
+        asked = [cell for cell in cells if self.among(cell)]
+        read = {cell.place: self.read(cell) for cell in asked}
+        found = {place: one for place, one in read.items() if one is not None}
+        left_out = {cell.place: names for cell in asked if (names := cell.left_out(self.against))}
+        return Judged(self, found, len(read) - len(found), left_out)
+
+    def judged_over_everyone(self, cells: Sequence[Cell]) -> "Judged | None":
+        """The target over those cells with no rival left out."""
+        return None if self.everyone is None else replace(self, read=self.everyone).judged(cells)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A target and the ratio of each cell; `without`: cells in which nobody may be compared."""
+    """A target and the ratio of each cell.
+
+    `without`: cells in which nobody may be compared. `left_out`: rivals that may not be, by cell.
+    """
 
     target: Target
     found: Mapping[Place, Compared]
     without: int
+    left_out: Mapping[Place, Sequence[str]]
+
+    @property
+    def times_left_out(self) -> Counter[str]:
+        """In how many cells each rival is left out."""
+        return Counter(name for names in self.left_out.values() for name in names)
 
     @cached_property
     def intervals(self) -> dict[Place, Interval]:
@@ -181,8 +231,9 @@ class Judged:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """Of each cell."""
-        return [self.target.verdict(one) for one in self.intervals.values()]
+        """Of each cell; without a rival it is inconclusive."""
+        found = [self.target.verdict(one) for one in self.intervals.values()]
+        return [*found, *[Verdict.INCONCLUSIVE] * self.without]
 
     @property
     def worst(self) -> Place:
@@ -199,11 +250,16 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the geometric mean; of every cell: that of the worst verdict."""
-        if self.target.is_mean:
-            return self.target.verdict(self.summary)
+        """Of the geometric mean; of every cell: that of the worst verdict.
+
+        A mean over cells of which some have no rival is no hit.
+        """
+        verdicts = self.verdicts
+        if self.target.is_mean and self.found:
+            unknown = [Verdict.INCONCLUSIVE] * self.without
+            verdicts = [self.target.verdict(self.summary), *unknown]
         for verdict in (Verdict.MISS, Verdict.INCONCLUSIVE):
-            if verdict in self.verdicts:
+            if verdict in verdicts:
                 return verdict
         return Verdict.HIT
 
@@ -212,8 +268,16 @@ def _mean(cell: Cell) -> Compared | None:
     return cell.time(MEAN)
 
 
+def _mean_everyone(cell: Cell) -> Compared | None:
+    return cell.time(MEAN, everyone=True)
+
+
 def _central(cell: Cell) -> Compared | None:
-    return cell.time(MEAN, central=True)
+    return cell.time(MEAN, Against.CENTRAL)
+
+
+def _central_everyone(cell: Cell) -> Compared | None:
+    return cell.time(MEAN, Against.CENTRAL, everyone=True)
 
 
 def _p99(cell: Cell) -> Compared | None:
@@ -221,7 +285,11 @@ def _p99(cell: Cell) -> Compared | None:
 
 
 def _goodput(cell: Cell) -> Compared | None:
-    return cell.rate(lambda sample: sample.goodput)
+    return cell.rate(GOODPUT)
+
+
+def _goodput_everyone(cell: Cell) -> Compared | None:
+    return cell.rate(GOODPUT, everyone=True)
 
 
 def _throughput(cell: Cell) -> Compared | None:
@@ -240,19 +308,41 @@ def _mixed(cell: Cell) -> bool:
     return cell.place.engines == "mixed"
 
 
+def _times(text: str, wanted: float, among: Callable[[Cell], bool], **more: Any) -> Target:
+    return Target(text, wanted, _mean, among, everyone=_mean_everyone, **more)
+
+
+def _goodputs(text: str, wanted: float, **more: Any) -> Target:
+    return Target(text, wanted, _goodput, saturated, everyone=_goodput_everyone, **more)
+
+
+def _itself(
+    text: str, wanted: float, read: Callable[[Cell], Compared | None], among: Callable[[Cell], bool]
+) -> Target:
+    return Target(text, wanted, read, among, at_most=True, against=Against.OURSELVES)
+
+
 TARGETS = (
-    Target("TTFT mean below saturation, every cell", 1.05, _mean, below_saturation),
-    Target("the same, geometric mean", 1.3, _mean, below_saturation, is_mean=True),
-    Target("against central routers, geometric mean", 1.6, _central, below_saturation, True),
-    Target("TTFT mean at and above saturation, every cell", 1.0, _mean, saturated),
-    Target("the same, geometric mean", 1.2, _mean, saturated, is_mean=True),
-    Target("goodput at and above saturation, every cell", 1.0, _goodput, saturated),
-    Target("the same, geometric mean", 1.2, _goodput, saturated, is_mean=True),
+    _times("TTFT mean below saturation, every cell", 1.05, below_saturation),
+    _times("the same, geometric mean", 1.3, below_saturation, is_mean=True),
+    Target(
+        "against central routers, geometric mean",
+        1.6,
+        _central,
+        below_saturation,
+        is_mean=True,
+        against=Against.CENTRAL,
+        everyone=_central_everyone,
+    ),
+    _times("TTFT mean at and above saturation, every cell", 1.0, saturated),
+    _times("the same, geometric mean", 1.2, saturated, is_mean=True),
+    _goodputs("goodput at and above saturation, every cell", 1.0),
+    _goodputs("the same, geometric mean", 1.2, is_mean=True),
     Target("throughput, every cell", 0.99, _throughput),
     Target("TTFT p99 up to full load, every cell", 0.95, _p99, up_to_full_load),
     Target("the same, geometric mean", 1.1, _p99, up_to_full_load, is_mean=True),
-    Target("mixed fleets over the oracle", 1.1, Cell.over_oracle, _mixed, at_most=True),
-    Target("price of federation", 1.05, Cell.federation, _not_full, at_most=True),
-    Target("the same where memory is full", 1.1, Cell.federation, _full, at_most=True),
+    _itself("mixed fleets over the oracle", 1.1, Cell.over_oracle, _mixed),
+    _itself("price of federation", 1.05, Cell.federation, _not_full),
+    _itself("the same where memory is full", 1.1, Cell.federation, _full),
     Target("unfairness over the fairest of three", 1.0, Cell.unfairness, at_most=True),
 )

@@ -1,13 +1,18 @@
 """The cells of the mesh study, and the runs that each of them needs.
 
 Six replicas in three regions (L4s, H100s, or in each region one of both), requests as many in
-every cell. A cell is played with two seeds, and with four if anything in it is saturated: if with
-one of the first two any policy loses over one request in a hundred, or answers fewer than nine in
-ten within their service level (`tables.client_view`).
+every cell, half of them before the measurement. The default form has two seeds of every workload
+and trace, from 60% of the load, where rivals come close. The long form has all loads, all rivals in
+every cell, and four seeds of a cell in which anything is saturated: if with one of the first two
+any policy loses over one request in a hundred, or answers fewer than nine in ten within their
+service level (`tables.client_view`). Oracles play where a target asks for them, on mixed fleets;
+in the long form everywhere.
+
+`Conditions` are what a world has beside all this; cells are played as it is by default.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.programs.studies.mesh.judge import Place
@@ -79,6 +84,14 @@ RECORDED = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """`scenario`: more of its fields. `world`: fields of WorldConfig that scenarios don't have."""
+
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    world: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
     """All runs of one form of the study.
@@ -92,6 +105,7 @@ class Matrix:
     patience_s: float = PATIENCE_S
     only: Sequence[str] = ()
     rivals: Sequence[Rival] = RIVALS
+    conditions: Conditions = field(default_factory=Conditions)
 
     def places(self) -> list[Place]:
         """Every cell."""
@@ -103,9 +117,14 @@ class Matrix:
         ]
         return [one for one in found if not self.only or name_of(one).startswith(tuple(self.only))]
 
+    def has(self, workload: str) -> bool:
+        """Whether it can be played: a trace needs its folder."""
+        return workload in MADE or self.size.traces is not None
+
     def systems(self, place: Place) -> list[System]:
         """Everyone who plays that cell."""
-        return [MESH, *(one.system() for one in self.rivals_of(place)), *ORACLES, EVERYWHERE]
+        oracles = ORACLES if self.size.full or place.engines == "mixed" else ()
+        return [MESH, *(one.system() for one in self.rivals_of(place)), *oracles, EVERYWHERE]
 
     def rivals_of(self, place: Place) -> list[Rival]:
         """The rivals in that cell."""
@@ -115,8 +134,8 @@ class Matrix:
 
     def runs(self, place: Place, seed: int, systems: Sequence[System]) -> list[Case]:
         """Those systems' runs of a cell with a seed."""
-        # Twice what is measured: as many are played before, to warm up (`tables.client_view`).
-        requests = self.requests or int(self.size.pick(300, 1200, 4000))
+        # As many as the warm-up may take, and as many again (`tables.client_view`).
+        requests = self.requests or int(self.size.pick(300, 600, 4000))
         source = self._sources()[place.workload]
         asked = source.asked(requests, place.engines, self.size)
         return [
@@ -126,9 +145,11 @@ class Matrix:
                 REPLICAS,
                 load=place.load,
                 profile=("+".join(FLEETS[place.engines]),),
+                world=self.conditions.world,
                 patience_s=self.patience_s,
                 seed=seed,
                 **asked,
+                **self.conditions.scenario,
             )
             for one in systems
         ]
@@ -142,7 +163,7 @@ class Matrix:
     def seeds(self, place: Place, files: ResultFiles) -> range:
         """The seeds that the cell is to be played with, as far as it is known."""
         first = self.size.seeds
-        if self.size.quick or first >= SEEDS_SATURATED:
+        if not self.size.full or first >= SEEDS_SATURATED:
             return range(first)
         played = [
             files.get(one.key())
@@ -176,7 +197,7 @@ class Matrix:
             return LOADS
         if self.size.quick:
             return (0.6, 1.0)
-        return (0.3, 0.6, 1.0, 1.3) if engines == "L4" else (1.0,)
+        return (0.6, 1.0, 1.3) if engines == "L4" else (1.0,)
 
 
 def name_of(place: Place) -> str:

@@ -5,17 +5,21 @@ or more. Runs that are still to be played are named at the end, so that a page c
 time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.problems import counted
 from tests.programs.studies.mesh.judge import (
+    GOODPUT,
     TARGETS,
+    Against,
     Cell,
     Compared,
     Judged,
     Place,
+    Target,
     Verdict,
+    sample_of,
 )
 from tests.programs.studies.mesh.matrix import EVERYWHERE, MESH, ORACLES, Matrix, name_of
 from tests.programs.studies.mesh.samples import (
@@ -26,6 +30,7 @@ from tests.programs.studies.mesh.samples import (
     interval,
     percentile,
 )
+from tests.programs.studies.mesh.search import HELD_OUT
 from tests.programs.studies.tables.client_view import (
     SLO_FIXED_S,
     SLO_PREFILLS,
@@ -71,6 +76,7 @@ def written(matrix: Matrix, files: ResultFiles) -> str:
         parts += [
             f"**Targets**, {counted(len(cells), 'cell')}\n\n{targets}",
             f"**All policies**, theirs over ours, geometric means\n\n{_policies(matrix, cells)}",
+            f"**Conversations and single requests**, the best rival over ours\n\n{_kinds(cells)}",
             f"**Cold start**, the best rival's mean TTFT over ours\n\n{_cold(cells)}",
             f"**Cells**, the best rival of each metric over ours\n\n{_cells(cells)}",
         ]
@@ -84,10 +90,16 @@ def _head(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
     return f"""\
 A request whose first token has not come after {matrix.patience_s:g} s is lost, as is one that is
 refused, fails, or follows a lost one; it counts with that time. No rival is compared in a cell
-where it loses over one point more than `mesh`. The first {WARM_UP_PER_REPLICA} requests
+where it loses over one point more than `mesh`; "left out" says how often that happens, "all rivals"
+is the same ratio without that rule, since lost requests count in it anyway. A cell in which no
+rival is left is inconclusive. Where more than one in a hundred is lost, p99 is the patience times
+the percentage. What follows in a conversation is sent when the answer before it ends, as a user
+does: inside conversations the loop is closed, and a slow policy is asked for less a second. The
+first {WARM_UP_PER_REPLICA} requests
 a replica (at most half) are the cold start. Goodput: first tokens within {SLO_FIXED_S:g} s and
 {SLO_PREFILLS:g} times the request's own prefill on the fleet's slowest GPU. Intervals hold 95% of
-a block bootstrap over requests and the value of every seed; a target inside one is inconclusive.
+a block bootstrap over requests, with the best rival found again in each draw, and the value of
+every seed; a target inside one is inconclusive. {_held_out()}
 The load is the one asked for, so cells below saturation are those under 1.
 {len(cells)} of {counted(len(matrix.places()), "cell")}; rivals: {rivals}."""
 
@@ -117,7 +129,7 @@ def _judged_cell(
     cold: bool,
 ) -> Cell:
     samples = {
-        name: Sample({seed: found[seed] for seed in seeds}, cold=cold)
+        name: sample_of(place, {seed: found[seed] for seed in seeds}, cold=cold)
         for name, found in played.items()
     }
     rivals = [one for one in matrix.rivals_of(place) if one.name in samples]
@@ -131,35 +143,48 @@ def _judged_cell(
     )
 
 
+def _held_out() -> str:
+    return f"No rival's settings were searched on {', '.join(HELD_OUT)}."
+
+
 def _targets(cells: Sequence[Cell]) -> str:
-    head = [
-        "target",
-        "wanted",
-        "value",
-        "interval",
-        "in",
-        "hit",
-        "inconclusive",
-        "miss",
-        "worst",
-        "",
-    ]
-    return table(head, [_target(target.judged(cells)) for target in TARGETS])
+    head = ["target", "wanted", "value", "interval", "in", "hit", "inconclusive", "miss", "worst"]
+    more = ["verdict", "left out", "all rivals", ""]
+    return table([*head, *more], [_target(target, cells) for target in TARGETS])
 
 
-def _target(one: Judged) -> list[str]:
-    target = one.target
-    wanted = f"{'≤' if target.at_most else '≥'} {times(target.wanted)}"
-    if not one.found:
-        return [target.text, wanted, *[NONE] * 7, "not played"]
-    counts = [str(one.verdicts.count(verdict)) for verdict in Verdict]
-    without = f", {one.without} without a rival" if one.without else ""
+def _target(target: Target, cells: Sequence[Cell]) -> list[str]:
+    one, all_rivals = target.judged(cells), target.judged_over_everyone(cells)
     return [
-        *(target.text, wanted, times(one.summary.value), _range(one.summary)),
-        f"{len(one.found)}{without}",
-        *(counts if not target.is_mean else [NONE] * 3),
-        *(name_of(one.worst), str(one.verdict)),
+        target.text,
+        f"{'≤' if target.at_most else '≥'} {times(target.wanted)}",
+        *_value(one),
+        f"{len(one.found)}{f', {one.without} without' if one.without else ''}",
+        *([NONE] * 3 if target.is_mean else [str(one.verdicts.count(each)) for each in Verdict]),
+        *(name_of(one.worst) if one.found else NONE, _verdict(one), _left_out(one)),
+        *_over_all(all_rivals),
     ]
+
+
+def _value(one: Judged) -> list[str]:
+    return [times(one.summary.value), _range(one.summary)] if one.found else [NONE, NONE]
+
+
+def _verdict(one: Judged) -> str:
+    return str(one.verdict) if one.found or one.without else "not played"
+
+
+def _over_all(one: Judged | None) -> list[str]:
+    if one is None or not one.found:
+        return [NONE, ""]
+    value, width = _value(one)
+    return [f"{value} ({width})", _verdict(one)]
+
+
+def _left_out(one: Judged) -> str:
+    if one.target.against is Against.OURSELVES:
+        return NONE
+    return f"{counted(len(one.times_left_out), 'rival')} in {counted(len(one.left_out), 'cell')}"
 
 
 def _policies(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
@@ -178,7 +203,7 @@ def _policy(name: str, cells: Sequence[Cell]) -> list[str]:
     found = [(one, sample) for one in cells if (sample := _sample(one, name)) is not None]
     ratios = [
         float(geomean([figure(theirs) / figure(one.ours) for one, theirs in found])[0])
-        for figure in (*TIMES.values(), lambda sample: sample.goodput, lambda s: s.throughput)
+        for figure in (*TIMES.values(), GOODPUT, lambda sample: sample.throughput)
     ]
     lost = sum(float(theirs.lost[0]) for _, theirs in found) / len(found)
     left_out = sum(name in one.rivals and name not in one.eligible for one, _ in found)
@@ -191,6 +216,25 @@ def _sample(cell: Cell, name: str) -> Sample | None:
     if name == EVERYWHERE.name:
         return cell.everywhere
     return cell.rivals.get(name) or cell.oracles.get(name)
+
+
+def _kinds(cells: Sequence[PlayedCell]) -> str:
+    rows = []
+    for name, kind in (("conversations", True), ("single requests", False)):
+        of_kind = [one.cell for one in cells if one.cell.is_conversation is kind]
+        mean = [cell.time(TIMES["TTFT mean"]) for cell in of_kind]
+        p99, goodput = [cell.time(TIMES["p99"]) for cell in of_kind], map(_goodput, of_kind)
+        rows.append([name, str(len(of_kind)), *map(_geomean, (mean, p99, goodput))])
+    return table(["cells in which there are", "cells", "TTFT mean", "p99", "goodput"], rows)
+
+
+def _goodput(cell: Cell) -> Compared | None:
+    return cell.rate(GOODPUT)
+
+
+def _geomean(found: Iterable[Compared | None]) -> str:
+    rows = [one.rows for one in found if one is not None]
+    return _ratio(Compared("", geomean(rows))) if rows else NONE
 
 
 def _cold(cells: Sequence[PlayedCell]) -> str:
@@ -216,7 +260,7 @@ def _cold(cells: Sequence[PlayedCell]) -> str:
 
 
 def _cells(cells: Sequence[PlayedCell]) -> str:
-    head = ["cell", "seeds", "TTFT mean s", "mean", "by", "p99", "goodput /s", "goodput"]
+    head = ["cell", "follow", "seeds", "TTFT mean s", "mean", "by", "p99", "goodput /s", "goodput"]
     more = ["throughput", "over oracle", "federation", "lost", "left out"]
     return table([*head, *more], [_row(one) for one in cells])
 
@@ -230,9 +274,10 @@ def _row(played: PlayedCell) -> list[str]:
         if name not in cell.eligible
     ]
     return [
-        *(name_of(cell.place), str(played.seeds), seconds(float(cell.ours.mean[0]))),
+        *(name_of(cell.place), share(cell.ours.follow), str(played.seeds)),
+        seconds(float(cell.ours.mean[0])),
         *(_ratio(mean), mean.name if mean else NONE, _ratio(cell.time(TIMES["p99"]))),
-        *(f"{cell.ours.goodput[0]:.2f}", _ratio(cell.rate(lambda sample: sample.goodput))),
+        *(f"{cell.ours.goodput[0]:.2f}", _ratio(_goodput(cell))),
         *(_ratio(cell.rate(lambda sample: sample.throughput)), _ratio(cell.over_oracle())),
         *(_ratio(cell.federation()), share(float(cell.ours.lost[0])), ", ".join(left_out) or NONE),
     ]

@@ -1,13 +1,15 @@
 """Figures of one policy in one cell, with what they would have been on resampled requests.
 
 A figure is an array of rows: the value itself, then `DRAWS` values of a block bootstrap, then one
-value for each seed alone. The bootstrap draws blocks of `BLOCK` consecutive requests within each
-seed, because requests that follow each other share a queue. All policies of a cell have the same
-requests in the same order, and are given the same draws: rows are paired, so their ratio is taken
-row by row. The interval of a ratio holds 95% of the draws, and every seed's own value: two seeds
-that disagree widen it.
+value for each seed alone. The bootstrap draws blocks of consecutive requests within each seed,
+because requests that follow each other share a queue. All policies of a cell have the same requests
+in the same order, and are given the same draws: rows are paired, so their ratio is taken row by
+row. Cells have draws of their own, so that their errors don't add up in a mean over cells. The
+interval of a ratio holds 95% of the draws, and every seed's own value: two seeds that disagree
+widen it.
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +21,8 @@ from tests.programs.studies.tables.client_view import IN_TIME, LOST
 from tests.programs.studies.tables.result_files import Result
 
 DRAWS, BLOCK = 400, 25
-COUNTED = 0.9  # of the tokens
+BLOCK_SATURATED = 100  # requests: queues are longer, so requests further apart share one
+COUNTED, ROUNDING = 0.9, 1e-9  # of the tokens
 SECONDS_LEAST, TOKENS_LEAST = 1e-3, 1e-6  # none at all would make ratios infinite
 INTERVAL = (2.5, 97.5)  # percent
 
@@ -49,14 +52,17 @@ def geomean(ratios: Sequence[Rows]) -> Rows:
     return np.exp(np.mean([np.log(one[:rows]) for one in ratios], axis=0))
 
 
-def weights(lengths: Sequence[int]) -> Rows:
-    """How often each request counts: a row for each row of a figure, seeds one after the other."""
-    dice = np.random.default_rng(0)
+def weights(lengths: Sequence[int], *, place: str = "", block: int = BLOCK) -> Rows:
+    """How often each request counts: a row for each row of a figure, seeds one after the other.
+
+    `place`: the dice are its own. `block`: requests.
+    """
+    dice = np.random.default_rng(zlib.crc32(place.encode()))
     drawn, alone = [], []
     for seed, length in enumerate(lengths):
-        blocks = -(-length // BLOCK)
+        blocks = -(-length // block)
         counts = dice.multinomial(blocks, np.full(blocks, 1 / blocks), size=DRAWS)
-        drawn.append(np.repeat(counts, BLOCK, axis=1)[:, :length])
+        drawn.append(np.repeat(counts, block, axis=1)[:, :length])
         alone.append(np.repeat(np.eye(len(lengths))[:, [seed]], length, axis=1))
     rows = [np.ones((1, sum(lengths))), np.concatenate(drawn, axis=1)]
     return np.concatenate([*rows, np.concatenate(alone, axis=1)])
@@ -65,10 +71,18 @@ def weights(lengths: Sequence[int]) -> Rows:
 class Sample:
     """One policy's requests in one cell: those that are measured, or those of the cold start."""
 
-    def __init__(self, by_seed: Mapping[int, Result], *, cold: bool = False) -> None:
-        """Seeds in the order in which they count."""
+    def __init__(
+        self,
+        by_seed: Mapping[int, Result],
+        *,
+        cold: bool = False,
+        place: str = "",
+        block: int = BLOCK,
+    ) -> None:
+        """Seeds in the order in which they count. `place`, `block`: of `weights`."""
         self.results = list(by_seed.values())
         self._cold = cold
+        self._place, self._block = place, block
 
     def _of(self, values: Callable[[Result], Sequence[float]]) -> Rows:
         parts = [np.asarray(values(one), float)[self._part(one)] for one in self.results]
@@ -79,7 +93,8 @@ class Sample:
 
     @cached_property
     def _weights(self) -> Rows:
-        return weights([len(one["end"][self._part(one)]) for one in self.results])
+        lengths = [len(one["end"][self._part(one)]) for one in self.results]
+        return weights(lengths, place=self._place, block=self._block)
 
     def _mean(self, values: Rows) -> Rows:
         found: Rows = self._weights @ values / self._weights.sum(axis=1)
@@ -128,25 +143,23 @@ class Sample:
     def throughput(self) -> Rows:
         """Tokens a second: nine tenths of all that were asked for, over the time until they came.
 
-        The last tenth only empties the fleet. With fewer than nine tenths, those that came.
+        The last tenth only empties the fleet. Where nine tenths never came, those that did, over at
+        least the time in which they were offered and the patience after it: what is lost early must
+        not end the clock early.
         """
         tokens_all, seconds_all = np.zeros(len(self._weights)), np.zeros(len(self._weights))
         first = 0
         for one in self.results:
             tokens = np.asarray(one["tokens"], float)[self._part(one)]
             ended = np.array([np.inf if at is None else at for at in one["ended_s"]])
-            ended = ended[self._part(one)]
             own = self._weights[:, first : first + len(tokens)] * tokens
             first += len(tokens)
-            order = np.argsort(ended, kind="stable")[: int(np.isfinite(ended).sum())]
-            if not len(order):
-                continue
-            there = np.cumsum(own[:, order], axis=1)
-            wanted = np.minimum(COUNTED * own.sum(axis=1), there[:, -1])
-            places = np.minimum((there < wanted[:, None]).sum(axis=1), len(order) - 1)
-            is_used = wanted > 0
-            tokens_all += wanted
-            seconds_all += np.where(is_used, np.maximum(ended[order][places], SECONDS_LEAST), 0.0)
+            came, until_s = _until_counted(own, ended[self._part(one)])
+            asked = own.sum(axis=1)
+            is_short = came < (COUNTED - ROUNDING) * asked
+            least_s = np.where(is_short, one["offered_s"] + one["patience_s"], SECONDS_LEAST)
+            tokens_all += came
+            seconds_all += np.where(asked > 0, np.maximum(until_s, least_s), 0.0)
         return np.maximum(tokens_all, TOKENS_LEAST) / np.maximum(seconds_all, SECONDS_LEAST)
 
     @cached_property
@@ -169,12 +182,36 @@ class Sample:
         return found
 
     @property
+    def follow(self) -> float:
+        """Share of the requests that are sent when the answer before them ends."""
+        found = [one["follow"] for one in self.results]
+        return sum(found) / len(found)
+
+    @property
     def occupancy(self) -> float:
         """How full the engines were while they were busy."""
         found = [one["batch_occupancy"] or 0.0 for one in self.results]
         return sum(found) / len(found)
 
 
+def _until_counted(own: Rows, ended_s: Rows) -> tuple[Rows, Rows]:
+    """Of each row: tokens, COUNTED of all or those that came, and the time until they were there.
+
+    `own`: each request's tokens, a row for each row. `ended_s`: infinite where no answer came.
+    """
+    order = np.argsort(ended_s, kind="stable")[: int(np.isfinite(ended_s).sum())]
+    if not len(order):
+        return np.zeros(len(own)), np.zeros(len(own))
+    there = np.cumsum(own[:, order], axis=1)
+    wanted = np.minimum(COUNTED * own.sum(axis=1), there[:, -1])
+    places = np.minimum((there < wanted[:, None]).sum(axis=1), len(order) - 1)
+    return wanted, ended_s[order][places]
+
+
 def percentile(share: float) -> Figure:
-    """The figure of that name."""
-    return lambda sample: sample.percentile(share)
+    """The figure of that name; beyond the patience in proportion to what is lost.
+
+    Where more than the rest are lost, the percentile is the patience, however many more: of two
+    that lose 2% and 40%, both p99 would be 60 s.
+    """
+    return lambda sample: sample.percentile(share) * np.maximum(1.0, sample.lost / (1.0 - share))

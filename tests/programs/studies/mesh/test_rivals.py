@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.programs.studies.mesh.rivals import RIVALS, WAITS
+from tests.programs.studies.mesh.rivals import RIVALS
 from tests.programs.studies.tables.case import case, fleet
 from tests.programs.studies.tables.plays import play
 
@@ -27,6 +27,23 @@ def test_names_and_settings_are_unique_and_the_chosen_one_exists():
         assert 0 <= rival.chosen < len(texts)
 
 
-def test_only_gorgo_gives_up_waiting():
-    impatient = {rival.name for rival in RIVALS if not set(WAITS) <= set(rival.system().setting)}
-    assert impatient == {"gorgo", "gorgo-proxy"}
+@pytest.mark.parametrize("name", ["gorgo", "skywalker"])
+def test_only_gorgo_gives_up_after_a_minute_of_waiting(name):
+    rival = next(one for one in RIVALS if one.name == name)
+    asked = {"workload": "loogle", "rate_per_s": 25.0, "duration_s": 2.0, "seed": 3}
+    result = play(case((name,), rival.system(), fleet(3), **asked))
+    assert (result["shed"] > 0) == (name == "gorgo")
+    assert result["ttft_s"]["p99"] > 60.0 or result["shed"]
+
+
+def test_routers_of_one_region_may_have_the_settings_that_central_ones_play():
+    rivals = {rival.name: rival for rival in RIVALS}
+    local = {setting.policy for setting in rivals["region-local prefix"].settings}
+    for name in ("cache-aware", "smg", "llm-d precise", "dynamo"):
+        rival = rivals[name]
+        assert rival.settings[rival.chosen].policy in local
+
+
+def test_the_nearest_rivals_play_in_every_cell():
+    played = {rival.name for rival in RIVALS if rival.everywhere}
+    assert {"skywalker-ch", "region-local", "e2", "dynamo", "llm-d precise"} <= played

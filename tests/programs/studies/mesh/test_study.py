@@ -7,14 +7,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mesh.sim.twin_policies import checked_twin_policy
-from schemas.settings import parse_pushing
-from tests.programs.studies.mesh import search
-from tests.programs.studies.mesh.matrix import Matrix, Place, is_saturated, name_of
+from tests.programs.studies.mesh import search, sensitivity
+from tests.programs.studies.mesh.judge import Verdict
+from tests.programs.studies.mesh.matrix import (
+    MADE,
+    SEEDS_SATURATED,
+    Matrix,
+    Place,
+    is_saturated,
+    name_of,
+)
 from tests.programs.studies.mesh.page import written
 from tests.programs.studies.mesh.rivals import CENTRAL, RIVALS, Rival, Setting
 from tests.programs.studies.mesh.test_judge import result
@@ -25,7 +32,7 @@ from tests.support.result_page import ROOT
 CELL = "short, L4, 1.3"
 SMALL = ("--requests", "40", "--cell", CELL, "--rival", "skywalker", "--seeds", "1", "--jobs", "1")
 WITHIN_S = 400
-RUNS = 5  # mesh, skywalker, two oracles, mesh-everywhere
+RUNS = 3  # mesh, skywalker, mesh-everywhere
 NORMAL = Size(quick=False, full=False, seeds=2, traces=None)
 
 
@@ -64,7 +71,7 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped(tmp_path):
     killed.mkdir()
     expected, played = page_of(whole)
     assert played == RUNS
-    assert f"| {CELL} | 1 |" in expected
+    assert f"| {CELL} | 0.0% | 1 |" in expected
     assert "Not played" not in expected
 
     with study(killed) as one:
@@ -91,8 +98,8 @@ def test_a_run_is_saturated_if_it_loses_or_is_late():
     assert not is_saturated(run_of("x" * 50 + "+" * 50, warm_up=50))
 
 
-def test_a_saturated_cell_is_played_with_four_seeds(tmp_path):
-    matrix = Matrix(size=NORMAL, requests=40, only=[CELL], rivals=[])
+def test_a_saturated_cell_of_the_long_form_is_played_with_four_seeds(tmp_path):
+    matrix = Matrix(size=replace(NORMAL, full=True), requests=40, only=[CELL], rivals=[])
     files = ResultFiles(tmp_path)
     first = list(matrix.wanted(files))
     assert {one.scenario.seed for one in first} == {0, 1}
@@ -126,14 +133,65 @@ def test_the_page_of_nothing_names_every_cell(tmp_path):
     matrix = Matrix(size=NORMAL)
     page = written(matrix, ResultFiles(tmp_path))
     assert all(f"{name_of(place)} (0 of " in page for place in matrix.places())
-    assert len(matrix.places()) == 66  # eleven workloads; four traces more make 90
+    assert len(matrix.places()) == 55  # eleven workloads; four traces more make 75
 
 
-def test_every_setting_of_every_rival_can_be_played():
-    matrix = Matrix(size=NORMAL)
-    for rival in RIVALS:
-        assert 0 <= rival.chosen < len(rival.settings)
-        for number, setting in enumerate(rival.settings):
-            checked_twin_policy(setting.policy)
-            parse_pushing(setting.pushing)
-            matrix.runs(Place("chat", "L4", 0.6), 0, [rival.system(number)])
+@pytest.mark.parametrize("quick", [False, True])
+def test_nothing_is_searched_on_what_is_held_out_or_with_a_seed_that_is_reported(quick):
+    size = Size(quick=quick, full=False, seeds=2, traces=None)
+    runs = search.wanted(Matrix(size=size, rivals=RIVALS))
+    assert {run.scenario.workload for run in runs}.isdisjoint({*search.HELD_OUT, None})
+    assert set(search.HELD_OUT) <= set(MADE)
+    assert {run.scenario.seed for run in runs}.isdisjoint(range(SEEDS_SATURATED))
+    assert {run.cell.policy for run in runs} >= {one.policy for one in RIVALS[4].settings}
+
+
+def test_oracles_play_where_a_target_asks_for_them():
+    matrix = Matrix(size=NORMAL, rivals=[])
+    names = {
+        engines: [one.name for one in matrix.systems(Place("chat", engines, 1.0))]
+        for engines in ("L4", "mixed")
+    }
+    assert names["L4"] == ["mesh", "mesh-everywhere"]
+    assert names["mixed"] == ["mesh", "oracle 0.02", "oracle 0.08", "mesh-everywhere"]
+
+
+def test_conditions_are_played_alone_and_together(tmp_path):
+    matrix, files = Matrix(size=NORMAL, requests=40, rivals=RIVALS[:1]), ResultFiles(tmp_path)
+    runs = sensitivity.wanted(matrix)
+    assert len(runs) == 2 * 6 * 2 * 2  # cells without the trace's, conditions, seeds, systems
+    assert len({run.key() for run in runs}) == len(runs)
+    assert "not played to the end" in sensitivity.written(matrix, files)
+    *_, last = runs
+    assert (last.scenario.loss, last.scenario.jitter_ms) == (0.01, 5.0)
+    assert last.world == {"token_error": 0.2, "speeds_known": False}
+    for run in runs:
+        ours = run.cell.policy == "mesh"
+        factor = 2.0 if ours and run.world.get("token_error") else 1.0 if ours else 3.0
+        files.put(run.key(), result(run.scenario.seed, factor=factor, noise=0.0))
+    text = sensitivity.written(matrix, files)
+    assert "3.00× (3.00–3.00)" in _line(text, "chat, L4, 0.6 | as it is")
+    assert "1.50× (1.50–1.50)" in _line(text, "chat, L4, 0.6 | estimates of prompts")
+    assert "1.50× (1.50–1.50)" in _line(text, "programming, L4, 1 | all of these")
+
+
+def test_the_page_says_who_was_left_out_and_judges_all_rivals_too(tmp_path):
+    matrix = Matrix(size=NORMAL, requests=40, only=[CELL], rivals=RIVALS[1:3])
+    files = ResultFiles(tmp_path)
+    for run in matrix.wanted(files):
+        facts = {"factor": 0.1, "lost": 0.02} if run.tags[3] == "smg" else {"factor": 3.6}
+        own = {"factor": 3.0} if run.cell.policy.startswith("mesh") else facts
+        found = result(run.scenario.seed, noise=0.0, **own) | {"measured_from": 100}
+        files.put(run.key(), found)
+    page = written(matrix, files)
+    line = _line(page, "TTFT mean at and above saturation, every cell")
+    assert "| hit | 1 rival in 1 cell |" in line
+    assert "| 1.20× |" in line
+    assert line.endswith(f"| {Verdict.MISS} |")
+    assert "| conversations | 1 | 1.20× (1.20–1.20) |" in page
+    assert "| single requests | 0 | – | – | – |" in page
+    assert "50.0% | 2 |" in _line(page, CELL)
+
+
+def _line(page: str, start: str) -> str:
+    return next(line for line in page.splitlines() if line.startswith(f"| {start}"))

@@ -18,7 +18,8 @@ on the slowest GPU of the fleet. One second is what round trips and a person's a
 three times its own work lets two others of its kind go before it, in every workload, and no fleet
 is judged by its quick half. It depends on the request and the fleet alone, not on what is cached.
 
-Clocks begin when the first measured request would be sent.
+Clocks begin when the first measured request would be sent. Inside a conversation the loop is
+closed, as its user reads before writing: what follows an answer is sent when that has ended.
 """
 
 from collections import deque
@@ -98,6 +99,7 @@ class ClientView:
             self._clients.append(client)
             self._by_node.setdefault(id(node), deque()).append(client)
             times.append(at_s)
+        self._follow = 1.0 - len(workload.arrivals) / len(times)
         self._first = min(per_replica * len(profiles), len(times) // 2)
         self._from_s, self._until_s = times[self._first], times[-1]
 
@@ -124,6 +126,8 @@ class ClientView:
         return {
             "measured_from": self._first,
             "offered_s": self._until_s - self._from_s,
+            "patience_s": self._patience_s,
+            "follow": round(self._follow, 3),
             "regions": names,
             "region": "".join(str(names.index(one.region)) for one in clients),
             "end": "".join(map(self._end_of, clients)),

@@ -86,7 +86,7 @@ def _judged(case: Case, workload: Workload, config: WorldConfig, patience_s: flo
 
 def _run(workload: Workload, config: WorldConfig, watch: OnRequestEnd) -> Result:
     makers = with_ablations(TwinPolicies())
-    return run(workload, config, perf=time.perf_counter, makers=makers, watch=watch)
+    return run(workload, config, perf=time.process_time, makers=makers, watch=watch)
 
 
 def play_all(cases: Sequence[Case], files: ResultFiles, *, jobs: int, show: Show) -> list[Result]:

@@ -7,7 +7,10 @@ import pytest
 from agents.sim.profiles import H100_LLAMA, L4_LLAMA
 from mesh.replay.tally import RequestOutcome
 from mesh.sim.workload import Arrival, RequestEnd, RequestNode, Segment, Workload
-from mesh.sim.world import SETTLE_S
+from mesh.sim.workloads.capacity import in_order
+from mesh.sim.world import SETTLE_S, World
+from tests.mesh.sim.build import PLAIN, US, arrivals, config
+from tests.mesh.sim.build import node as plain_node
 from tests.programs.studies.tables.client_view import ClientView, alone_s
 
 OK = RequestEnd(RequestOutcome.OK)
@@ -51,11 +54,27 @@ def test_a_lost_request_counts_with_the_patience_and_never_with_less():
     assert found["latency_s"] == pytest.approx([8.0, 20.0 + stream_s, 20.0 + stream_s], abs=0.001)
 
 
-def test_what_follows_a_lost_request_is_lost_too():
-    chain = node(1, node(2, node(3)))
-    seen = view([chain, node(4)])
-    seen.add(Sent(chain, 0.0, None), SHED, SETTLE_S)
-    assert seen.figures()["end"] == "xxxx"
+def test_what_follows_a_lost_request_is_never_sent_and_lost_too():
+    # An engine of 16,000 tokens refuses the second of three turns; the third is never sent.
+    last = plain_node(50, name=3)
+    chain = plain_node(50, name=1, children=(plain_node(20_000, name=2, children=(last,)),))
+    whole = plain_node(50, name=4, children=(plain_node(50, name=5),))
+    asked = arrivals((0.0, US, chain), (1.0, US, whole))
+    world = World(asked, config())
+    seen = ClientView(asked, [PLAIN], warm_up=0)
+    sent = []
+    world.requests.watch = lambda one, end, now: (sent.append(one.node), seen.add(one, end, now))
+    world.run()
+    assert len(sent) == 4
+    assert not any(one is last for one in sent)
+    order = [one for _, one in in_order(asked.arrivals)]
+    lost = {id(order[at]) for at, end in enumerate(seen.figures()["end"]) if end == "x"}
+    assert lost == {id(chain.children[0]), id(last)}
+
+
+def test_followers_are_those_that_wait_for_an_answer():
+    assert view([node(1, node(2, node(3))), node(4)]).figures()["follow"] == 0.5
+    assert view([node(1), node(4)]).figures()["follow"] == 0.0
 
 
 def test_the_service_level_is_of_the_request_and_the_slowest_gpu():

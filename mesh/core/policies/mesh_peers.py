@@ -1,0 +1,341 @@
+"""What a first token costs at a peer region, for the `mesh` policy.
+
+A peer's digest lists some replicas, each with its own wait, speed, memory and batch, and gossip
+names those that hold the prompt. Each is priced as the peer's own router would: what it holds of
+the prompt with its own load. The peer costs what the cheapest of them does. Which one gets the
+request is decided by the peer, when the request is there.
+
+A holder that is not listed waits at least as long as any that is. Where no holder is named, or none
+listed, the price is of the region as a whole: its shortest wait, most memory, mean batch, median
+speed and deepest prefix, as if one replica had them all.
+
+What was forwarded since the digest left counts at the replica that it was priced for. Rejected: a
+row for each replica without the holders' names, each of which may then be the holder (worse than
+the region as a whole on shared documents).
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Target
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
+from mesh.core.policies.mesh_speeds import SpeedModel, believed_slope
+from mesh.core.view.peers import Peer
+from schemas.ids import ModelId
+from schemas.residency import Label
+
+FORWARDS_MAX = 1024  # to one peer since its digest left
+PEERS_MAX = 256
+RTT_START_S = 0.5  # of a peer before its first answered ping
+DELAY_WEIGHT = 0.2  # of one first token's delay: some ten of them show what a peer is like
+DELAY_HALF_LIFE_S = 30.0  # as what was learned of an idle replica
+DELAY_S_MAX = 60.0
+UNSENT = (0, 0)
+NO_NAMES: Mapping[str, HeldPrefix] = {}
+
+
+class ListedReplica(NamedTuple):
+    """One of a peer's replicas by its digest, in seconds."""
+
+    name: str
+    wait_s: float
+    s_per_token: float
+    running: float
+    base_s: float
+    batch_s: float  # what all requests that run there pay for one more
+    stalled: float  # decodes that a prefill stalls, by their weight
+    free_tokens: float | None
+
+
+class Forward(NamedTuple):
+    """A request on its way to a peer, and the replica that it was priced for."""
+
+    at: float
+    replica: str
+    prefill_tokens: int
+    tokens: int
+
+
+class Forwards:
+    """What was forwarded to each peer, until a digest that may count it."""
+
+    def __init__(self) -> None:
+        self._to: dict[str, deque[Forward]] = {}
+
+    def add(self, peer: str, forward: Forward) -> None:
+        """It is being sent there."""
+        if peer not in self._to and len(self._to) >= PEERS_MAX:
+            del self._to[next(iter(self._to))]
+        self._to.setdefault(peer, deque(maxlen=FORWARDS_MAX)).append(forward)
+
+    def unseen(self, name: str, left_at: float) -> Mapping[str, tuple[int, int]]:
+        """Of each replica tokens to compute and of whole prompts, sent after `left_at`."""
+        sent = self._to.get(name)
+        while sent and sent[0].at < left_at:
+            sent.popleft()
+        found: dict[str, tuple[int, int]] = {}
+        for one in sent or ():
+            prefill_tokens, tokens = found.get(one.replica, UNSENT)
+            found[one.replica] = prefill_tokens + one.prefill_tokens, tokens + one.tokens
+        return found
+
+
+NO_FORWARDS = Forwards()
+
+
+class PeerDelays:
+    """By how much later than expected each peer's first tokens come.
+
+    What a peer's digest reports is its word. Prices follow it, but not for longer than first tokens
+    agree with it: the difference is averaged and added to the peer's prices, and fades when nothing
+    is forwarded there. So does the time of a request that has waited for over twice what was
+    expected: a peer that answers nobody, whatever it reports, gets no more work than what finds
+    that out, and one that recovers is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[
+            str, dict[int, tuple[float, float]]
+        ] = {}  # sent, expected; the oldest first
+        self._delays: dict[str, tuple[float, float]] = {}  # seconds, as of
+
+    def forwarded(self, peer: str, key: int, expected_s: float, now: float) -> None:
+        """A request leaves; `expected_s`: until its first token, this delay included."""
+        if peer not in self._open and len(self._open) >= PEERS_MAX:
+            del self._open[next(iter(self._open))]
+        under_way = self._open.setdefault(peer, {})
+        if len(under_way) >= FORWARDS_MAX:
+            del under_way[next(iter(under_way))]
+        under_way[key] = now, expected_s
+
+    def began(self, peer: str, key: int, now: float) -> None:
+        """Its first token is here."""
+        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
+            late_s = now - sent[0] - sent[1]
+            self._set(peer, self._faded(peer, now) + DELAY_WEIGHT * late_s, now)
+
+    def left(self, peer: str, key: int, now: float) -> None:
+        """It leaves without one, for whatever reason."""
+        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
+            self._set(peer, max(self._faded(peer, now), _overdue_s(*sent, now)), now)
+
+    def of(self, peer: str, now: float) -> float:
+        """Seconds to add to what the peer reports."""
+        seconds = self._faded(peer, now)
+        for at, expected_s in self._open.get(peer, {}).values():
+            return max(seconds, _overdue_s(at, expected_s, now))
+        return seconds
+
+    def _set(self, peer: str, seconds: float, now: float) -> None:
+        if peer not in self._delays and len(self._delays) >= PEERS_MAX:
+            del self._delays[next(iter(self._delays))]
+        self._delays[peer] = min(DELAY_S_MAX, max(0.0, seconds)), now
+
+    def _faded(self, peer: str, now: float) -> float:
+        seconds, at = self._delays.get(peer, (0.0, now))
+        return seconds and seconds * 0.5 ** ((now - at) / DELAY_HALF_LIFE_S)
+
+
+NO_DELAYS = PeerDelays()
+
+
+def _overdue_s(sent_at: float, expected_s: float, now: float) -> float:
+    """How much longer a request waits than twice what was expected, and a second."""
+    return max(0.0, now - sent_at - 2.0 * expected_s - 1.0)
+
+
+class PeerReplicas(NamedTuple):
+    """What a peer's last digest lists for a model: rows, and their names."""
+
+    of: tuple[float, ModelId, frozenset[Label] | None]
+    rows: tuple[ListedReplica, ...]
+    names: frozenset[str]
+
+
+class PeerPrices:
+    """Prices of one request at peers, as of now."""
+
+    def __init__(
+        self,
+        speeds: SpeedModel,
+        request: Request,
+        now: float,
+        forwards: Forwards,
+        delays: PeerDelays,
+    ) -> None:
+        self.work_weight = 0.0  # what others wait for each second of prefill where prompts queue
+        self._speeds = speeds
+        self._model = request.model
+        self._now = now
+        self._forwards, self._delays = forwards, delays
+        self._prompt_tokens = request.prompt.tokens
+        self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+
+    def of(self, target: Target, peer: Peer, holders: PromptHolders) -> PriceRow:
+        """The peer's price: by what it reports, and by how first tokens have agreed with that."""
+        row, delay_s = (
+            self._reported(target, peer, holders),
+            self._delays.of(target.name, self._now),
+        )
+        if not delay_s:
+            return row
+        return (row[0] + delay_s, *row[1:9], row[9] + delay_s, *row[10:])
+
+    def _reported(self, target: Target, peer: Peer, holders: PromptHolders) -> PriceRow:
+        held = holders.peers.get(target.name, HELD_NOTHING)
+        listed = self._listed(target, peer)
+        if not listed.rows:
+            return self._of_region(target, peer, held)
+        named = holders.named.get(target.name, NO_NAMES)
+        rows = listed.rows
+        if not named.keys() <= listed.names:
+            rows = (*rows, self._of_unlisted(target, peer, listed, named))
+        price = self._of_listed(target, peer, rows, named)
+        if held[0] and all(one[0] < held[0] for one in named.values()):  # who holds it is not known
+            price = min(price, self._of_region(target, peer, held), key=itemgetter(0))
+        return price
+
+    def _listed(self, target: Target, peer: Peer) -> PeerReplicas:
+        """Computed once for a digest."""
+        speeds, of = self._speeds, (peer.seen_at, self._model, peer.within)
+        kept: PeerReplicas | None = speeds.kept_peers.get(target.name)
+        if kept is not None and kept.of == of:
+            return kept
+        found, rows = peer.listed(self._model), []
+        lines = [] if found is None else [*zip(*found[0].columns, strict=True)]
+        for place in () if found is None else found[1]:
+            if place < len(lines) and lines[place][4] > 0.0:
+                name, wait_s, running, free_tokens, slope, base_s = lines[place]
+                s_per_token = believed_slope(slope)
+                rows.append(self._row(name, wait_s, s_per_token, running, base_s, free_tokens))
+        made = PeerReplicas(of, tuple(rows), frozenset([row.name for row in rows]))
+        speeds.kept_peers[target.name] = made
+        return made
+
+    def _row(
+        self,
+        name: str,
+        wait_s: float,
+        s_per_token: float,
+        running: float,
+        base_s: float | None,
+        free_tokens: float | None,
+    ) -> ListedReplica:
+        speeds = self._speeds
+        usual_s, _, s_per_decode = speeds.fleet_speed
+        least_s = usual_s if base_s is None else base_s
+        return ListedReplica(
+            name,
+            wait_s,
+            s_per_token,
+            running,
+            least_s + s_per_decode * running,
+            speeds.batch_weight * running * least_s,
+            speeds.stall_weight * running,
+            free_tokens,
+        )
+
+    def _of_unlisted(
+        self, target: Target, peer: Peer, listed: PeerReplicas, named: Mapping[str, HeldPrefix]
+    ) -> ListedReplica:
+        """The holder of most that is not listed: as busy as the busiest that is, else as usual."""
+        held = max(one for name, one in named.items() if name not in listed.names)
+        base_s, s_per_token, _ = self._speeds.speed(target)
+        running = peer.running(self._model)
+        return self._row(
+            held.replica,
+            max([row.wait_s for row in listed.rows]),
+            s_per_token,
+            self._speeds.running if running is None else running,
+            base_s,
+            None,
+        )
+
+    def _of_listed(
+        self,
+        target: Target,
+        peer: Peer,
+        rows: Sequence[ListedReplica],
+        named: Mapping[str, HeldPrefix],
+    ) -> PriceRow:
+        speeds, prompt_tokens, work_weight = self._speeds, self._prompt_tokens, self.work_weight
+        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
+        ready = max(1, peer.ready(self._model))
+        typical_s = speeds.prefill_tokens * speeds.speed(target).s_per_token / ready
+        sent = self._forwards.unseen(target.name, peer.seen_at - rtt_s)
+        arrived_s = self._arrived_s(peer, rtt_s, typical_s, 0)
+        ahead = target.ahead / ready
+        cheapest, best = math.inf, None
+        for row in rows:
+            name, wait_s, s_per_token, running, base_s, batch_s, stalled, free_tokens = row
+            held = named.get(name, HELD_NOTHING)
+            prefill_sent, whole_sent = sent.get(name, UNSENT)
+            queue_s = wait_s + arrived_s + prefill_sent * s_per_token
+            prefill_s = (prompt_tokens - held[1]) * s_per_token
+            others_s = (stalled + ahead + work_weight * (queue_s > 0.0)) * prefill_s + batch_s
+            seconds, memory_s = queue_s + prefill_s + base_s + others_s, 0.0
+            if seconds >= cheapest:
+                continue
+            # Where no request runs, none will release memory: waiting would not help.
+            if running and free_tokens is not None:
+                lacking_tokens = self._needed_tokens - (free_tokens + held[1] - whole_sent)
+                memory_s = speeds.release_s(target, lacking_tokens, 0.0, running)
+            if seconds + memory_s < cheapest:
+                cheapest = seconds + memory_s
+                best = row, held, queue_s, prefill_s, memory_s, others_s
+        assert best is not None
+        row, held, queue_s, prefill_s, memory_s, others_s = best
+        others_s += speeds.returns * rtt_s
+        line_s, load_s = target.ahead * typical_s, peer.load_s(self._model)
+        seconds = rtt_s + line_s + queue_s + prefill_s + row.base_s + memory_s + load_s + others_s
+        tokens = (line_s + queue_s + prefill_s) / row.s_per_token
+        held = held if held[0] else HeldPrefix(0, 0, row.name)
+        return (
+            seconds, target, held, tokens, row.running, rtt_s, line_s, queue_s, prefill_s,
+            row.base_s, memory_s, load_s, others_s,
+        )  # fmt: skip
+
+    def _of_region(self, target: Target, peer: Peer, held: HeldPrefix) -> PriceRow:
+        """As if one replica had the best of all."""
+        speeds, model = self._speeds, self._model
+        base_s, s_per_token, s_per_decode = speeds.speed(target)
+        prefill_s = (self._prompt_tokens - held.tokens) * s_per_token
+        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
+        ready = max(1, peer.ready(model))
+        typical_s = speeds.prefill_tokens * s_per_token / ready
+        line_s = target.ahead * typical_s
+        wait_s = peer.wait_s(model)
+        queue_s = typical_s * ready if wait_s is None else wait_s
+        queue_s += self._arrived_s(peer, rtt_s, typical_s, len(peer.forwarded_at))
+        running = peer.running(model)
+        if running is None:
+            running = speeds.running
+        batch_s = speeds.batch_weight * running * base_s
+        base_s += s_per_decode * running
+        weight = running * speeds.stall_weight + target.ahead / ready
+        if queue_s:
+            weight += self.work_weight
+        others_s = weight * prefill_s + batch_s + speeds.returns * rtt_s
+        memory_s = 0.0
+        free_tokens = peer.kv_free_tokens(model) if running else None
+        if free_tokens is not None:
+            lacking_tokens = self._needed_tokens - free_tokens - held.tokens
+            memory_s = speeds.release_s(target, lacking_tokens, 0.0, running)
+        load_s = peer.load_s(model)
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
+        tokens = (line_s + queue_s + prefill_s) / s_per_token
+        return (
+            seconds, target, held, tokens, running, rtt_s, line_s, queue_s, prefill_s, base_s,
+            memory_s, load_s, others_s,
+        )  # fmt: skip
+
+    def _arrived_s(self, peer: Peer, rtt_s: float, typical_s: float, forwarded: int) -> float:
+        """Of what has come there since the digest left: what this router forwarded is counted, what
+        others did is expected. `typical_s`: one more request's share of the region's time."""
+        age_s = self._now - peer.seen_at + rtt_s / 2
+        unseen = forwarded + peer.requests_per_s * age_s
+        return max(0.0, unseen - peer.free(self._model)) * typical_s

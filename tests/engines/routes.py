@@ -1,0 +1,166 @@
+"""Every route of the mesh, asked over one kind of engine: what becomes of each.
+
+A row is a request that an engine with the route answers whatever its model is, and what its answer
+must have in it. Texts are short: engines of tests have small contexts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agents.adapters.engine_probe import examined
+from schemas.engine_routes import ENGINE_ROUTES, TRANSCRIPTIONS, TRANSLATIONS
+from schemas.http import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    MODELS,
+    POOLING,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
+)
+from tests.engines.engine import MODEL
+from tests.engines.mesh_over_engines import MeshOverEngines
+
+WORKS, NOT_SERVED = "yes", "–"
+LISTED, MODELS_ROW, CONTINUED = (
+    "an operator's `routes`",
+    f"`GET {MODELS}`",
+    "`previous_response_id`",
+)
+NOT_SERVED_CODES = ("path_not_served", "previous_response_not_found")
+OF_ANTHROPIC = "no replica that serves the model"  # these errors have no code
+TOKENS = 4
+CHATS = {"messages": [{"role": "user", "content": "Where are you?"}]}
+# What an engine's further route takes of it: a chat, or a text to embed.
+OF_LISTED = {**CHATS, "max_tokens": TOKENS, "input": "a river"}
+WITHIN_S = 60.0
+# The last event of a stream; a response that reached its limit of tokens is incomplete.
+ENDS = {CHAT: (b"data: [DONE]",), COMPLETIONS: (b"data: [DONE]",), MESSAGES: (b"message_stop",)}
+ENDS[RESPONSES] = (b"response.completed", b"response.incomplete")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One row: a POST with these fields; `has`: whether its answer is one."""
+
+    path: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+    has: Callable[[dict[str, Any]], object] = bool
+    stream: bool = False
+
+    @property
+    def row(self) -> str:
+        return f"`{self.path}`{', streamed' if self.stream else ''}"
+
+
+def _generating(path: str, fields: dict[str, object], has: Callable[..., object]) -> list[Asking]:
+    return [Asking(path, fields, has), Asking(path, fields | {"stream": True}, stream=True)]
+
+
+RESPONSE = {"input": "Where are you?", "max_output_tokens": TOKENS}
+ASKED = (
+    *_generating(CHAT, {**CHATS, "max_tokens": TOKENS}, lambda a: a["choices"][0]["message"]),
+    *_generating(
+        COMPLETIONS, {"prompt": "Where", "max_tokens": TOKENS}, lambda a: a["choices"][0]["text"]
+    ),
+    *_generating(RESPONSES, RESPONSE, lambda a: a["output"]),
+    *_generating(MESSAGES, {**CHATS, "max_tokens": TOKENS}, lambda a: a["content"]),
+    Asking(COUNT_TOKENS, CHATS, lambda a: a["input_tokens"]),
+    Asking(EMBEDDINGS, {"input": "a river"}, lambda a: a["data"][0]["embedding"]),
+    Asking(RERANK, {"query": "a river", "documents": ["a", "b"]}, lambda a: a["results"][1]),
+    Asking(SCORE, {"text_1": "a river", "text_2": ["a", "b"]}, lambda a: a["data"][1]),
+    Asking(CLASSIFY, {"input": "a river"}, lambda a: a["data"][0]["probs"]),
+    Asking(POOLING, {"input": "a river"}, lambda a: a["data"][0]["data"]),
+    Asking(TOKENIZE, {"prompt": "a river", "content": "a river"}, lambda a: a["tokens"]),
+    Asking(DETOKENIZE, {"tokens": [70, 71]}, lambda a: a.get("prompt", a.get("content"))),
+)
+
+
+async def found(mesh: MeshOverEngines) -> dict[str, str]:
+    """What becomes of every route: the table's rows and cells."""
+    await _until_known(mesh)
+    cells: dict[str, str] = {}
+    timeout = aiohttp.ClientTimeout(total=WITHIN_S)
+    async with aiohttp.ClientSession(mesh.url, timeout=timeout) as http:
+        for asking in ASKED:
+            cells[asking.row] = await _asked(http, asking)
+            if asking.path == RESPONSES and not asking.stream:
+                cells[CONTINUED] = await _continued(http)
+        for path in (TRANSCRIPTIONS, TRANSLATIONS):
+            cells[f"`{path}`"] = await _recording(http, path)
+        listed = next(iter(mesh.engines.values())).listed_route
+        if listed:
+            cells[LISTED] = await _asked(http, Asking(listed, OF_LISTED))
+        async with http.get(MODELS) as answer:
+            models = (await answer.json())["data"]
+            cells[MODELS_ROW] = WORKS if [one["id"] for one in models] == [MODEL] else "fails"
+    return cells
+
+
+async def _until_known(mesh: MeshOverEngines) -> None:
+    """Wait until the router knows every path that the engines have."""
+    for replica, engine in mesh.engines.items():
+        facts = await examined(engine.url, engine.metrics_url, engine.api_key or None)
+        paths = set(facts.paths)
+        await mesh.until(
+            lambda replica=replica, paths=paths: paths <= set(mesh.beats[replica].paths),
+            f"{replica} to have {sorted(paths)}",
+        )
+    await mesh.until_ready()
+
+
+async def _asked(http: aiohttp.ClientSession, asking: Asking) -> str:
+    body = {"model": MODEL, **asking.fields}
+    async with http.post(asking.path, json=body) as answer:
+        data = await answer.read()
+    if answer.status != 200:
+        return _refused(answer.status, data)
+    if asking.stream:
+        return WORKS if any(end in data for end in ENDS[asking.path]) else f"fails: {data[-80:]!r}"
+    try:
+        return WORKS if asking.has(orjson.loads(data)) else f"fails: {data[:80]!r}"
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return f"fails: {data[:80]!r}"
+
+
+async def _continued(http: aiohttp.ClientSession) -> str:
+    """A response that goes on from one that the engine keeps."""
+    async with http.post(RESPONSES, json={"model": MODEL, **RESPONSE, "store": True}) as answer:
+        data = await answer.read()
+    if answer.status != 200:
+        return _refused(answer.status, data)
+    earlier = orjson.loads(data)["id"]
+    more = Asking(RESPONSES, {**RESPONSE, "previous_response_id": earlier}, lambda a: a["output"])
+    return await _asked(http, more)
+
+
+async def _recording(http: aiohttp.ClientSession, path: str) -> str:
+    form = aiohttp.FormData({"model": MODEL})
+    recording = ENGINE_ROUTES[path].smallest["file"]
+    assert isinstance(recording, bytes)
+    form.add_field("file", recording, filename="a.wav", content_type="audio/wav")
+    async with http.post(path, data=form) as answer:
+        data = await answer.read()
+    if answer.status != 200:
+        return _refused(answer.status, data)
+    return WORKS if "text" in orjson.loads(data) else f"fails: {data[:80]!r}"
+
+
+def _refused(status: int, body: bytes) -> str:
+    """That the mesh says no replica has it; or the status of the engine's own error."""
+    try:
+        error = orjson.loads(body)["error"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return str(status)
+    known = error.get("code") in NOT_SERVED_CODES or OF_ANTHROPIC in error.get("message", "")
+    return NOT_SERVED if known else str(status)
