@@ -173,7 +173,8 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
     """
     import uvloop
 
-    from agents.simserver.server import CannotListen, SimConfig, serve
+    from agents.simserver.server import SimConfig
+    from agents.simserver.serving import CannotListen, serve
 
     profile, longest = options["profile"], options["max_model_len"]
     if longest and longest > (options["kv_tokens"] or profile.kv_tokens):

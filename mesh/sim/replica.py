@@ -16,25 +16,22 @@ from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
-from agents.core.heartbeat import ReplicaConfig
-from agents.core.offline_profile import OfflineProfile
 from agents.sim.adapters import LoadedAdapters
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
+from mesh.sim.agent_config import agent_config
 from mesh.sim.engine import (
     REFUSED_CONNECTION,
     MetricScrapes,
     ReplicaEngine,
 )
 from mesh.sim.event_queue import CoalescingSender
-from mesh.sim.known_speed import known_speed
 from mesh.sim.kv_events import ReplicaKvEvents
-from mesh.sim.offline.profiles import budget_s, offline_profile
 from mesh.sim.pair_stages import PairStages
-from mesh.sim.running_answer import RunningAnswer, end_message
+from mesh.sim.running_answer import RunningAnswer, due_progress, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import (
@@ -56,7 +53,6 @@ if TYPE_CHECKING:
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
-ENGINE = "vllm"
 STATUS_TOO_LONG, STATUS_FAILED, STATUS_QUEUE_FULL = 400, 500, 503
 
 
@@ -123,22 +119,10 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
-        offline, adapters = self._offline_profile(), self._config.adapters
-        known = (known_speed(ENGINE, self.engine.profile),)
+        has_offline = self._world.offline is not None
         self.core = AgentCore(
-            ReplicaConfig(
-                region=self._region,
-                replica=self.name,
-                epoch=self._epoch,
-                engine=ENGINE,
-                outstanding_max=self._config.outstanding_max,
-                heartbeat_s=self._config.heartbeat_s,
-                batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
-                offline=offline,
-                speeds=known if self._config.speeds_known else (),
-                adapters={} if adapters is None else adapters.sources(),
-                adapters_max=self.engine.adapters.most,
-                kv=self._config.parts.get(self.name),
+            agent_config(
+                self._config, self._region, self.name, self._epoch, self.engine, has_offline
             )
         )
         self._tick_at = float("inf")
@@ -147,14 +131,8 @@ class SimReplica:
             publish = self._publish_held
             queue = self._queue
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
-        self._scrapes.begin(each=offline is not None)
+        self._scrapes.begin(each=has_offline and self._config.offline is not None)
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
-
-    def _offline_profile(self) -> OfflineProfile | None:
-        offline, engine = self._config.offline, self.engine.profile
-        if self._world.offline is None or offline is None:
-            return None
-        return offline_profile(engine, offline.budget_s or budget_s(engine), offline.burst_s)
 
     def crash(self) -> None:
         """Agent and engine stop without a message."""
@@ -461,12 +439,7 @@ class SimReplica:
         if epoch != self._epoch or self.core is None:
             return
         now = self._queue.now
-        progress: dict[SessionHost, list[str]] = {}
-        for running in self._running.values():
-            streams = running.began and not self.engine.is_stuck
-            if streams or now - running.last_message_at >= WORKING_S:
-                running.last_message_at = now
-                progress.setdefault(running.receiver, []).append(running.inbox)
+        progress = due_progress(self._running.values(), now, is_stuck=self.engine.is_stuck)
         for inbox, told_at in self._held.items():
             if now - told_at >= WORKING_S:
                 self._held[inbox] = now

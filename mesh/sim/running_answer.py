@@ -1,12 +1,13 @@
 """An answer that a simulated replica is computing, and the message that ends it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.kv_stages import KvStage
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import End
+from schemas.exchange import WORKING_S, End
 from schemas.kv_transfer import KvRole
 
 
@@ -32,3 +33,17 @@ def end_message(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:
     """As an agent sends it; the time to first token is not measured here."""
     counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
     return End(outcome, detail, *counts, -1.0)
+
+
+def due_progress(
+    answers: Iterable[RunningAnswer], now: float, *, is_stuck: bool
+) -> dict[SessionHost, list[str]]:
+    """The inboxes of answers that make progress, or have been silent for WORKING_S, by the host
+    that is told; they count as told. `is_stuck`: their engine produces nothing."""
+    found: dict[SessionHost, list[str]] = {}
+    for running in answers:
+        streams = running.began and not is_stuck
+        if streams or now - running.last_message_at >= WORKING_S:
+            running.last_message_at = now
+            found.setdefault(running.receiver, []).append(running.inbox)
+    return found

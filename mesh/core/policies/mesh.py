@@ -120,8 +120,13 @@ class MeshPolicy:
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
-        speeds, holders = self._speeds(request), self._caches.of(request, with_prefills(targets))
-        rows = Prices(speeds, request, now, self._forwards, self._delays).rows(targets, holders)
+        speeds = self._speeds(request)
+        prices = Prices(speeds, request, now, self._forwards, self._delays)
+        if targets[0].prefill is None:
+            rows = prices.rows(targets, self._caches.of(request, targets))
+        else:  # pairs come first
+            holders = self._caches.of(request, with_prefills(targets))
+            rows = prices.with_pairs(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])

@@ -37,8 +37,6 @@ HELD_BY_NONE = PromptHolders({}, {})
 def with_prefills(targets: Sequence[Target]) -> Sequence[Target]:
     """The targets, and before them the prefill replicas of pairs, which are no targets by
     themselves but may hold the prompt."""
-    if targets[0].prefill is None:
-        return targets
     stages = {id(one.prefill): one.prefill for one in targets if one.prefill is not None}
     return [*(first for prefill in stages.values() for first in prefill.among), *targets]
 
@@ -67,9 +65,9 @@ class Prices:
         self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """The price of each target, pairs before others; `holders`: of the prompt."""
+        """The price of each target, none of them a pair; `holders`: of the prompt."""
         # This loop is half of a decision's cost, so nothing in it is looked up twice.
-        rows, targets = self._pairs_first(targets, holders)
+        rows: list[PriceRow] = []
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by = holders.replicas
@@ -116,11 +114,9 @@ class Prices:
             ))  # fmt: skip
         return rows
 
-    def _pairs_first(
-        self, targets: Sequence[Target], holders: PromptHolders
-    ) -> tuple[list[PriceRow], Sequence[Target]]:
-        """The price of each pair, a decode replica with the cheapest prefill replica of its kind;
-        and the other targets, which follow the pairs."""
+    def with_pairs(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """The price of each target; pairs, a decode replica with the cheapest prefill replica of
+        its kind, come before the others."""
         cheapest: dict[int, PriceRow] = {}
         found: list[PriceRow] = []
         for target in targets:
@@ -134,7 +130,7 @@ class Prices:
             alone = self.rows((target._replace(prefill=None),), HELD_BY_NONE)[0]
             held = holders.replicas.get(target.name, HELD_NOTHING)
             found.append(self._of_pair(target, Price._make(first), Price._make(alone), held))
-        return found, targets[len(found) :] if found else targets
+        return found + self.rows(targets[len(found) :], holders)
 
     def cheapest(self, targets: Sequence[Target], holders: PromptHolders) -> PriceRow:
         """The price of the cheapest; of those within TIE_S of it one by the request's id, so that
