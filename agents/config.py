@@ -25,6 +25,7 @@ from agents.core.offline_profile import (
     decode_profile,
 )
 from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
+from schemas.kv_transfer import KvAddress, KvRole, TransferKind
 from schemas.listed_routes import ListedRoutes
 from schemas.residency import Label, parse_labels
 from schemas.state import ADAPTERS_MAX
@@ -32,6 +33,11 @@ from schemas.state import ADAPTERS_MAX
 log = logging.getLogger(__name__)
 
 NO_LABELS = "none"  # on the command line
+BOTH = "both"  # likewise: an engine that answers alone
+_ADDRESS_OF = {
+    TransferKind.P2P: "host:port of the engine's own KV connector (kv_ip and kv_port)",
+    TransferKind.SGLANG: "host:port of the engine's bootstrap server",
+}
 MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 BATCH_MAX_MOST = 65_536
 OUTSTANDING_MAX_MOST = 4096
@@ -129,6 +135,10 @@ def _labels(value: object) -> object:
     return value
 
 
+def _role(value: object) -> object:
+    return None if value == BOTH else value
+
+
 def _bus_url(value: str) -> str:
     if not value.startswith(("nats://", "tls://")):
         raise ValueError("give it as nats://host:port")
@@ -184,6 +194,12 @@ class AgentConfig(EngineConfig):
     # Of its region's residency labels, those that hold here; None: all of them.
     residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
 
+    # Its part in pairs of engines, how their KV caches are transferred, and where the other engine
+    # finds this one; None: it answers alone.
+    role: Annotated[KvRole | None, BeforeValidator(_role)] = None
+    kv_transfer: TransferKind | None = None
+    kv_address: KvAddress | None = None
+
     # Where the engine publishes KV events, and repeats them; None: it doesn't.
     kv_events: Annotated[str, AfterValidator(checked_kv_address)] | None = None
     kv_events_replay: Annotated[str, AfterValidator(checked_kv_address)] | None = None
@@ -214,6 +230,35 @@ class AgentConfig(EngineConfig):
         if self.offline_priority is not None and self.engine_kind not in WITH_PRIORITY:
             kinds = " and ".join(WITH_PRIORITY)
             raise ValueError(f"--offline-priority: engines of kind {kinds} have a priority")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "AgentConfig":
+        kind, role, address = self.kv_transfer, self.role, self.kv_address
+        if role is None or kind is None:
+            if role is not None:
+                raise ValueError(f"--role {role}: say how its KV cache travels with --kv-transfer")
+            if kind is not None or address is not None:
+                raise ValueError(
+                    "--kv-transfer and --kv-address are of a part in pairs: give --role "
+                    "prefill or decode too"
+                )
+            return self
+        wanted = "sglang" if kind is TransferKind.SGLANG else "vllm"
+        if self.engine_kind != wanted:
+            raise ValueError(f"--kv-transfer {kind} is of engines of kind {wanted}")
+        needs_address = kind.needs_address(role)
+        if needs_address and address is None:
+            raise ValueError(f"--kv-transfer {kind}: give {_ADDRESS_OF[kind]} as --kv-address")
+        if address is not None and not needs_address:
+            raise ValueError(
+                f"--kv-address: with --kv-transfer {kind} a {role} engine needs none, leave it out"
+            )
+        if self.profile is not None and not (role is KvRole.DECODE and kind.decodes_whole):
+            raise ValueError(
+                f"--profile: a {role} engine with --kv-transfer {kind} takes no whole requests, "
+                "and so no offline work: leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -69,12 +69,16 @@ class Candidate:
     """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
     prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
     token costs there; memory_s: until KV memory is free; load_s: until its adapter is loaded;
-    others_s: what it costs the other requests there."""
+    others_s: what it costs the other requests there. Of a pair with a prefill replica queue_s,
+    prefill_s and base_s are that one's, transfer_s lasts until the other one's first token, and
+    decode_queue_s are prompts before it there."""
     matched_tokens: Count | None = 0
     """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
     lists API keys shows neither prices nor matches to requests without one of them."""
     pending: Count | None = None
     """Requests accepted there and not yet running, hand-offs on their way included."""
+    prefill: str | None = None
+    """The replica that would compute the prompt for it; null where it computes it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,8 @@ class Decision:
     placement: Placement
     replica: str | None = None
     """The replica that answers; null while none does."""
+    prefill: str | None = None
+    """The replica that computes its prompt for the one that answers; null where that one does."""
     peer: str | None = None
     """The region that the request was forwarded to."""
     hops: Count = 0
@@ -166,6 +172,7 @@ def rounded_candidate(one: Candidate) -> Candidate:
         terms={name: _microseconds(value) for name, value in one.terms.items()},
         matched_tokens=one.matched_tokens,
         pending=one.pending,
+        prefill=one.prefill,
     )
 
 

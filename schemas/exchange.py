@@ -55,6 +55,11 @@ H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the ag
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
+H_STAGE = "Mesh-Stage"  # "prefill" or "decode": the agent's engine computes one stage of a pair
+H_KV_PARAMS = "Mesh-Kv-Params"  # of the decode stage: what the prefill engine answered, as JSON
+H_KV_ROOM = "Mesh-Kv-Room"  # a random number: both stages of one attempt have the same
+H_KV_PREFILL = "Mesh-Kv-Prefill"  # host:port, where the prefill engine's cache is fetched
+H_KV_DECODE = "Mesh-Kv-Decode"  # host:port, where the decode engine's cache is written
 # W3C trace context travels as `traceparent` and `tracestate`.
 
 HOPS_MAX = 4  # the largest Mesh-Hops: older routers forwarded peers' requests to others

@@ -11,6 +11,13 @@ from functools import cache
 
 from schemas import exchange
 from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.kv_transfer import (
+    ADDRESS_CHARS_MAX,
+    ADDRESS_PATTERN,
+    PARAMS_BYTES_MAX,
+    ROOM_PATTERN,
+    KvRole,
+)
 from schemas.request_headers import ENGINE_HEADERS
 from schemas.residency import TEXT_CHARS_MAX
 from schemas.subjects import INBOX_ROOT
@@ -184,6 +191,35 @@ HEADERS: dict[str, tuple[Header, ...]] = {
                 exchange.H_MAY_QUEUE,
                 r"^1$",
                 "Take it though other work is pending, up to the agent's cap.",
+            ),
+            Header(
+                exchange.H_STAGE,
+                rf"^({'|'.join(KvRole)})$",
+                "The stage of the request that the engine computes; all of it when missing.",
+            ),
+            Header(
+                exchange.H_KV_PARAMS,
+                r"^\{[ -~]*\}$",
+                "Of a decode stage after a prefill stage: the object that the prefill engine "
+                "answered, as JSON.",
+                chars_max=PARAMS_BYTES_MAX,
+            ),
+            Header(
+                exchange.H_KV_ROOM,
+                ROOM_PATTERN,
+                "A random number that both stages of one attempt have.",
+            ),
+            Header(
+                exchange.H_KV_PREFILL,
+                ADDRESS_PATTERN,
+                "Where the prefill engine's KV cache is fetched.",
+                chars_max=ADDRESS_CHARS_MAX,
+            ),
+            Header(
+                exchange.H_KV_DECODE,
+                ADDRESS_PATTERN,
+                "Where the decode engine's KV cache is written.",
+                chars_max=ADDRESS_CHARS_MAX,
             ),
         ),
         *TRACE,

@@ -23,6 +23,7 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.kv_transfer import KvTransfer
 from schemas.listed_replicas import LISTED_MAX, ListedReplicas, ListPlace
 from schemas.numbers import Count, Seconds
 from schemas.residency import LABELS_MAX, Label
@@ -230,6 +231,8 @@ class Heartbeat:
     """Whether each adapter that its engine has is in use: none could be loaded in its place now."""
     adapters_free: Count = 0
     """Adapters that could be loaded before one had to be unloaded."""
+    kv: KvTransfer | None = None
+    """Its part in pairs of a prefill and a decode replica; null where it answers alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

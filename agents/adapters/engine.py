@@ -70,6 +70,7 @@ class EngineClient:
         asks_usage: bool | None = None,
         routes: tuple[str, ...] = (),
         rank: int | None = None,
+        finds_paths: bool = True,
     ) -> None:
         """`models`: the operator's list, instead of the engine's own; empty to read that.
 
@@ -77,7 +78,8 @@ class EngineClient:
         size where it shows that; not where the operator gave it. `asks_usage`: ask for the token
         counts of every stream; None: where its kind takes that. `routes`: other paths, which its
         operator says that it answers. `rank`: of data-parallel ones, that which is meant; None: all
-        of them.
+        of them. `finds_paths`: send a tiny request on optional ones; not to an engine that waits
+        for another one's KV cache.
         """
         self.asks_usage = kind.takes_usage_option if asks_usage is None else asks_usage
         self.takes_response_ids = kind.takes_response_ids
@@ -86,6 +88,7 @@ class EngineClient:
         self._has_rank = True  # as far as its page shows
         self._given_models = models
         self._listed = routes
+        self._finds_paths = finds_paths
         self._reads_batch_max = reads_batch_max
         self.version: str | None = None  # of the engine, where its settings show it
         self._settings_due_at = float("-inf")
@@ -239,6 +242,8 @@ class EngineClient:
         Found out by one tiny request for the first of its models, again when they change: lists of
         routes, where engines have them, name what the server knows and not what its model can do.
         """
+        if not self._finds_paths:
+            return self._listed
         if models != self._asked_for:
             self._asked_for = models
             self._answers.clear()

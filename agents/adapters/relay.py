@@ -50,6 +50,14 @@ from agents.core.answer_stream import (
 )
 from agents.core.effects import StartRelay
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
+from agents.core.kv_stages import (
+    ANSWER_BYTES_MAX,
+    StageInvalid,
+    handed_out,
+    stage_body,
+    stage_request_id,
+    whole_body,
+)
 from schemas.engine_routes import (
     EARLY_USAGE_PATHS,
     GENERATING_PATHS,
@@ -70,6 +78,7 @@ from schemas.exchange import (
 )
 from schemas.http import RESPONSES
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.kv_transfer import KvRole, TransferKind
 from schemas.request_headers import for_engine
 from schemas.response_ids import SECRET_BYTES, response_id
 from schemas.subjects import decode_model
@@ -113,9 +122,12 @@ class Relay:
         began: Callable[[RelayBegan], Awaitable[None]],
         engine_kind: str = "openai",
         adapter: ModelId | None = None,
+        transfer: TransferKind | None = None,
     ) -> None:
-        """`adapter`: the one that the request is for, if it is not for a model."""
+        """`adapter`: the one that the request is for, if it is not for a model. `transfer`: of KV
+        caches between engines, where this one has a part in pairs."""
         self._adapter = adapter
+        self._stage, self._transfer = start.stage, transfer
         self._inbox, self._path, self._request_id = start.inbox, start.path, start.request_id
         self._body = start.body
         self._engine = engine
@@ -230,6 +242,8 @@ class Relay:
         api = self._engine.api
         try:
             body, self._body = self._body, b""
+            if self._transfer is not None:
+                body = self._for_transfer(body, self._transfer, headers)
             if self._adds_usage and self._engine.asks_usage:
                 body = with_usage_requested(body)
                 self._removal = UsageEventRemoval()
@@ -241,16 +255,27 @@ class Relay:
             response = await api.request("POST", self._path, named, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
+            relay = self._hand_out if self._is_prefill else self._relay
             try:
-                return await self._relay(response, await response.head())
+                return await relay(response, await response.head())
             finally:
                 self._response = None
                 self._engine.held.discard(self._inbox)
                 api.release(response)
         except OSError as problem:
             return self._received or RelayResult(Outcome.ENGINE_LOST, _described(problem))
-        except HttpBroken as problem:
+        except (HttpBroken, StageInvalid) as problem:
             return self._received or RelayResult(Outcome.ENGINE_BROKEN, _described(problem))
+
+    def _for_transfer(self, body: bytes, kind: TransferKind, headers: dict[str, str]) -> bytes:
+        """The body for an engine that gives its KV cache to others, or gets it. Raises
+        StageInvalid."""
+        stage = self._stage
+        if stage is None:
+            return whole_body(body, kind)
+        if (request_id := stage_request_id(kind, stage)) is not None:
+            headers["X-Request-Id"] = request_id
+        return stage_body(body, kind, stage)
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
         self._status = head.status
@@ -281,6 +306,26 @@ class Relay:
                 self._received = self._judged()
             raise
         return self._judged()
+
+    @property
+    def _is_prefill(self) -> bool:
+        return self._stage is not None and self._stage.role is KvRole.PREFILL
+
+    async def _hand_out(self, response: Connection, head: ResponseHead) -> RelayResult:
+        """Of a prefill stage's good answer, send only what the decode engine needs."""
+        if head.status not in SUCCESS or self._transfer is None:
+            return await self._relay(response, head)
+        self._status, self._is_good = head.status, True
+        answer = bytearray()
+        while chunk := await response.read():
+            answer += chunk
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise StageInvalid(f"the prefill engine's answer is over {ANSWER_BYTES_MAX} bytes")
+        params = handed_out(bytes(answer), self._transfer)
+        self._tail.add(bytes(answer))
+        await self._send_head(ResponseHead(head.status, JSON))
+        self._frames.data(params, self._clock())
+        return _DONE
 
     async def _other_engine(self, response: Connection) -> RelayResult | None:
         """The result of an answer by an engine that serves other models, in this one's place."""

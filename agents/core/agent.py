@@ -217,6 +217,8 @@ class AgentCore:
         state = self.state
         if state in _CLOSED:
             return _CLOSED[state]
+        if not self._replica.computes(work.role):
+            return Refusal.WRONG_MODEL
         serves = self._engine.serves(work.model, work.path)
         if not serves and (reason := self._adapters.reason_against(work, now)) is not None:
             return reason
@@ -247,12 +249,11 @@ class AgentCore:
 
     def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         """Its body is whole. An offline request waits for what online ones leave."""
-        work = record.work
         if not self._has_answered:
-            self._example = work
-        if work.offline:
+            self._example = record.work
+        if record.work.offline:
             return self._offline.hold(record, body, now)
-        if self._adapters.is_loaded(work.model):
+        if self._adapters.is_loaded(record.work.model):
             return self._send(record, body, now)
         waits = self._adapters.wait(record, body, now)
         if waits is not None:
@@ -261,10 +262,9 @@ class AgentCore:
         return [self._refuse(record.inbox, Refusal.FULL, "no room for its adapter any more")]
 
     def _send(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
-        work = record.work
         self._requests.send(record, now)
         self._offline.online_sent(record, now)
-        return [effects.StartRelay(record.inbox, work.path, work.request_id, body, record.headers)]
+        return [record.relay(body)]
 
     def _on_adapter_load_ended(
         self, event: events.AdapterLoadEnded, now: float
@@ -303,9 +303,9 @@ class AgentCore:
     def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
         assert record is not None and record.sent_at is not None, "an end without a StartRelay"
-        work, alone = record.work, record.alone
+        work, alone = record.work, record.alone and not record.work.is_decode
         if event.outcome is Outcome.DONE and not work.offline:
-            began_at, odd = record.began_at if event.streamed else None, work.is_odd
+            began_at, odd = record.first_token_at(streamed=event.streamed), work.is_odd
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
             self._served_total += not work.warm
         self._offline.ended(event, record.sent_at, now, offline=work.offline)
@@ -379,7 +379,7 @@ class AgentCore:
         self._adapters.scraped(event, self._health.state)
         self._health.succeeded()
         self._requests.scraped(event.began_at, now)
-        at_engine = tables.at_engine - len(event.held)
+        at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)
         backlog = EngineBacklog(at_engine, tables.longest_prompt_tokens)
         line = self._engine.prefill.line
         hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.core.events import RouterKey
+from agents.core.kv_stages import KvStage
 from schemas.exchange import BodyWanted, Outcome, Refused
 from schemas.ids import ModelId
 from schemas.state import Heartbeat
@@ -51,6 +52,7 @@ class StartRelay:
     request_id: str
     body: bytes
     headers: Mapping[str, str]  # of the work message: they carry the trace
+    stage: KvStage | None = None  # the engine computes only that
 
 
 @dataclass(frozen=True, slots=True)

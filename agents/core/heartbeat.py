@@ -6,10 +6,32 @@ from dataclasses import dataclass, field
 from agents.core.known_speed import KnownSpeed
 from agents.core.offline_profile import OfflineProfile
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.kv_transfer import KvRole, KvTransfer, TransferKind
 from schemas.residency import Label, Labels
 from schemas.state import PrefillPrior
 
 GAP_MIN_S = 0.01  # a replica that turns full and not full with every request must not flood the bus
+
+
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """The engine's part in pairs. `address`: where the other one finds it, host:port."""
+
+    kind: TransferKind
+    role: KvRole
+    address: str | None = None
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether it also answers requests alone."""
+        return self.role is KvRole.DECODE and self.kind.decodes_whole
+
+    def report(self, models: tuple[ModelId, ...]) -> KvTransfer:
+        """For the heartbeat of an engine with these models."""
+        return KvTransfer(
+            kind=self.kind, role=self.role, models=models, whole=self.takes_whole,
+            address=self.address,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,7 @@ class ReplicaConfig:
     speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
     adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
     adapters_max: int = 0  # adapters that its engine may have at once
+    kv: KvPart | None = None  # in pairs; None: it answers alone
 
     def fits_residency(self, requested: Labels) -> bool:
         """Whether one of these labels holds here. Routers check it first, but a label may have
@@ -48,6 +71,12 @@ class ReplicaConfig:
         mesh.toml lists."""
         labels = self.residency
         return not requested or labels is None or any(label in requested for label in labels)
+
+    def computes(self, stage: KvRole | None) -> bool:
+        """Whether its engine computes that stage of requests; None: all of them."""
+        if self.kv is None:
+            return stage is None
+        return self.kv.takes_whole if stage is None else stage is self.kv.role
 
     def prior(self, models: tuple[ModelId, ...]) -> PrefillPrior | None:
         """By what is known of an engine of this kind with these models."""

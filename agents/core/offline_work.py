@@ -129,8 +129,7 @@ class OfflineWork:
         record = self._table.by_inbox[inbox]
         if isinstance(decision, Admit):
             self._table.send(record, now)
-            work, body = record.work, self._bodies.pop(inbox)
-            yield effects.StartRelay(inbox, work.path, work.request_id, body, record.headers)
+            yield record.relay(self._bodies.pop(inbox))
         elif isinstance(decision, Abort):
             if self._table.abort(record):
                 yield effects.AbortRelay(inbox, Outcome.PREEMPTED, GIVEN_BACK)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from agents.core.requests import AgentRequest, RequestTable
 from schemas.exchange import Outcome
 
+OTHER_S = 60.0  # far more than a prompt and its transfer take
 _NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
 
 
@@ -81,6 +82,13 @@ class RequestTables:
     def at_engine(self) -> int:
         """Sent to the engine and not ended."""
         return self.online.at_engine + self.offline.at_engine
+
+    def waiting_for_others(self, now: float) -> int:
+        """Stages at the engine that wait for another engine, and so are no sign of a hang."""
+        return sum(
+            record.waits_for_other and record.sent_at is not None and now - record.sent_at < OTHER_S
+            for record in self.online.waiting()
+        )
 
     @property
     def longest_prompt_tokens(self) -> int:

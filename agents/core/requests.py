@@ -25,11 +25,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from agents.core.effects import StartRelay
 from agents.core.engine_load import PrefillLine, ScrapeCounters
 from agents.core.events import RouterKey
+from agents.core.kv_stages import KvStage, StageInvalid, parse_stage
 from agents.core.routers import HandoffNumber
 from schemas import subjects
-from schemas.engine_routes import GENERATING_PATHS
+from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import (
     BODY_BYTES_MAX,
     H_BODY_BYTES,
@@ -44,6 +46,7 @@ from schemas.exchange import (
     H_PREFILL_TOKENS,
     H_REQUEST,
     H_RESIDENCY,
+    H_STAGE,
     H_TERM,
     H_WARM,
 )
@@ -56,6 +59,7 @@ from schemas.ids import (
     is_path,
     is_request_id,
 )
+from schemas.kv_transfer import KvRole
 from schemas.residency import Labels, parse_labels
 
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
@@ -94,6 +98,7 @@ class WorkRequest:
     offline: bool = False  # a line of a batch job: takes what online requests leave
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
+    stage: KvStage | None = None  # of a pair's two, the one that this engine computes
 
     @property
     def generates(self) -> bool:
@@ -103,7 +108,22 @@ class WorkRequest:
     @property
     def is_odd(self) -> bool:
         """Whether its answer is no example of what clients' answers take of the engine."""
-        return self.warm or not self.generates
+        return self.warm or not self.generates or self.is_prefill
+
+    @property
+    def role(self) -> KvRole | None:
+        """The stage that is computed here; None for all of it."""
+        return None if self.stage is None else self.stage.role
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether only its prompt is computed here, for a decode engine."""
+        return self.role is KvRole.PREFILL
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether its prompt was computed elsewhere."""
+        return self.role is KvRole.DECODE
 
 
 def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
@@ -131,6 +151,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         offline=headers.get(H_OFFLINE) == "1",
         owner=_owner(headers),
         term=_number(headers.get(H_TERM, "")),
+        stage=_stage(headers, path) if H_STAGE in headers else None,
         request_id=request_id if is_request_id(request_id) else "",
     )
 
@@ -152,6 +173,15 @@ def _owner(headers: Mapping[str, str]) -> RegionId | None:
         return None if owner is None else RegionId(checked_name("region", owner))
     except NameInvalid as error:
         raise BadWork(f"{H_OWNER}: {error}"[:300]) from error
+
+
+def _stage(headers: Mapping[str, str], path: str) -> KvStage:
+    if path not in PLAIN_PATHS:
+        raise BadWork(f"{H_STAGE}: requests for {path[:80]!r} are not computed in stages")
+    try:
+        return parse_stage(headers)
+    except StageInvalid as error:
+        raise BadWork(str(error)) from error
 
 
 def _residency(headers: Mapping[str, str]) -> Labels:
@@ -228,6 +258,22 @@ class AgentRequest:
     part_bytes: int = 0  # of all parts that arrived
     last_part_at: float = -inf
     prompt_tokens: int = 0  # to be computed: the router's estimate, else by the size of its body
+
+    def first_token_at(self, *, streamed: bool) -> float | None:
+        """None where that doesn't show. The one token of a prefill stage is its first."""
+        return self.began_at if streamed or self.work.is_prefill else None
+
+    @property
+    def waits_for_other(self) -> bool:
+        """Whether its first byte may depend on another engine: it has no cache, or nobody has come
+        for one."""
+        stage = self.work.stage
+        return stage is not None and (self.work.is_decode or stage.prefill_address is not None)
+
+    def relay(self, body: bytes) -> StartRelay:
+        """What sends it to the engine, with its whole body."""
+        work = self.work
+        return StartRelay(self.inbox, work.path, work.request_id, body, self.headers, work.stage)
 
 
 class RequestTable:

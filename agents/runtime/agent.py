@@ -254,6 +254,7 @@ class Agent:
             began=self.feed,
             engine_kind=self._config.engine_kind,
             adapter=self._core.adapter_of(inbox),
+            transfer=self._config.kv_transfer,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
         if self._held is not None:

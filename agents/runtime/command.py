@@ -12,7 +12,7 @@ import nats.errors
 import uvloop
 
 from agents.adapters.bus import ReplicaNameTaken
-from agents.config import ENGINE_KEY, AgentConfig, offline_profile
+from agents.config import BOTH, ENGINE_KEY, AgentConfig, offline_profile
 from agents.core.offline_profile import OfflineProfile, ProfileInvalid
 from agents.engine_options import checked, engine_options, read_engine_key
 from agents.runtime.process import Stop, run
@@ -21,6 +21,7 @@ from infra.bus import BusUnreachable
 from infra.credentials_file import credentials_option, environment
 from infra.process import collect_seldom, raise_limit
 from infra.service_manager import ServiceManager
+from schemas.kv_transfer import KvRole, TransferKind
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,28 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     help="Another route that clients may call at the engine, like /v1/foo, where its region's "
     "routes list it too; repeat it, or separate by spaces in the environment. "
     "[MESH_ENGINE_ROUTES]",
+)
+@click.option(
+    "--role",
+    type=click.Choice([BOTH, *KvRole]),
+    default=BOTH,
+    envvar="MESH_AGENT_ROLE",
+    help="prefill or decode: its engine computes one stage of requests, another engine the other. "
+    "[MESH_AGENT_ROLE]",
+)
+@click.option(
+    "--kv-transfer",
+    type=click.Choice(list(TransferKind)),
+    envvar="MESH_KV_TRANSFER",
+    help="How KV caches get from a prefill to a decode engine: vLLM's NixlConnector, its "
+    "P2pNcclConnector, or SGLang's bootstrap server. [MESH_KV_TRANSFER]",
+)
+@click.option(
+    "--kv-address",
+    envvar="MESH_KV_ADDRESS",
+    metavar="HOST:PORT",
+    help="Where the other engine finds this one's: of p2p its KV connector, of an sglang prefill "
+    "engine its bootstrap server. [MESH_KV_ADDRESS]",
 )
 @click.option(
     "--adapter",

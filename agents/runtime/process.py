@@ -16,7 +16,7 @@ from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.engine_cache import EngineCache
-from agents.core.heartbeat import ReplicaConfig
+from agents.core.heartbeat import KvPart, ReplicaConfig
 from agents.core.held_blocks import HeldBlocks
 from agents.core.held_log import HeldLog
 from agents.core.known_speed import KnownSpeed, of_profile
@@ -112,6 +112,7 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
         asks_usage=config.ask_usage,
         routes=config.routes,
         rank=config.data_parallel_rank,
+        finds_paths=config.role is None,
     )
 
 
@@ -177,7 +178,15 @@ def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> Replic
         speeds=tuple(speed for speed in (kept, profiled) if speed is not None),
         adapters=config.adapters,
         adapters_max=config.load_adapters or 0,
+        kv=kv_part(config),
     )
+
+
+def kv_part(config: AgentConfig) -> KvPart | None:
+    """The engine's part in pairs; None where it answers alone."""
+    if config.role is None or config.kv_transfer is None:
+        return None
+    return KvPart(config.kv_transfer, config.role, config.kv_address)
 
 
 def outstanding_max(config: AgentConfig, kind: EngineDialect) -> int:

@@ -20,6 +20,7 @@ that never runs backwards.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agents.sim.batch import Batch, Chunk, EngineInternals, SequenceState
@@ -192,6 +193,29 @@ class EngineSim:
         if self._stretch is not None:
             self._stretch.cut(now)
         return True
+
+    def pin(self, keys: Sequence[int], now: float) -> list[int]:
+        """Keep the cached ones of these leading blocks until `unpin`, for another engine."""
+        self._settle(now)
+        hits = self.cache.matched(keys)
+        return self.cache.reserve(keys[:hits], hits, spare=0) or []
+
+    def unpin(self, pinned: Sequence[int], now: float) -> None:
+        """Nobody fetches them any more. `wake_at` may be earlier afterwards."""
+        self._settle(now)
+        self.cache.release(pinned, 0)
+        self._stalled = False
+        if self._stretch is None and self._waiting:
+            self._plan(now)
+
+    def receive(self, keys: Sequence[int], now: float) -> None:
+        """These blocks came from another engine, as many as there is room for: they are cached."""
+        self._settle(now)
+        new = keys[self.cache.matched(keys) :]
+        room = min(len(new), self.cache.available)
+        self.cache.take(room)
+        fresh = self.cache.publish(new[:room])
+        self.cache.release(fresh, room - len(fresh))
 
     def step(self, now: float) -> StepResult:
         """Let everything up to `now` happen. Call again at the returned `wake_at`."""

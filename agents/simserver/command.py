@@ -17,7 +17,7 @@ model = "my/model"         # the name that it serves; without it, the profile's
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,11 @@ from agents.sim.profile_files import ProfileInvalid, find_profile
 from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
 from agents.simserver.metrics import PageKind
+from schemas.kv_transfer import KvRole, TransferKind
+
+if TYPE_CHECKING:
+    from agents.simserver.kv_transfer import KvSettings
+
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
 DEFAULT_PROFILE = A100_MISTRAL.name
@@ -43,6 +48,16 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
         return parse_switches(value)
     except FaultsInvalid as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _kv_settings(
+    role: str | None, kind: str, timeout_s: float, s_per_token: float
+) -> "KvSettings | None":
+    from agents.simserver.kv_transfer import KvSettings
+
+    if role is None:
+        return None
+    return KvSettings(KvRole(role), TransferKind(kind), timeout_s, s_per_token)
 
 
 @click.command(context_settings={"show_default": True})
@@ -105,6 +120,30 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option("--kv-events-replay", help="Repeat them there.", metavar="ADDRESS")
 @click.option(
+    "--role",
+    type=click.Choice(list(KvRole)),
+    help="It computes one stage of requests: prompts for others, or answers to others' prompts "
+    "[default: whole requests].",
+)
+@click.option(
+    "--kv-transfer",
+    type=click.Choice([TransferKind.NIXL, TransferKind.SGLANG]),
+    default=TransferKind.NIXL,
+    help="With --role, whose protocol of KV transfers it simulates: vLLM's or SGLang's.",
+)
+@click.option(
+    "--kv-timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=480.0,
+    help="With --role, how long it waits for the other engine of a pair.",
+)
+@click.option(
+    "--kv-s-per-token",
+    type=click.FloatRange(min=0),
+    default=1e-5,
+    help="With --role, how long a transfer takes for each token, in its own seconds.",
+)
+@click.option(
     "--adapters-max",
     type=click.IntRange(0, 1024),
     default=0,
@@ -134,13 +173,17 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
     """
     import uvloop
 
-    from agents.simserver.server import CannotListen, SimConfig, serve
+    from agents.simserver.server import SimConfig
+    from agents.simserver.serving import CannotListen, serve
 
     profile, longest = options["profile"], options["max_model_len"]
     if longest and longest > (options["kv_tokens"] or profile.kv_tokens):
         raise click.UsageError(
             "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
         )
+    options["kv"] = _kv_settings(
+        *(options.pop(name) for name in ("role", "kv_transfer", "kv_timeout_s", "kv_s_per_token"))
+    )
     options["models"] = options["models"] or (profile.model or profile.name,)
     config = SimConfig(metrics=PageKind(metrics), **options)
 

@@ -8,7 +8,7 @@ all (another).
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.sim.engine import EngineSim
@@ -140,6 +140,21 @@ class Driver:
         if self._streams.pop(stream.id, None) is not None:
             self._engine.abort(stream.id, self._clock.now())
             self._arm()
+
+    def pin(self, keys: Sequence[int]) -> list[int]:
+        """Keep these cached blocks until `unpin`."""
+        return self._engine.pin(keys, self._clock.now())
+
+    def unpin(self, pinned: Sequence[int]) -> None:
+        self._engine.unpin(pinned, self._clock.now())
+        self._after_step()
+        self._arm()
+
+    def receive(self, keys: Sequence[int]) -> None:
+        """These blocks are cached from now on."""
+        self._engine.receive(keys, self._clock.now())
+        self._after_step()
+        self._arm()
 
     def stats(self) -> EngineStats:
         return self._engine.stats(self._clock.now())

@@ -9,13 +9,12 @@ import logging
 import os
 import random
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -32,6 +31,7 @@ from agents.simserver.driver import Driver, TokenStream
 from agents.simserver.embeddings import embeddings, read_embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
 from agents.simserver.kv_events import KvEventPublisher
+from agents.simserver.kv_transfer import KvPeer, KvSettings
 from agents.simserver.messages import (
     MessageRenderer,
     count_tokens,
@@ -52,7 +52,7 @@ from agents.simserver.prompt_work import (
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
-from infra.process import end_all, write_ready_file
+from infra.process import end_all
 from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
 from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
@@ -91,6 +91,7 @@ class SimConfig:
     kv_events_replay: str | None = None
     adapters_max: int = 0  # LoRA adapters at once; 0: it takes none
     adapter_load_s: float = 1.0  # of the engine's time
+    kv: KvSettings | None = None  # its part in pairs
 
 
 class SimServer:
@@ -128,6 +129,8 @@ class SimServer:
         flush = (lambda: None) if self._kv_events is None else self._kv_events.flush
         tokens = self._count_tokens
         self._driver = Driver(engine, self._meters, config.time_scale, tokens, flush)
+        kv, scale = config.kv, config.time_scale
+        self._kv = None if kv is None else KvPeer(kv, self._driver, scale)
         self._thawed = asyncio.Event()
         self._apply_faults()
 
@@ -136,6 +139,9 @@ class SimServer:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._shape_errors])
         if self._kv_events is not None:
             app.cleanup_ctx.append(self._publish_kv_events)
+        if self._kv is not None:
+            app.cleanup_ctx.append(self._kv.closing)
+            app.add_routes(self._kv.routes())
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._chat),
@@ -253,6 +259,12 @@ class SimServer:
     async def _generate(
         self, request: web.Request, job: GenerationRequest, name: str = ""
     ) -> web.StreamResponse:
+        kv = self._kv
+        params = {} if kv is None else kv.read(await request.read())
+        if kv is not None and kv.is_prefill:
+            return await self._prefill(request, job, kv, params)
+        if kv is not None:
+            await kv.fetch(params, self._keys(job), job.prompt_tokens)
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
         answer = _renderer(request, job, attempt, name)
@@ -270,12 +282,34 @@ class SimServer:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
 
-    def _submit(self, job: GenerationRequest) -> TokenStream:
+    async def _prefill(
+        self, request: web.Request, job: GenerationRequest, kv: KvPeer, params: Mapping[str, Any]
+    ) -> web.Response:
+        """Compute the prompt and one token, and keep its KV cache for a decode engine."""
+        stream = self._submit(replace(job, stream=False), output_tokens=1)
+        ended = "abort"
+        try:
+            await stream.wait(0)
+            host, port = request.get_extra_info("sockname")[:2]
+            here, tokens = Address(host, port), job.prompt_tokens
+            handed_out = await kv.handed_out(params, self._keys(job), tokens, here)
+            answer = _renderer(request, job, f"{self._nonce}-{stream.id:x}", "")
+            body = orjson.loads(answer.whole(stream.cached_tokens))
+            ended = "length"
+            return _json(body | {"kv_transfer_params": handed_out})
+        finally:
+            self._driver.close(stream)
+            self._meters.ended[ended] += 1
+
+    def _keys(self, job: GenerationRequest) -> list[int]:
+        return block_keys(job.sequence(), self._block_bytes)
+
+    def _submit(self, job: GenerationRequest, output_tokens: int | None = None) -> TokenStream:
         sequence = job.sequence()
         keys = block_keys(sequence, self._block_bytes, job.adapter)
         if self._kv_events is not None:
             self._kv_events.learn(keys, sequence, job.adapter)
-        tokens = job.prompt_tokens, job.answer.tokens
+        tokens = job.prompt_tokens, output_tokens or job.answer.tokens
         return self._opened(partial(self._driver.open, *tokens, keys, whole=not job.stream))
 
     def _opened(self, opens: Callable[[], TokenStream]) -> TokenStream:
@@ -370,55 +404,3 @@ def _renderer(
         return ResponseRenderer(job, name, int(time.time()), attempt)
     response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
     return SseRenderer(job, response_id, int(time.time()), attempt)
-
-
-# Streams still open at SIGTERM are cut after this long.
-_GOODBYE_S = 0.2
-
-
-class CannotListen(Exception):
-    """The address can't be bound; the message says which and what to do."""
-
-
-async def serve(
-    config: SimConfig,
-    host: str,
-    port: int,
-    ready_file: Path | None,
-    announce: Callable[[str], None],
-) -> None:
-    """Serve until SIGTERM or SIGINT; port 0 is any free one. Once it serves, `announce` gets the
-    URL, and the ready file is written. Raises CannotListen."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        SimServer(config).app(),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=_GOODBYE_S,
-    )
-    await runner.setup()
-    try:
-        await _listen(runner, host, port)
-        url = f"http://{Address(*runner.addresses[0][:2])}"
-        if ready_file is not None:
-            write_ready_file(ready_file, {"url": url, "pid": os.getpid()})
-        announce(url)
-        await stop.wait()
-    finally:
-        await runner.cleanup()
-
-
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
-    try:
-        await web.TCPSite(runner, host, port, backlog=512).start()
-    except OSError as error:
-        # A name that can't be resolved comes with a negative number of its own.
-        code = error.errno or 0
-        reason = os.strerror(code) if code > 0 else "no such address"
-        raise CannotListen(
-            f"can't listen on {host} port {port} ({reason}): "
-            "choose another --port, or 0 for a free one"
-        ) from None

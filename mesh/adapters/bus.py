@@ -216,8 +216,10 @@ class RouterBus:
         headers: dict[str, str],
     ) -> bool:
         """The request to an agent, which requests a body too large for one message in parts."""
-        body = record.body
-        if len(body) > self.payload_bytes_max:
+        body, room = record.body, self.payload_bytes_max
+        if exchange.H_KV_PARAMS in headers:
+            room -= len(headers[exchange.H_KV_PARAMS])
+        if len(body) > room:
             headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
         return self.publish(subjects.work(region, replica), body, reply=inbox, headers=headers)
 

@@ -25,8 +25,9 @@ from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import (
     beat_by_name,
+    beat_of_pair,
     digest_by_name,
-    is_keeper_name,
+    is_for_others,
     is_model,
     with_adapters,
     with_keeper_names,
@@ -59,7 +60,7 @@ class KnownModels:
         known = len(self._seen_at)
         for model in models:
             is_new = model not in self._seen_at
-            if is_new and (len(self._seen_at) >= MODELS_MAX or is_keeper_name(model)):
+            if is_new and (len(self._seen_at) >= MODELS_MAX or not is_for_others(model)):
                 continue
             self._seen_at[model] = now
         if len(self._seen_at) != known:
@@ -223,7 +224,8 @@ class ClusterEvents:
         if beat.paths:
             beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:
-            return beat
+            # Replicas of an adopted region answer whole requests only.
+            return beat if beat.kv is None else beat_of_pair(beat, self._replicas.has_ready)
         if beat.region not in self.ownership.adopted:
             return None
         name = replica_name_at(beat.region, beat.replica, self._home)
@@ -268,10 +270,7 @@ class ClusterEvents:
         if change.restarted:
             self._placer.forget_replica(beat.replica)
             self._notify_lost(beat.replica, change.orphans)
-            at = beat.replica
-            there = [
-                one for one in self._inflight.values() if one.replica == at and one.peer is None
-            ]
+            there = [one for one in self._inflight.values() if one.needs(beat.replica)]
             self._on_lost(there, "the agent restarted or left", now)
         if self._held.group_of:
             self._scheduler.offer(beat.replica, now)

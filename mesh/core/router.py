@@ -21,6 +21,7 @@ from mesh.core.gossip.held_prefixes import HeldPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
+from mesh.core.lifecycle.failed_attempts import FailedAttempts
 from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
 from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
 from mesh.core.lifecycle.model_choice import ModelChoice
@@ -139,6 +140,17 @@ class RouterCore:
             fresh=self._cluster_events.fresh,
             effects=self._effects,
         )
+        self._failed_attempts = FailedAttempts(
+            settings=self._settings,
+            held=self.held,
+            admission=self._admission,
+            attempts=self._attempts,
+            completion=self._completion,
+            timeouts=self._timeouts,
+            scheduler=self._scheduler,
+            model_choice=self.model_choice,
+            effects=self._effects,
+        )
         self._handlers = self.warming.among(self._event_handlers())
 
     def _event_handlers(self) -> dict[type, Callable[[Any, float], None]]:
@@ -149,6 +161,7 @@ class RouterCore:
             **self.gossip.handlers(),
             **self.held_prefixes.handlers(),
             ev.PlacedByPeer: self._on_placed_by_peer,
+            ev.PrefillEnded: self._on_prefilled,
             ev.AttemptRefused: self._on_refused,
             ev.AttemptProgressed: self._on_progressed,
             ev.AnswerStarted: self._on_started,
@@ -222,12 +235,12 @@ class RouterCore:
         if isinstance(place, Refusal):
             self._completion.refuse(request, inbox, place, now)
         elif place.target is not None:
-            self._attempts.begin(RequestRecord(request), place, now)
+            self._begin_foreign(RequestRecord(request), place, now)
         else:
             self.inflight[request.key] = record = RequestRecord(request)
             record.decided(place)
             self._attempts.decided(request, place)
-            self._to_hold_queue(record, now)
+            self._failed_attempts.to_hold_queue(record, now)
             self._scheduler.joined(request, place)
             self._forwarded_queue.notify(request, now)
 
@@ -240,10 +253,20 @@ class RouterCore:
         if may_be_late and self._completion.shed_if_too_late(record, place, now):
             return
         self._admission.begun.count(now)
-        if request.answer_inbox is not None:
-            self._forwarded_queue.leave(request)
-            del self.inflight[request.key]
+        if request.answer_inbox is None:
+            self._attempts.begin(record, place, now)
+            return
+        self._forwarded_queue.leave(request)
+        del self.inflight[request.key]
+        self._begin_foreign(record, place, now)
+
+    def _begin_foreign(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
+        """Begin an attempt for a peer's request, which stays here while a prefill stage runs."""
+        if place.prefill is not None:
+            self.inflight[record.request.key] = record
         self._attempts.begin(record, place, now)
+        if record.is_prefilling:
+            self._forwarded_queue.notify(record.request, now)
 
     def _hold(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Hold a new request, or shed it, or shed another one for it."""
@@ -255,17 +278,8 @@ class RouterCore:
         expected = self._admission.with_expectation(record, place, now)
         record.decided(expected)
         self._attempts.decided(record.request, expected)
-        self._to_hold_queue(record, now)
+        self._failed_attempts.to_hold_queue(record, now)
         self._scheduler.joined(record.request, place)
-
-    def _to_hold_queue(self, record: RequestRecord, now: float) -> None:
-        """The attempt under way, if any, is over: it waits at its place by class and arrival."""
-        if self._completion.end_copy(record, now):
-            return
-        self._attempts.leave(record, now)
-        record.hold(now)
-        self.held.put(record.request, comes_back=record.attempt > 0)
-        self._admission.waits(record.request, now)
 
     # Ends.
 
@@ -303,6 +317,18 @@ class RouterCore:
         if record is not None and record.peer is not None:
             record.placed_by_peer(event.replica, now)
 
+    def _on_prefilled(self, event: ev.PrefillEnded, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is None or record.prefill is None:
+            return
+        self._attempts.prefilled(record, event.served, now)
+        if record.is_prefilling:
+            self._attempts.decode(record, now)
+        if record.request.answer_inbox is not None:
+            self._forwarded_queue.leave(record.request)
+            del self.inflight[event.key]
+            record.end()
+
     def _on_progressed(self, event: ev.AttemptProgressed, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
@@ -317,75 +343,25 @@ class RouterCore:
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
-        if record is None or record.has_started:
-            return
-        if event.reason == Refusal.BAD_WORK:
-            self._completion.fail(
-                record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
-            )
-            return
-        self._attempts.rest(record, now)
-        self._attempt_refused(record, now)
-        self._scheduler.place_waiting(now)
-
-    def _attempt_refused(self, record: RequestRecord, now: float) -> None:
-        """Back into the hold queue, if it was not refused too often and is not too late."""
-        record.refused(now)
-        if record.refusals >= self._settings.refusals_max:
-            self._completion.shed(record, None, f"refused {record.refusals} times", now)
-        elif not self._completion.shed_if_too_late(record, None, now):
-            self._to_hold_queue(record, now)
+        if record is not None and not record.has_started:
+            self._failed_attempts.on_refused(record, event, now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
         record = self._current(event.key, event.attempt)
-        if record is None:
-            return
-        if now >= record.request.deadline:  # the agent's clock may be ahead
-            self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
-            return
-        record.engine_answered(event.status)
-        whole_place = record.peer is None or record.replica is None
-        if whole_place and event.status is None:
-            self._attempts.rest(record, now)
-        self._attempt_failed(record, event.detail, now)
-        self._scheduler.place_waiting(now)
-
-    def _attempt_failed(
-        self, record: RequestRecord, detail: str, now: float, *, same_again: bool = False
-    ) -> None:
-        """Back into the hold queue if another attempt may help; the caller tries held requests.
-
-        `same_again`: its place may be tried again, as another process runs there now.
-        """
-        if record.has_started:
-            self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
-            return
-        record.failed(avoid_place=not same_again)
-        has_places = same_again or self._timeouts.others_serve(record)
-        has_places = has_places or self.model_choice.other(record, now) is not None
-        if has_places and record.is_worth_another(self._settings.failures_max):
-            self._to_hold_queue(record, now)
-            self.model_choice.retarget(record, now)
-        elif record.engine_status is not None:
-            self._completion.end(record, now)
-            self._effects.append(fx.PassEngineError(record.request.key))
-        else:
-            self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
+        if record is not None:
+            self._failed_attempts.on_failed(record, event, now)
 
     def _replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
-        """The agent that had these requests is gone; one that returns under its name is another."""
-        for record in lost:
-            detail = f"replica {record.replica} was lost: {why}"
-            self._attempt_failed(record, detail, now, same_again=True)
-        self._scheduler.place_waiting(now)
+        self._failed_attempts.replica_lost(lost, why, now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         self.replicas.bus.returned(now)
         self.gossip.siblings.bus_returned()
         for record in list(self.inflight.values()):
-            if record.state is RequestState.TRIED:  # started answers show a loss by themselves
+            if record.state is RequestState.TRIED and not record.is_handed_over:
+                # Started answers show a loss by themselves.
                 self._attempts.cancel(record)
-                self._to_hold_queue(record, now)
+                self._failed_attempts.to_hold_queue(record, now)
         self._scheduler.place_waiting(now)
 
     def _on_settings(self, event: ev.SettingsChanged, now: float) -> None:
@@ -395,6 +371,7 @@ class RouterCore:
         self.replicas.follow(settings)
         self._placer.follow(settings, self.gossip)
         self._timeouts.follow(settings)
+        self._failed_attempts.follow(settings)
         self._forwarded_requests.follow(settings)
         self.model_choice.follow(settings)
         if settings.hold_order is not before.hold_order:
@@ -428,6 +405,7 @@ class RouterCore:
                 self._attempts.cancel(record)
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
+            self._failed_attempts.reconsider(record)
             self.model_choice.retarget(record, now)
             if record.queued_s(now) >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
@@ -436,9 +414,12 @@ class RouterCore:
         elif (lost := self._timeouts.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
             if self._timeouts.is_left_waiting(record, now):  # another router there may place it
-                self._attempt_refused(record, now)
+                self._failed_attempts.refused(record, now)
             else:
-                self._attempt_failed(record, lost, now)
+                in_prefill = record.is_prefilling
+                self._failed_attempts.failed(record, lost, now, in_prefill=in_prefill)
+        elif record.is_prefilling and record.request.answer_inbox is not None:
+            self._forwarded_queue.check(record.request, now)
 
     def _hold_expired(self, record: RequestRecord, now: float) -> None:
         if (why := self._timeouts.unserved_because(record)) is not None:

@@ -186,6 +186,7 @@ def read_forwarded(
             offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
             answer_tokens=None if path in GENERATING_PATHS else 0,
+            is_whole_here=exchange.H_BODY_BYTES not in headers,
         )
     except KeyError as error:
         raise IngressInvalid(f"no header {error}") from error

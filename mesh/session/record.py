@@ -51,7 +51,7 @@ class DirectWriter(Protocol):
         """Write what a frame brings. False: feed it to the answer, and call `changed`."""
 
 
-def _nobody_waits() -> None:
+def nobody_waits() -> None:
     """The `changed` of a request that no client of this router sent."""
 
 
@@ -117,8 +117,11 @@ class OpenRequest:
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False
-    changed: Callable[[], None] = _nobody_waits  # call it when there may be more for the client
+    changed: Callable[[], None] = nobody_waits  # call it when there may be more for the client
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
+    stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
+    kv_room: int = 0  # of its attempt on a pair
+    kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
 
     def retarget(self, model: ModelId) -> None:
         """That model serves it, by its served name; the body says so."""

@@ -15,12 +15,14 @@ from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
+from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
 from mesh.session.record import Bus, Decide, Ending, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.kv_transfer import KvRole
 from schemas.parcels import parcelled
 from schemas.residency import OPEN_GROUND, Ground
 from schemas.state import Digest, encode_state
@@ -63,6 +65,7 @@ class Session:
         self._give_back = give_back
         self._records: dict[int, OpenRequest] = {}  # clients' and warm-ups, by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
+        self._prefills: dict[int, OpenRequest] = {}  # stages on prefill replicas, by key
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
         self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
         self._events: deque[object] = deque()
@@ -77,9 +80,15 @@ class Session:
             self.feed,
             self._attempt_over,
         )
-        self.performers: dict[type, Callable[[Any], None]] = {
+        self.performers = self._performers()
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        bus, prefixes = self._bus, self._prefixes
+        return {
             fx.Decided: self._decided,
             fx.Dispatch: self._dispatch,
+            fx.DispatchPrefill: self._dispatch_prefill,
+            fx.CancelPrefill: self._cancel_prefill,
             fx.Forward: self._forward,
             fx.Retargeted: lambda effect: self._records[effect.key].retarget(effect.model),
             fx.CancelAttempt: self._cancel,
@@ -92,7 +101,7 @@ class Session:
             fx.DropPrefix: lambda effect: prefixes.drop(effect.prefix),
             fx.OpenWarmUp: self._open_warm_up,
             fx.CloseWarmUp: self._close_warm_up,
-            fx.StopWarmUp: self._stop_warm_up,
+            fx.StopForwarded: self._stop_forwarded,
         }
 
     def __len__(self) -> int:
@@ -184,6 +193,9 @@ class Session:
     def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""
         self._stop_listening(record)
+        if record.stage_of is not None:
+            self._prefill_over(record, record.stage_of, answer, event)
+            return
         if record.request.warm:
             self.feed(_warm_up_outcome(answer, event))
             return
@@ -229,6 +241,8 @@ class Session:
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
         headers = work_headers(record, effect, self.region, self.router, now)
+        if effect.pair is not None:
+            headers |= stage_headers(KvRole.DECODE, effect.pair, record)
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
@@ -242,6 +256,8 @@ class Session:
         """Hand a peer's request to the replica, and name the replica to the asking router."""
         record = self._forwarded.pop(effect.key)
         headers = passed_on_headers(record, effect, self.region, self.router, now)
+        if effect.pair is not None:
+            headers |= stage_headers(KvRole.DECODE, effect.pair, record)
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         # Before the work, so that no frame of the agent's can arrive first and pass for ours.
@@ -253,6 +269,44 @@ class Session:
         elif effect.with_blocks:
             self._send_blocks(record, region, effect.replica, inbox)
         self._forwarded_over(record, None if sent else Refusal.FULL)
+
+    def _dispatch_prefill(self, effect: fx.DispatchPrefill) -> None:
+        """Send an attempt's prefill stage. What it answers to is this router's, whosever request
+        it is."""
+        work, now = effect.work, self._clock()
+        whole = self._records.get(work.key) or self._forwarded[work.key]
+        whole.kv_room, whole.kv_params = room_of(self._secret()), ""
+        answer = AnswerReceiver(work.key, work.attempt, self._inbox(work.key, work.attempt))
+        answer.region, answer.replica = self.region, work.replica
+        stage = self._prefills[work.key] = opened(whole, answer)
+        self._streams[answer.inbox] = stage
+        headers_of = passed_on_headers if whole.received else work_headers
+        headers = headers_of(stage, work, self.region, self.router, now)
+        headers |= stage_headers(KvRole.PREFILL, effect.pair, whole)
+        if not self._bus.send_work(stage, self.region, work.replica, answer.inbox, headers):
+            failed = ev.AttemptFailed(work.key, work.attempt, "the bus does not take it")
+            self._attempt_over(stage, answer, failed)
+        elif work.with_blocks:
+            self._send_blocks(stage, self.region, work.replica, answer.inbox)
+
+    def _prefill_over(
+        self, stage: OpenRequest, whole: OpenRequest, answer: AnswerReceiver, event: ev.Event
+    ) -> None:
+        if self._prefills.get(answer.key) is stage:
+            del self._prefills[answer.key]
+        event = outcome(stage, answer, event)
+        if isinstance(event, ev.AttemptRefused):
+            self._observer.refused(whole, event)
+        elif isinstance(event, ev.AttemptFailed):
+            whole.engine_error = answer.engine_error or whole.engine_error
+            self._observer.attempt_failed(whole, event)
+        self.feed(event)
+
+    def _cancel_prefill(self, effect: fx.CancelPrefill) -> None:
+        stage = self._prefills.pop(effect.key, None)
+        if stage is not None and stage.answer is not None:
+            self._stop_listening(stage)
+            self._bus.send_cancel(self.region, effect.replica, stage.answer.inbox)
 
     def _send_blocks(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
@@ -276,11 +330,14 @@ class Session:
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
         self._stop_listening(record)
-        # A process that knows an inbox may answer there, cancel and credit: it must be secret.
-        inbox = f"{self._inboxes}{record.request.key:x}-{attempt}-{self._secret()}"
+        inbox = self._inbox(record.request.key, attempt)
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
         self._streams[inbox] = record
         return answer
+
+    def _inbox(self, key: int, attempt: int) -> str:
+        # A process that knows an inbox may answer there, cancel and credit: it must be secret.
+        return f"{self._inboxes}{key:x}-{attempt}-{self._secret()}"
 
     def _not_sent(self, record: OpenRequest, answer: AnswerReceiver) -> None:
         failed = ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it")
@@ -359,7 +416,8 @@ class Session:
         if record.spans.is_traced:
             record.spans.end(record, Ending("ok", STATUS_OK), self._clock())
 
-    def _stop_warm_up(self, effect: fx.StopWarmUp) -> None:
+    def _stop_forwarded(self, effect: fx.StopForwarded) -> None:
+        """A peer's warm-up, or a request whose prefill stage failed."""
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)
 
 

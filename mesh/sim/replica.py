@@ -16,20 +16,22 @@ from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
-from agents.core.heartbeat import ReplicaConfig
-from agents.core.offline_profile import OfflineProfile
 from agents.sim.adapters import LoadedAdapters
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
-from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
+from mesh.sim.agent_config import agent_config
+from mesh.sim.engine import (
+    REFUSED_CONNECTION,
+    MetricScrapes,
+    ReplicaEngine,
+)
 from mesh.sim.event_queue import CoalescingSender
-from mesh.sim.known_speed import known_speed
 from mesh.sim.kv_events import ReplicaKvEvents
-from mesh.sim.offline.profiles import budget_s, offline_profile
-from mesh.sim.running_answer import RunningAnswer, end_message
+from mesh.sim.pair_stages import PairStages
+from mesh.sim.running_answer import RunningAnswer, due_progress, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import (
@@ -48,11 +50,10 @@ from schemas.state import Heartbeat
 if TYPE_CHECKING:
     from mesh.sim.world import World
 
-ENGINE = "vllm"
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
-STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
+STATUS_TOO_LONG, STATUS_FAILED, STATUS_QUEUE_FULL = 400, 500, 503
 
 
 class SimReplica:
@@ -89,6 +90,14 @@ class SimReplica:
         self._tick_at = float("inf")
         self._wake_number = 0
         self.kv_events: ReplicaKvEvents | None = None
+        self._stages = PairStages(
+            self.engine,
+            world.transfers,
+            is_running=lambda running: self._running.get(running.inbox) is running,
+            submit=self._submit,
+            failed=lambda running: self._engine_error(running.inbox, STATUS_FAILED),
+            answer=self._answer_prefill,
+        )
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
             fx.HoldWork: self._hold,
@@ -110,21 +119,10 @@ class SimReplica:
     def start(self) -> None:
         """The agent starts; its first scrape comes at once."""
         self._epoch += 1
-        offline, adapters = self._offline_profile(), self._config.adapters
-        known = (known_speed(ENGINE, self.engine.profile),)
+        has_offline = self._world.offline is not None
         self.core = AgentCore(
-            ReplicaConfig(
-                region=self._region,
-                replica=self.name,
-                epoch=self._epoch,
-                engine=ENGINE,
-                outstanding_max=self._config.outstanding_max,
-                heartbeat_s=self._config.heartbeat_s,
-                batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
-                offline=offline,
-                speeds=known if self._config.speeds_known else (),
-                adapters={} if adapters is None else adapters.sources(),
-                adapters_max=self.engine.adapters.most,
+            agent_config(
+                self._config, self._region, self.name, self._epoch, self.engine, has_offline
             )
         )
         self._tick_at = float("inf")
@@ -133,14 +131,8 @@ class SimReplica:
             publish = self._publish_held
             queue = self._queue
             self.kv_events = ReplicaKvEvents(self.name, self._epoch, cache, queue, publish)
-        self._scrapes.begin(each=offline is not None)
+        self._scrapes.begin(each=has_offline and self._config.offline is not None)
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
-
-    def _offline_profile(self) -> OfflineProfile | None:
-        offline, engine = self._config.offline, self.engine.profile
-        if self._world.offline is None or offline is None:
-            return None
-        return offline_profile(engine, offline.budget_s or budget_s(engine), offline.burst_s)
 
     def crash(self) -> None:
         """Agent and engine stop without a message."""
@@ -258,6 +250,7 @@ class SimReplica:
         running = RunningAnswer(inbox, request, receiver, self._last_number, now, offline)
         prefill = int(effect.headers.get(H_PREFILL_TOKENS, 0))
         running.predicted_tokens = max(0, request.node.prompt_tokens - prefill)
+        running.stage = effect.stage
         if self.kv_events is not None:
             self.kv_events.submitted(request)
         self._running[inbox] = running
@@ -269,8 +262,15 @@ class SimReplica:
         if adapter and adapter not in self.engine.adapters.paths:
             refused = Refused(Refusal.WRONG_MODEL, self._region, self.name, -1, -1)
             self._queue.at(now, self._refuse_late, inbox, refused)
-            return
-        tokens = request.node.prompt_tokens, request.node.answer.tokens
+        elif running.stage is None or running.is_prefill:
+            self._submit(running)
+        else:
+            self._stages.fetch(running)
+
+    def _submit(self, running: RunningAnswer) -> None:
+        inbox, request, now = running.inbox, running.request, self._queue.now
+        answer_tokens = 1 if running.is_prefill else request.node.answer.tokens
+        tokens = request.node.prompt_tokens, answer_tokens
         try:
             self.engine.submit(SimRequest(running.number, *tokens, request.keys.blocks))
         except NeverFits:
@@ -365,7 +365,7 @@ class SimReplica:
                 continue  # aborted, after this had happened and before it was read
             if isinstance(event, PrefillFinished):
                 running.cached_tokens = event.cached_tokens
-                if not running.offline:
+                if not (running.offline or running.is_prefill):
                     self._begin(running, STATUS_OK)
             else:
                 self._finished(event.request_id)
@@ -374,7 +374,8 @@ class SimReplica:
         running.began = True
         running.last_message_at = self._queue.now
         is_ok = status == STATUS_OK
-        content_type = EVENT_STREAM if is_ok and not running.offline else ""
+        is_stream = is_ok and not (running.offline or running.is_prefill)
+        content_type = EVENT_STREAM if is_stream else ""
         head = Head(status, content_type, self.site, self.name)
         self._send(running.receiver, running.receiver.receive_head, running.inbox, head, self)
         self._feed(ev.RelayBegan(running.inbox, is_ok))
@@ -382,6 +383,9 @@ class SimReplica:
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)
         node = running.request.node
+        if running.is_prefill:
+            self._stages.hand_out(running, running.cached_tokens)
+            return
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
         if self.kv_events is not None:
             self.kv_events.answered(running.request)
@@ -390,6 +394,12 @@ class SimReplica:
         if running.offline:
             self._begin(running, STATUS_OK)
         self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)
+
+    def _answer_prefill(self, running: RunningAnswer, params: bytes, usage: TokenUsage) -> None:
+        if self._running.get(running.inbox) is running:
+            self._begin(running, STATUS_OK)
+            self._send(running.receiver, running.receiver.receive, running.inbox, params)
+            self._end(running.inbox, Outcome.DONE, "", usage, streamed=False)
 
     def _engine_error(self, inbox: str, status: int) -> None:
         """The engine answers with an HTTP error, which the agent passes on as an answer."""
@@ -429,12 +439,7 @@ class SimReplica:
         if epoch != self._epoch or self.core is None:
             return
         now = self._queue.now
-        progress: dict[SessionHost, list[str]] = {}
-        for running in self._running.values():
-            streams = running.began and not self.engine.is_stuck
-            if streams or now - running.last_message_at >= WORKING_S:
-                running.last_message_at = now
-                progress.setdefault(running.receiver, []).append(running.inbox)
+        progress = due_progress(self._running.values(), now, is_stuck=self.engine.is_stuck)
         for inbox, told_at in self._held.items():
             if now - told_at >= WORKING_S:
                 self._held[inbox] = now

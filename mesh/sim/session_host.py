@@ -165,7 +165,8 @@ class SessionHost(ABC):
         """The request to a replica, which answers to the record's receiver."""
         assert isinstance(record, TwinRequest)
         to = self._world.replicas[replica]
-        self._send(to.site, to.receive_work, inbox, headers, record.sent, record.receiver)
+        receiver = record.receiver if record.stage_of is None else self
+        self._send(to.site, to.receive_work, inbox, headers, record.sent, receiver)
         return True
 
     def send_ingress(

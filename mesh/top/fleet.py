@@ -326,8 +326,8 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
         decode_tokens_per_s=beat.decode_tokens_per_s,
         served=beat.served_total,
         refused=beat.refused_total,
-        engine=beat.engine,
-        models=beat.models,
+        engine=beat.engine if beat.kv is None else f"{beat.engine} {beat.kv.role}",
+        models=beat.models if beat.kv is None else beat.kv.models,
         age_s=age_s,
     )
 

@@ -96,3 +96,38 @@ def test_as_many_adapters_as_the_limit_are_taken():
 def test_a_rank_that_is_none_is_refused(rank, kind, problem):
     with pytest.raises(ValidationError, match=problem):
         AgentConfig(**(GIVEN | {"engine_kind": kind, "data_parallel_rank": rank}))
+
+
+SGLANG = {"engine_kind": "sglang", "kv_transfer": "sglang"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"role": "both"},
+        {"role": "prefill", "kv_transfer": "nixl"},
+        {"role": "decode", "kv_transfer": "p2p", "kv_address": "10.0.0.8:21001"},
+        {"role": "prefill", "kv_address": "[fd00::1]:8998", **SGLANG},
+        {"role": "decode", **SGLANG},
+    ],
+)
+def test_parts_in_pairs_are_read(said):
+    assert AgentConfig(**GIVEN | said).role == (None if said["role"] == "both" else said["role"])
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"role": "prefill"}, "--kv-transfer"),
+        ({"kv_transfer": "nixl"}, "give --role"),
+        ({"role": "decode", "kv_transfer": "sglang"}, "engines of kind sglang"),
+        ({"role": "decode", "kv_transfer": "p2p"}, "kv_ip and kv_port"),
+        ({"role": "prefill", **SGLANG}, "bootstrap server"),
+        ({"role": "decode", "kv_address": "h:1", **SGLANG}, "needs none, leave it out"),
+        ({"role": "prefill", "kv_transfer": "nixl", "kv_address": "h:1"}, "leave it out"),
+        ({"role": "decode", "kv_transfer": "p2p", "kv_address": "no port"}, "pattern"),
+    ],
+)
+def test_other_parts_in_pairs_are_refused_with_what_to_do(said, problem):
+    with pytest.raises(ValidationError, match=problem):
+        AgentConfig(**GIVEN | said)

@@ -138,14 +138,13 @@ class SmallMesh:
         config = AgentConfig(
             region=RegionId(region),
             replica=replica,
-            engine_kind="vllm",
             engine_url=engine.url,
             nats_url=address.url,
             nats_user=address.user,
             nats_password=address.password,
             read_interval_ms=20,
             heartbeat_ms=50,
-            **options,
+            **{"engine_kind": "vllm", **options},
         )
         stop = Stop()
         task = asyncio.create_task(run_agent(config, time.monotonic, next(_EPOCHS) + skew_ms, stop))

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from mesh.core.lifecycle.admission import RETRY_AFTER_S_MAX, Admission, LateFirstToken
 from mesh.core.lifecycle.forwarded import ForwardedQueue
 from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.lifecycle.record import PrefillStage, RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
+from mesh.core.placement.pairs import PrefillChoice
 from mesh.core.placement.placement import PlacementResult, Placer
-from mesh.core.policies.base import Destination
+from mesh.core.policies.base import CacheEstimate, Destination
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import split_replica_name
 from mesh.core.view.replica_table import ReplicaTable
@@ -62,6 +63,7 @@ class Attempts:
             policy=place.policy,
             placement=place.placement,
             replica=place.target if is_local else None,
+            prefill=None if place.prefill is None else place.prefill.replica,
             peer=None if is_local else place.target,
             hops=request.hops + (place.placement is Placement.PEER),
             attempt=attempt,
@@ -76,12 +78,16 @@ class Attempts:
     def begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Begin an attempt at `place`.
 
-        A peer's request ends here with it: the replica answers to the peer's inbox.
+        A peer's request ends here with it, as the replica answers to the peer's inbox, or with its
+        prefill stage.
         """
         request, name = record.request, place.target
         assert name is not None, "an attempt goes to a place"
         if place.placement is not Placement.LOCAL:
             self._forward(record, place, name, now)
+            return
+        if place.prefill is not None:
+            self._begin_pair(record, place, place.prefill, now)
             return
         replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
         handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
@@ -89,24 +95,83 @@ class Attempts:
         record.dispatch(destination, handoff, now)
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._placer.placed(request, destination, now)
-        region, bus_name = split_replica_name(replica)
-        known = self._replicas.get(replica)
-        dispatch = fx.Dispatch(
-            request.key,
-            record.attempt,
-            bus_name,
-            handoff,
-            request.answer_inbox,
-            prefill_tokens,
-            place.may_queue,
-            region,
-            self._terms.get(region or self._region),
-            region is None and known is not None and known.heartbeat.held_seq is not None,
+        self._effects.append(
+            self._work(
+                record, replica, handoff, request.answer_inbox, prefill_tokens, place.may_queue
+            )
         )
-        self._effects.append(dispatch)
         if request.answer_inbox is not None:
             self._replicas.relay(replica, request.answer_inbox, request.deadline)
             record.end()
+
+    def _work(
+        self,
+        record: RequestRecord,
+        replica: ReplicaId,
+        handoff: int,
+        inbox: str | None,
+        prefill_tokens: int,
+        may_queue: bool,
+        pair: fx.KvPair | None = None,
+    ) -> fx.Dispatch:
+        region, bus_name = split_replica_name(replica)
+        known = self._replicas.get(replica)
+        return fx.Dispatch(
+            record.request.key,
+            record.attempt,
+            bus_name,
+            handoff,
+            inbox,
+            prefill_tokens,
+            may_queue,
+            region,
+            self._terms.get(region or self._region),
+            region is None and known is not None and known.heartbeat.held_seq is not None,
+            pair,
+        )
+
+    def _begin_pair(
+        self, record: RequestRecord, place: PlacementResult, choice: PrefillChoice, now: float
+    ) -> None:
+        """Begin the prefill stage, and the decode stage where the engines need both at once."""
+        request, tokens = record.request, record.request.prompt.tokens
+        first, second = ReplicaId(choice.replica), ReplicaId(place.target or "")
+        handoff = self._replicas.hand_off(first, tokens, place.prefill_tokens, now)
+        reserved = self._replicas.reserve(second, tokens)
+        stage = PrefillStage(first, handoff, now, choice.pair, reserved)
+        destination = Destination(CandidateKind.REPLICA, second)
+        record.dispatch(destination, None, now, stage)
+        self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
+        self._placer.placed(request, destination, now)
+        # After it, which decides whether peers may know of the prompt.
+        stage.matched_blocks, stage.matched_at = self._placer.prefills(request, first, now)
+        work = self._work(record, first, handoff, None, place.prefill_tokens, place.may_queue)
+        self._effects.append(fx.DispatchPrefill(work, choice.pair))
+        if choice.pair.kind.is_at_once:
+            self.decode(record, now)
+
+    def decode(self, record: RequestRecord, now: float) -> None:
+        """Begin the decode stage of an attempt on a pair."""
+        stage, replica, request = record.prefill, record.replica, record.request
+        assert stage is not None and stage.reserved is not None, "its first stage has begun"
+        assert replica is not None, "the decode replica of a pair is chosen with it"
+        self._replicas.over(replica, stage.reserved)
+        handoff = self._replicas.hand_off(replica, request.prompt.tokens, 1, now)
+        record.decode(handoff, now)
+        inbox = request.answer_inbox
+        self._effects.append(self._work(record, replica, handoff, inbox, 1, True, stage.pair))
+        if inbox is not None:
+            self._replicas.relay(replica, inbox, request.deadline)
+
+    def prefilled(self, record: RequestRecord, served: Served | None, now: float) -> None:
+        """The prefill stage is over, at that cost."""
+        stage = record.prefill
+        assert stage is not None, "only a stage ends"
+        self._replicas.over(stage.replica, stage.handoff)
+        record.prefilled()
+        if served is not None:
+            held = CacheEstimate(stage.matched_blocks, stage.matched_at, stage.began_at)
+            self._placer.prefilled(record.request, stage.replica, held, served, now)
 
     def _forward(
         self, record: RequestRecord, place: PlacementResult, name: str, now: float
@@ -135,17 +200,38 @@ class Attempts:
         """Release what the attempt under way occupies. The record's next transition follows."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.over(record.replica, record.handoff)
+        if record.prefill is not None:
+            self._leave_prefill(record, record.prefill)
+            if record.request.answer_inbox is not None:
+                return  # policies don't follow peers' requests
         if record.destination is not None:
             self._placer.left(record.request, record.destination, now)
 
-    def rest(self, record: RequestRecord, now: float) -> None:
+    def _leave_prefill(self, record: RequestRecord, stage: PrefillStage) -> None:
+        if stage.reserved is not None and record.replica is not None:
+            self._replicas.over(record.replica, stage.reserved)
+        if not stage.is_open:
+            return
+        self._replicas.over(stage.replica, stage.handoff)
+        request = record.request
+        self._effects.append(fx.CancelPrefill(request.key, record.attempt, stage.replica))
+        if not record.has_started:  # else its prompt was computed
+            new = request.prompt.hashes[stage.matched_blocks :]
+            self._placer.never_prefilled(stage.replica, new, stage.began_at)
+
+    def rest(self, record: RequestRecord, now: float, *, in_prefill: bool = False) -> None:
         """The replica or peer that did not take this attempt gets no work until its next report."""
-        if record.peer is not None:
+        if in_prefill and record.prefill is not None:
+            self._replicas.refused(record.prefill.replica, now)
+        elif record.peer is not None:
             self._peers.refused(record.peer, now)
         elif record.replica is not None:
             self._replicas.refused(record.replica, now)
 
     def cancel(self, record: RequestRecord) -> None:
+        """Cancel the attempt at the place that answers it; `leave` cancels its prefill stage."""
+        if record.is_prefilling:
+            return
         region, replica = record.peer, record.replica
         if region is None and replica is not None:
             region, replica = split_replica_name(replica)
@@ -205,8 +291,13 @@ class Completion:
         retry_after_s: float | None = None,
     ) -> None:
         """End it with an error, or refuse it if it is a peer's."""
+        handed_over, replica = record.is_handed_over, record.replica
         self.end(record, now)
         if (inbox := record.request.answer_inbox) is not None:
+            if handed_over and replica is not None:
+                self._effects.append(fx.StopForwarded(inbox, replica))
+                self._effects.append(fx.TellLost(inbox, replica))
+                return
             self._forwarded_queue.leave(record.request)
             why = Refusal.DRAINING if fault is Fault.DRAINING else Refusal.NO_REPLICA
             self.refuse(record.request, inbox, why, now)

@@ -5,12 +5,19 @@ same record: its answer goes to `request.answer_inbox`, and it ends here as soon
 it, because that replica answers to the peer's router.
 
 `attempt` numbers the attempt under way. The router ignores events of earlier attempts.
+
+An attempt on a pair of replicas has two stages. `prefill` is the first one, whose answer comes to
+this router; `replica` and `destination` are the decode replica's from the beginning, where room is
+reserved until its stage begins. Where the engines of the pair need both requests at once, so do the
+stages begin. Whatever ends the attempt ends both.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
+from mesh.core.model.effects import KvPair
 from mesh.core.model.request import Request
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import Destination
@@ -37,7 +44,8 @@ class Transition(Enum):
     """What changes a request's state."""
 
     HOLD = auto()  # no place is available, or its attempt failed: it waits in the hold queue
-    DISPATCH = auto()  # an attempt begins on a replica, or through a peer
+    DISPATCH = auto()  # an attempt begins on a replica or a pair, or through a peer
+    DECODE = auto()  # its second stage begins, on the pair's decode replica
     START = auto()  # the first byte goes to its client
     END = auto()  # answered, failed, refused, or its client is gone
 
@@ -48,6 +56,7 @@ TRANSITIONS: Mapping[tuple[RequestState, Transition], RequestState] = {
     (RequestState.ARRIVED, Transition.END): RequestState.ENDED,
     (RequestState.HELD, Transition.DISPATCH): RequestState.TRIED,
     (RequestState.HELD, Transition.END): RequestState.ENDED,
+    (RequestState.TRIED, Transition.DECODE): RequestState.TRIED,
     (RequestState.TRIED, Transition.HOLD): RequestState.HELD,
     (RequestState.TRIED, Transition.START): RequestState.STARTED,
     (RequestState.TRIED, Transition.END): RequestState.ENDED,
@@ -61,6 +70,21 @@ class ImpossibleTransition(AssertionError):
 
 
 @dataclass(slots=True)
+class PrefillStage:
+    """The first stage of an attempt on a pair."""
+
+    replica: ReplicaId
+    handoff: int
+    began_at: float
+    pair: KvPair
+    reserved: int | None  # room on the decode replica; None once its own hand-off counts
+    # Blocks of the prompt that the replica was estimated to hold, and the deepest one's age.
+    matched_blocks: int = 0
+    matched_at: float = -inf
+    is_open: bool = True
+
+
+@dataclass(slots=True)
 class RequestRecord:
     """One request, its state and its attempt under way."""
 
@@ -70,7 +94,8 @@ class RequestRecord:
     peer: RegionId | None = None  # region asked in this attempt, None when local
     replica: ReplicaId | None = None  # None until the peer names it
     destination: Destination | None = None  # of this attempt
-    handoff: int | None = None  # number of this attempt's hand-off, when local
+    handoff: int | None = None  # number of this attempt's hand-off, when local and sent
+    prefill: PrefillStage | None = None  # of this attempt, on a pair
     attempted_at: float = 0.0
     last_frame_at: float = 0.0  # of this attempt
     held_since: float | None = None
@@ -80,6 +105,7 @@ class RequestRecord:
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
+    doubted: frozenset[str] = frozenset()  # of these, decode replicas that may be innocent
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
     server_errors: int = 0  # attempts that engines answered with one
@@ -93,6 +119,38 @@ class RequestRecord:
         """Whether the peer has reported only that the request is in its hold queue."""
         placed = self.replica is not None or self.has_started
         return self.peer is not None and not placed and self.last_frame_at > self.attempted_at
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether only the first stage of its attempt has begun."""
+        return self.prefill is not None and self.prefill.reserved is not None
+
+    @property
+    def is_foreign_prefill(self) -> bool:
+        """Whether it is a peer's, and stays here for its prefill stage."""
+        return self.prefill is not None and self.request.answer_inbox is not None
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether its decode replica answers to a peer's router already: it can't be placed
+        again."""
+        return self.is_foreign_prefill and not self.is_prefilling
+
+    @property
+    def working(self) -> ReplicaId | None:
+        """The replica whose frames are awaited, None until a peer names it."""
+        stage = self.prefill
+        return stage.replica if stage is not None and self.is_prefilling else self.replica
+
+    def needs(self, replica: ReplicaId) -> bool:
+        """Whether its attempt is lost with that replica of this router's."""
+        if self.peer is not None:
+            return False
+        stage = self.prefill
+        in_stage = stage is not None and stage.is_open and not self.has_started
+        return self.replica == replica or (
+            in_stage and stage is not None and stage.replica == replica
+        )
 
     def waited_s(self, now: float) -> float:
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
@@ -132,21 +190,37 @@ class RequestRecord:
         self._enter(Transition.HOLD)
         self._count_peers_hold(now)
         self.held_since = now
-        self.peer = self.replica = self.handoff = self.destination = None
+        self.peer = self.replica = self.handoff = self.destination = self.prefill = None
 
-    def dispatch(self, destination: Destination, handoff: int | None, now: float) -> None:
-        """The next attempt begins. `handoff`: its number, on a local replica."""
+    def dispatch(
+        self,
+        destination: Destination,
+        handoff: int | None,
+        now: float,
+        prefill: PrefillStage | None = None,
+    ) -> None:
+        """The next attempt begins. `handoff`: its number, on a local replica that is sent it.
+
+        `prefill`: its first stage, on a pair.
+        """
         self._enter(Transition.DISPATCH)
         if self.held_since is not None:
             self.held_s += now - self.held_since
         self.held_since = self.place = self.engine_status = None
         self.attempt += 1
         self.attempted_at = self.last_frame_at = now
-        self.handoff, self.destination = handoff, destination
+        self.handoff, self.destination, self.prefill = handoff, destination, prefill
         if destination.kind is CandidateKind.REPLICA:
             self.replica, self.peer = ReplicaId(destination.name), None
         else:
             self.replica, self.peer = None, RegionId(destination.name)
+
+    def decode(self, handoff: int, now: float) -> None:
+        """The second stage begins, under that number."""
+        self._enter(Transition.DECODE)
+        assert self.prefill is not None, "a decode stage follows a prefill stage"
+        self.prefill.reserved = None
+        self.handoff, self.last_frame_at = handoff, now
 
     def start(self, now: float) -> None:
         self._enter(Transition.START)
@@ -175,7 +249,7 @@ class RequestRecord:
         self.last_frame_at = now
 
     def refused(self, now: float) -> None:
-        """The replica or peer did not take it. A peer is avoided, longer after each refusal."""
+        """A replica or the peer did not take it. A peer is avoided, longer after each refusal."""
         self.refusals += 1
         if self.peer is not None:
             self.refused_by[self.peer] = now + REFUSED_S * self.refusals
@@ -186,12 +260,30 @@ class RequestRecord:
         if status in SERVER_ERRORS:
             self.server_errors += 1
 
-    def failed(self, *, avoid_place: bool) -> None:
-        """This attempt failed before its first byte."""
+    def prefilled(self) -> None:
+        """Its prefill stage is over."""
+        assert self.prefill is not None, "only a stage ends"
+        self.prefill.is_open = False
+
+    def failed(self, *, avoid_place: bool, in_prefill: bool = False) -> None:
+        """This attempt failed before its first byte.
+
+        `in_prefill`: in its prefill stage. An error that the decode engine of a pair answers with
+        may be of the transfer, and so of either engine.
+        """
         self.failures += 1
-        place = self.peer or self.replica
-        if avoid_place and place is not None:
+        place, stage = self.peer or self.replica, self.prefill
+        if not avoid_place or place is None:
+            return
+        if stage is None or not in_prefill:
             self.avoid |= {place}
+        if stage is not None and (in_prefill or self.engine_status is not None):
+            self.avoid |= {stage.replica}
+            self.doubted |= self.avoid & {place}
+
+    def trust_again(self) -> None:
+        """No other place is left: decode replicas that only a transfer failed on may be tried."""
+        self.avoid, self.doubted = self.avoid - self.doubted, frozenset()
 
     def handed_back(self, region: RegionId, replica: ReplicaId) -> None:
         """Its replica belongs to `region` again: from now on as if that peer had placed it."""

@@ -65,9 +65,8 @@ class Timeouts:
         request, residency = record.request, self._residency
         wanted = residency.wanted(request)
         for replica in self._replicas:
-            is_left = replica.heartbeat.replica not in record.avoid
-            is_within = is_left and residency.takes_replica(wanted, replica)
-            if is_within and self._replicas.serves(replica, request.model):
+            may_answer = self._replicas.may_answer(replica, request.model, record.avoid)
+            if may_answer and residency.takes_replica(wanted, replica):
                 return True
         return self._may_leave(is_foreign=request.answer_inbox is not None) and any(
             region not in record.avoid
@@ -123,6 +122,7 @@ class Timeouts:
             or now >= record.request.deadline
             or (record.last_frame_at < silent_since and self.lost_because(record, now) is not None)
             or (record.peer is not None and self.is_kept_too_long(record, now))
+            or record.is_foreign_prefill
         ]
 
     def is_kept_too_long(self, record: RequestRecord, now: float) -> bool:
@@ -149,15 +149,15 @@ class Timeouts:
             return f"region {record.peer} has kept the request waiting for too long"
         if record.peer is not None:
             return self._lost_at_peer_because(record, silent_s)
-        replica = None if record.replica is None else self._replicas.get(record.replica)
+        name = record.working
+        replica = None if name is None else self._replicas.get(name)
         if replica is None:
-            lost = record.replica is not None and silent_s > self._settings.heartbeat_lost_s
-            why = f"replica {record.replica} was lost: no heartbeat and no answer"
-            return why if lost else None
+            lost = name is not None and silent_s > self._settings.heartbeat_lost_s
+            return f"replica {name} was lost: no heartbeat and no answer" if lost else None
         # Without heartbeats only the answer shows; an agent with nothing to send sends WORKING.
         patience_s = self._settings.heartbeat_lost_s + WORKING_S
         if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
-            return f"replica {record.replica} does not answer, and no heartbeats arrive"
+            return f"replica {name} does not answer, and no heartbeats arrive"
         return None
 
     def _lost_at_peer_because(self, record: RequestRecord, silent_s: float) -> str | None:

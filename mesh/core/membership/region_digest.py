@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import chain, filterfalse, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from statistics import median
 
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
 from mesh.core.model.served_names import (
-    is_keeper_name,
+    is_for_others,
     is_model,
+    is_prefill_name,
     models_by_path,
     models_only,
 )
@@ -117,9 +118,10 @@ class RegionalDigest:
         cards: dict[ModelId, ModelCard],
     ) -> Digest:
         beats = [(replica, replica.heartbeat) for replica in self._replicas]
-        ready = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
+        working = [one for one, beat in beats if beat.state is ReplicaState.READY and beat.models]
+        ready = [one for one in working if not is_prefill_name(one.heartbeat.models[0])]
         ready_beats = [replica.heartbeat for replica in ready]
-        lines = [replica.prefill_line for replica in ready]
+        lines = [replica.prefill_line for replica in working]
         listed = self._listed(counts, now)
         capacities = self._capacities(counts, now, listed)
         self._seq += 1
@@ -183,7 +185,7 @@ class RegionalDigest:
         """Of each model: a change of these is published at once. `within`: of these replicas."""
         counts: Counts = {}
         told = 0  # adapters that no replica has loaded
-        for model in sorted(filterfalse(is_keeper_name, self._replicas.models())):
+        for model in sorted(filter(is_for_others, self._replicas.models())):
             if self._is_unloaded(model):
                 if told == ADAPTERS_TOLD_MAX or not is_model(model):
                     continue

@@ -1,14 +1,26 @@
 """All effects of the router core. The edge executes them in order and decides nothing."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mesh.core.model.request import Request
 from schemas.decision import Candidate, Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.kv_transfer import TransferKind
 from schemas.state import Digest, Lease
+
+
+class KvPair(NamedTuple):
+    """How the KV cache of an attempt's prompt gets from its prefill to its decode replica.
+
+    The addresses are as heartbeats gave them.
+    """
+
+    kind: TransferKind
+    prefill_address: str | None = None
+    decode_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,33 @@ class Dispatch:
     region: RegionId | None = None  # of an adopted replica; None: this one
     term: int | None = None  # of the lease by which this region owns it, if there is one
     with_blocks: bool = False  # its agent relates the prompt's blocks to what its engine holds
+    pair: KvPair | None = None  # it is the decode stage: another replica computes the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPrefill:
+    """Publish an attempt's prefill stage on a replica's work subject; it answers to an inbox of
+    this router's own."""
+
+    work: Dispatch
+    pair: KvPair
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPrefill:
+    """Cancel that stage of this attempt at its replica."""
+
+    key: int
+    attempt: int
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class StopForwarded:
+    """Cancel the answer that a replica sends to a peer's inbox."""
+
+    answer_inbox: str
+    replica: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +266,11 @@ class CloseWarmUp:
     key: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopWarmUp:
-    """Cancel a peer's warm-up at the replica."""
-
-    answer_inbox: str
-    replica: ReplicaId
-
-
 Effect = (
     Dispatch
+    | DispatchPrefill
+    | CancelPrefill
+    | StopForwarded
     | Forward
     | Retargeted
     | CancelAttempt
@@ -259,5 +293,4 @@ Effect = (
     | DropPrefix
     | OpenWarmUp
     | CloseWarmUp
-    | StopWarmUp
 )

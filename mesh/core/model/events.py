@@ -126,8 +126,23 @@ class PlacedByPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillEnded:
+    """The prefill stage of the attempt is over: its decode replica can have the KV cache.
+
+    `served`: what it cost; None if its engine computed nothing.
+    """
+
+    key: int
+    attempt: int
+    served: Served | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptRefused:
-    """Refused. `replica`: None when a whole peer region refuses. -1: count unknown."""
+    """Refused. `replica`: None when a whole peer region refuses. -1: count unknown.
+
+    `prefill`: the prefill replica of a pair refused.
+    """
 
     key: int
     attempt: int
@@ -136,6 +151,7 @@ class AttemptRefused:
     replica: ReplicaId | None
     pending: int
     running: int
+    prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +179,8 @@ class AnswerStarted:
 class AttemptFailed:
     """The attempt failed. `status`: of the engine's error answer, which the edge keeps.
 
-    `preempted`: its agent gave offline work back, for online requests.
+    `preempted`: its agent gave offline work back, for online requests. `prefill`: the prefill stage
+    failed; with a client error as its `status`, the request would fail everywhere.
     """
 
     key: int
@@ -171,6 +188,7 @@ class AttemptFailed:
     detail: str
     status: int | None = None
     preempted: bool = False
+    prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +260,7 @@ Event = (
     | LeaseHeard
     | LeaseAnswered
     | PlacedByPeer
+    | PrefillEnded
     | AttemptRefused
     | AttemptProgressed
     | AnswerStarted

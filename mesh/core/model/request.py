@@ -39,6 +39,7 @@ class Request:
     residency: Labels = ()  # a place must carry one of these; empty: any place
     wants_receipt: bool = True  # its receipts must list candidates
     held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue
+    is_whole_here: bool = True  # its body is at this router, and not to be fetched from a peer's
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,23 @@ another kind of work too, with its own pace, speeds and tokens per byte (`work_n
 and batch runners' tables, messages between batch runners and texts for people have these names;
 clients, agents, heartbeats and digests name the model and the path. Rejected: a path beside the
 model in every table and rule.
+
+A prefill replica of a pair answers no request, so it has no model but a name for its work on it
+(`prefill_name`), by which its router looks for one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.http import RESPONSES
 from schemas.ids import MODEL_CHARS_MAX, ModelId, RegionId, ReplicaId
+from schemas.kv_transfer import KvRole
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
 _ON = " on /"
 _AT = " at "
+_PREFILL = "/prefill"  # no path of an engine
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
@@ -39,7 +44,22 @@ def keeper_name(name: ModelId, region: RegionId, replica: ReplicaId | None = Non
 
 def is_keeper_name(name: ModelId) -> bool:
     """Whether it is one replica's, or one region's."""
-    return _ON in name and _AT in name.rpartition(_ON)[2]
+    return _ON in name and _AT in name.rpartition(_ON)[2] and not is_prefill_name(name)
+
+
+def prefill_name(model: ModelId, kind: str) -> ModelId:
+    """What a pair's prefill replica of that transfer kind computes, for requests for that model."""
+    return ModelId(f"{model} on {_PREFILL}{_AT}{kind}")
+
+
+def is_prefill_name(name: ModelId) -> bool:
+    """Whether it is the work of prefill replicas, which no request asks for by itself."""
+    return f"{_ON}{_PREFILL[1:]}{_AT}" in name
+
+
+def is_for_others(name: ModelId) -> bool:
+    """Whether peers may ask for it."""
+    return not is_keeper_name(name) and not is_prefill_name(name)
 
 
 def work_name(name: ModelId) -> ModelId:
@@ -95,6 +115,21 @@ def with_keeper_names(beat: Heartbeat) -> Heartbeat:
     )
 
 
+def beat_of_pair(beat: Heartbeat, has_prefill: Callable[[ModelId], bool]) -> Heartbeat:
+    """A heartbeat by name of a replica that takes a part in pairs, with what it can do now.
+
+    `has_prefill`: whether there is a ready prefill replica with such a name.
+    """
+    if (kv := beat.kv) is None or not kv.is_usable:
+        return beat
+    if kv.role == KvRole.PREFILL:
+        names = tuple(prefill_name(model, kv.kind) for model in kv.models)
+        return replace(beat, models=tuple(name for name in names if len(name) <= MODEL_CHARS_MAX))
+    new = (model for model in kv.models if model not in beat.models)
+    more = tuple(model for model in new if has_prefill(prefill_name(model, kv.kind)))
+    return replace(beat, models=beat.models + more) if more else beat
+
+
 def digest_by_name(digest: Digest) -> Digest:
     """The digest, its models with their optional paths.
 
@@ -131,7 +166,7 @@ def models_by_path(
     """The others, by path and model; what only one replica answers is not for peers."""
     found: dict[str, dict[ModelId, ModelCapacity]] = {}
     for name, capacity in capacities.items():
-        if not is_model(name) and not is_keeper_name(name):
+        if not is_model(name) and is_for_others(name):
             model = model_of(name)
             path = name.removeprefix(f"{model} on ")
             found.setdefault(path, {})[model] = capacity

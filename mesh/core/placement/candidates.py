@@ -232,6 +232,11 @@ class CandidateCache:
         return {region: known.get(region) for region in self._replicas.loss_detectors}
 
 
+def targets_of(replicas: Sequence[Replica]) -> list[Target]:
+    """Replicas of this region as candidates, without a hold queue before them."""
+    return _targets(replicas, {one.heartbeat.region: 0.0 for one in replicas}, 0)
+
+
 def _loaded_first(
     adapter: ModelId, free: list[Replica], others: list[tuple[Replica, str]]
 ) -> tuple[list[Replica], list[tuple[Replica, str]]]:
@@ -262,6 +267,7 @@ def _targets(replicas: Sequence[Replica], rtt_s: RoundTripsByRegion, ahead: floa
                 replica,
                 None,
                 ahead,
+                None,
             ),
         )
         for replica in replicas

@@ -16,14 +16,17 @@ from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import model_of
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.candidates import CandidateCache, CandidateLayer
+from mesh.core.placement.pairs import Pairs, PrefillChoice, choice_of
 from mesh.core.placement.receipt import UnlistedCandidates, receipt, unlisted
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, PolicyMakers, make_policy
 from mesh.core.policies.base import (
+    CacheEstimate,
     Choice,
     Destination,
     Expiring,
     FirstToken,
+    PairPricing,
     Policy,
     PrefixFollowing,
     QueueComparing,
@@ -31,7 +34,7 @@ from mesh.core.policies.base import (
     Succeeding,
     Target,
 )
-from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import NEVER, PrefixIndex
 from mesh.core.view.peers import NO_REPLICA, PeerTable
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import OTHER_MODEL, ReplicaTable
@@ -59,6 +62,7 @@ class PlacementResult(NamedTuple):
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
     unlisted: UnlistedCandidates | None = None  # instead, where the request wants no receipt
+    prefill: PrefillChoice | None = None  # on a pair: where the prompt is computed
 
 
 class PolicyPair:
@@ -72,6 +76,7 @@ class PolicyPair:
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
         self.sampling = self.local if isinstance(self.local, Sampling) else None
         self.compares_queues = isinstance(self.local, QueueComparing) and self.local.compares_queues
+        self.prices_pairs = isinstance(self.local, PairPricing)
 
     @property
     def indexes(self) -> list[PrefixIndex[str]]:
@@ -109,6 +114,7 @@ class Placer:
         self._candidates = CandidateCache(
             replicas, peers, self.residency, dice, settings.heartbeat_late_s
         )
+        self._pairings = Pairs(replicas, self.residency, dice)
         self._dice = dice
         self._makers = POLICIES if makers is None else makers
         self._pairs: dict[str, PolicyPair] = {}
@@ -278,6 +284,34 @@ class Placer:
         for policy in self._of_layer(spot):
             policy.placed(request, spot, now)
 
+    def prefills(self, request: Request, replica: ReplicaId, now: float) -> tuple[int, float]:
+        """The request's prompt is computed there, for a decode replica. Returns how many of its
+        blocks are estimated to be there already, and when the deepest was placed there."""
+        hashes = request.prompt.hashes
+        held = [index.insert(replica, hashes, now) for index in self.replica_indexes]
+        return max(held, default=(0, NEVER))
+
+    def prefilled(
+        self,
+        request: Request,
+        replica: ReplicaId,
+        held: CacheEstimate,
+        served: Served,
+        now: float,
+    ) -> None:
+        """That is done, at this cost; `held`: what was estimated to be there."""
+        if request.answer_inbox is not None:
+            return
+        spot = Destination(CandidateKind.REPLICA, replica)
+        for policy in self._local_policies:
+            if isinstance(policy, PairPricing):
+                policy.prefilled(request, spot, held, served, now)
+
+    def never_prefilled(self, replica: ReplicaId, blocks: Sequence[int], at: float) -> None:
+        """These blocks, sent there at that time, were not computed after all."""
+        for index in self.replica_indexes:
+            index.retract(replica, blocks, at)
+
     def began(self, request: Request, spot: Destination, now: float) -> None:
         for policy in self._of_layer(spot):
             policy.began(request, spot, now)
@@ -308,8 +342,19 @@ class Placer:
     def _local_layer(
         self, pair: PolicyPair, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> CandidateLayer:
-        return self._candidates.of_replicas(
-            request, avoid, now, ahead, sampling=pair.sampling, busy_too=pair.local.judges_load
+        judges_load = pair.local.judges_load
+        layer = self._candidates.of_replicas(
+            request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load
+        )
+        if request.model not in self._replicas.decoded:
+            return layer
+        return self._pairings.joined(
+            request,
+            layer,
+            avoid,
+            now,
+            judges_load=judges_load,
+            prices_pairs=pair.prices_pairs,
         )
 
     def _choose(
@@ -328,6 +373,7 @@ class Placer:
         # Listing candidates costs as much as pricing them.
         listed = receipt(layers, choice, request.prompt) if request.wants_receipt else NO_RECEIPT
         candidates, considered = listed
+        prefill = None if target.prefill is None else choice_of(target, request, now)
         return PlacementResult(
             Placement.LOCAL if target.kind is CandidateKind.REPLICA else Placement.PEER,
             target.name,
@@ -339,6 +385,7 @@ class Placer:
             candidates=candidates,
             considered=considered,
             unlisted=None if considered else unlisted(layers, choice, request.prompt),
+            prefill=prefill,
         )
 
     def _held(

@@ -103,8 +103,9 @@ def _rank(score: Score) -> tuple[bool, float]:
     return score.seconds is None, score.seconds or 0.0
 
 
-def _spot(target: Target) -> tuple[bool, str]:
-    return target.kind is CandidateKind.REPLICA, target.name  # a bool is hashed sooner than a kind
+def _spot(target: Target) -> tuple[bool, str, bool]:
+    # A bool is hashed sooner than a kind. A decode replica may be a candidate alone and in a pair.
+    return target.kind is CandidateKind.REPLICA, target.name, target.prefill is not None
 
 
 def _candidate(target: Target, why: str | None, score: Score, prompt: Prompt) -> Candidate:
@@ -120,6 +121,7 @@ def _candidate(target: Target, why: str | None, score: Score, prompt: Prompt) ->
         terms=terms,
         matched_tokens=prompt.held_tokens(score.matched_blocks),
         pending=_pending(target),
+        prefill=None if target.prefill is None else target.prefill.among[0].name,
     )
 
 

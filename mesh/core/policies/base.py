@@ -30,12 +30,25 @@ class Destination(NamedTuple):
     name: str
 
 
+class Prefill(NamedTuple):
+    """The first stage on a pair: the prefill replicas that may compute the prompt.
+
+    A policy that prices pairs leaves the one that it takes, with the `terms` of the whole pair in
+    seconds.
+    """
+
+    among: "tuple[Target, ...]"
+    terms: Mapping[str, float] = {}
+    transfer_tokens: float = 0.0  # of the prompt, that the decode replica lacks
+
+
 class Target(NamedTuple):
     """One available place, and what is known of it.
 
     `load`: requests in it or on their way. `rtt_s`: round trip to it, 0.0 inside the region, None
     while unknown. Exactly one of `replica` and `peer` is set, by `kind`. `ahead`: requests held in
-    its region that go before this one; for a sample of its replicas, their part of them.
+    its region that go before this one; for a sample of its replicas, their part of them. `prefill`:
+    the replica only decodes, after another one.
     """
 
     name: str
@@ -45,6 +58,7 @@ class Target(NamedTuple):
     replica: Replica | None = None
     peer: Peer | None = None
     ahead: float = 0
+    prefill: Prefill | None = None
 
 
 class Score(NamedTuple):
@@ -97,6 +111,15 @@ class FirstToken(NamedTuple):
 
     seconds: float
     queue_s: float
+
+
+class CacheEstimate(NamedTuple):
+    """What one placement relied on: blocks, and when the deepest of them was placed there."""
+
+    blocks: int
+    at: float
+    placed_at: float
+    is_computed: bool = False  # its first token has come
 
 
 class Choice(NamedTuple):
@@ -200,6 +223,18 @@ class Sampling(Protocol):
 
     def holders(self, request: Request, most: int) -> Sequence[str]:
         """Up to `most` replicas that hold the most of the prompt, available or not."""
+        ...
+
+
+@runtime_checkable
+class PairPricing(Protocol):
+    """A policy that prices pairs, and learns what their stages take."""
+
+    def prefilled(
+        self, request: Request, spot: Destination, held: CacheEstimate, served: Served, now: float
+    ) -> None:
+        """The prefill stage at `spot`, estimated to hold so much, has ended at this cost, and the
+        decode stage begins."""
         ...
 
 

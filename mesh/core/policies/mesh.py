@@ -9,6 +9,7 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many requests run
   + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released
+  + transfer_s  on a pair: until the decode replica has the KV cache and its first token
   + load_s      until its engine has loaded the adapter that is asked for
   + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
                 that come while replicas are busy with our prefill, a larger batch for all that run
@@ -42,18 +43,18 @@ from typing import ClassVar, NamedTuple
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies.base import Choice, Destination, LazyScores, Policy, Target
-from mesh.core.policies.mesh_caches import CacheEstimate, CacheView, keep
+from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScores, Policy, Target
+from mesh.core.policies.mesh_caches import CacheView, keep
 from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
-from mesh.core.policies.mesh_prices import Prices
+from mesh.core.policies.mesh_prices import TIE_S, Prices, with_prefills
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
-TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are no better than that
+TIE_RATIO = 0.01  # beside TIE_S: estimates are no better than that
 QUEUE_S = 0.5
 QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 EXPECTED_MAX = 65_536  # placements whose first token has not come
@@ -94,6 +95,7 @@ class Expected(NamedTuple):
     running: float
     loads: bool  # an adapter first: its first token says nothing of speed
     began_at: float | None = None
+    is_decode: bool = False  # the second stage on a pair: `tokens` are transferred
 
 
 class MeshPolicy:
@@ -113,12 +115,18 @@ class MeshPolicy:
         # The last choice and its request's key; it need not be followed.
         self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
+        self._prefills: dict[int, Expected] = {}  # of those whose prefill stage is under way
         self._estimates: dict[int, CacheEstimate] = {}  # the same, whichever policy chose
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
-        speeds, holders = self._speeds(request), self._caches.of(request, targets)
-        rows = Prices(speeds, request, now, self._forwards, self._delays).rows(targets, holders)
+        speeds = self._speeds(request)
+        prices = Prices(speeds, request, now, self._forwards, self._delays)
+        if targets[0].prefill is None:
+            rows = prices.rows(targets, self._caches.of(request, targets))
+        else:  # pairs come first
+            holders = self._caches.of(request, with_prefills(targets))
+            rows = prices.with_pairs(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -168,8 +176,7 @@ class MeshPolicy:
         keep(self._estimates, request.key, estimate, EXPECTED_MAX)
         if price is not None:
             loads = price.load_s > 0.0
-            expected = Expected(now, price.rtt_s, price.tokens, price.running, loads)
-            keep(self._expected, request.key, expected, EXPECTED_MAX)
+            self._expect(request, price, now)
             goes_on, speeds = self._caches.goes_on(request), self._speeds(request)
             if loads:
                 speeds.load_sent(spot.name)
@@ -186,6 +193,35 @@ class MeshPolicy:
                     expected_s = price.seconds - price.others_s
                     self._delays.forwarded(spot.name, request.key, expected_s, now)
 
+    def _expect(self, request: Request, price: Price, now: float) -> None:
+        tokens, prefill = price.tokens, price.target.prefill
+        if prefill is not None:
+            first, tokens = prefill.among[0], prefill.transfer_tokens
+            assert first.replica is not None, "prefill replicas are local"
+            beat = first.replica.heartbeat
+            if beat.kv_capacity_tokens:
+                blocks = int(beat.kv_capacity_tokens / request.prompt.block_tokens)
+                self._caches.fit(first.name, blocks)
+            stage = Expected(now, 0.0, price.tokens, beat.running or 0.0, loads=False)
+            keep(self._prefills, request.key, stage, EXPECTED_MAX)
+        loads, is_decode = price.load_s > 0.0, prefill is not None
+        expected = Expected(now, price.rtt_s, tokens, price.running, loads, is_decode=is_decode)
+        keep(self._expected, request.key, expected, EXPECTED_MAX)
+
+    def prefilled(
+        self, request: Request, spot: Destination, held: CacheEstimate, served: Served, now: float
+    ) -> None:
+        """Learn the prefill replica's speed and cache; the decode stage begins now."""
+        self._caches.check(request, spot.name, served, held)
+        stage = self._prefills.pop(request.key, None)
+        if stage is None:
+            return
+        speeds, seconds = self._speeds(request), now - stage.placed_at
+        speeds.began(spot, stage.tokens, stage.running, seconds, now=now)
+        expected = self._expected.get(request.key)
+        if expected is not None:
+            self._expected[request.key] = expected._replace(placed_at=now)
+
     def began(self, request: Request, spot: Destination, now: float) -> None:
         estimate = self._estimates.get(request.key)
         if estimate is not None:
@@ -199,8 +235,10 @@ class MeshPolicy:
         speeds, tokens = self._speeds(request), expected.tokens
         if expected.loads:
             speeds.load_over(spot.name)
-        else:
+        elif not expected.is_decode:
             speeds.began(spot, tokens, expected.running, ttft_s, now=now)
+        elif request.key not in self._prefills:  # else both stages run, and share the time
+            speeds.transfer.began(tokens, expected.running, ttft_s)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
@@ -212,6 +250,7 @@ class MeshPolicy:
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
+        self._prefills.pop(request.key, None)
         expected = self._expected.pop(request.key, None)
         if expected is not None and expected.loads:
             self._speeds(request).load_over(spot.name)
@@ -241,6 +280,7 @@ class MeshPolicy:
             self._weigh(speeds)
         self._caches.go_on_from(earlier._caches)
         self._expected, self._estimates = {**earlier._expected}, {**earlier._estimates}
+        self._prefills = {**earlier._prefills}
 
     def _speeds(self, request: Request) -> SpeedModel:
         """Of its model: a fleet of large and small ones has no speed in common."""
@@ -268,7 +308,8 @@ def _starves(price: Price, waited_s: float) -> bool:
     That is first come, first served, so that no smaller request overtakes it any more. One at a
     time, because a request in an engine's queue can't go elsewhere.
     """
-    replica = price.target.replica
+    prefill = price.target.prefill
+    replica = (price.target if prefill is None else prefill.among[0]).replica
     if replica is None:
         return False
     pending = replica.pending  # where the engine reports none, what is on its way is known

@@ -17,11 +17,11 @@ age would miss too).
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request, Served
-from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.base import CacheEstimate, Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
 from mesh.core.policies.tier_costs import with_loading
 from mesh.core.prefixes.prefix_index import PrefixIndex
@@ -38,15 +38,6 @@ SCALE_GAINED = 1.01  # by each confirmed hit
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-
-class CacheEstimate(NamedTuple):
-    """What one placement relied on: blocks, and when the deepest of them was placed there."""
-
-    blocks: int
-    at: float
-    placed_at: float
-    is_computed: bool = False  # its first token has come
 
 
 class LayerCache:
@@ -184,9 +175,10 @@ class CacheView:
             self._layer(spot).ended(spot.name, hashes[-1], tokens)
         # A region chooses among its replicas itself: a miss of one says nothing about the others.
         if estimate is not None and spot.kind is CandidateKind.REPLICA:
-            self._check(request, spot.name, served, estimate)
+            self.check(request, spot.name, served, estimate)
 
-    def _check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
+    def check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
+        """Correct what a replica is taken to hold by what it turned out to have cached."""
         is_reported = name in self._replicas.index.reporting
         settled = not is_reported and estimate.placed_at - estimate.at >= SETTLED_S
         if served.cached_tokens is None or not estimate.blocks or not settled:

@@ -65,4 +65,6 @@ def first_token(row: PriceRow) -> FirstToken:
 
 def score(row: PriceRow) -> Score:
     """For the receipt: the terms that `seconds` adds up from."""
-    return Score(row[1], row[0], dict(zip(TERMS, row[5:], strict=True)), row[2].blocks)
+    target, terms = row[1], dict(zip(TERMS, row[5:], strict=True))
+    pair = target.prefill
+    return Score(target, row[0], terms if pair is None else pair.terms, row[2].blocks)

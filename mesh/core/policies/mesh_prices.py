@@ -5,9 +5,10 @@ not reported is estimated, never taken for zero; unreported memory or batch size
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from mesh.core.model.request import Request
-from mesh.core.policies.base import Target
+from mesh.core.policies.base import Prefill, Target
 from mesh.core.policies.mesh_peers import (
     NO_DELAYS,
     NO_FORWARDS,
@@ -16,13 +17,28 @@ from mesh.core.policies.mesh_peers import (
     PeerDelays,
     PeerPrices,
 )
-from mesh.core.policies.mesh_price import HELD_NOTHING, PriceRow, PromptHolders
+from mesh.core.policies.mesh_price import (
+    HELD_NOTHING,
+    HeldPrefix,
+    Price,
+    PriceRow,
+    PromptHolders,
+)
 from mesh.core.policies.mesh_speeds import SpeedModel
 
 # In an M/M/1 queue that is busy for a share b of its time are b / (1 - b) requests, and one more
 # second of work delays each by that second; prompts differ more in length, hence twice that. Up to
 # 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
 WORK_FACTOR, WORK_MAX = 2.0, 3.0
+TIE_S = 0.001  # estimates are no better than that
+HELD_BY_NONE = PromptHolders({}, {})
+
+
+def with_prefills(targets: Sequence[Target]) -> Sequence[Target]:
+    """The targets, and before them the prefill replicas of pairs, which are no targets by
+    themselves but may hold the prompt."""
+    stages = {id(one.prefill): one.prefill for one in targets if one.prefill is not None}
+    return [*(first for prefill in stages.values() for first in prefill.among), *targets]
 
 
 class Prices:
@@ -35,16 +51,21 @@ class Prices:
         now: float,
         forwards: Forwards = NO_FORWARDS,
         delays: PeerDelays = NO_DELAYS,
+        output_tokens: float | None = None,
     ) -> None:
-        """`forwards`: what has been forwarded to peers of late; `delays`: of their first tokens."""
+        """`forwards`: what has been forwarded to peers of late; `delays`: of their first tokens.
+        `output_tokens`: that it will generate there, if not as many as answers usually have."""
+        self._request = request
         self._speeds = speeds
         self._now = now
         self._prompt_tokens = request.prompt.tokens
-        self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+        if output_tokens is None:
+            output_tokens = speeds.output_tokens
+        self._needed_tokens = request.prompt.tokens + output_tokens
         self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """The price of each target; `holders`: of the prompt."""
+        """The price of each target, none of them a pair; `holders`: of the prompt."""
         # This loop is half of a decision's cost, so nothing in it is looked up twice.
         rows: list[PriceRow] = []
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
@@ -53,7 +74,7 @@ class Prices:
         replicas = _replicas_among(targets)
         work_weight = self._peers.work_weight = self._weight_of_work(replicas)
         for target in targets:
-            name, load, _, rtt_s, replica, peer, ahead = target
+            name, load, _, rtt_s, replica, peer, ahead, _ = target
             if replica is None:
                 if peer is not None:
                     rows.append(self._peers.of(target, peer, holders))
@@ -92,6 +113,61 @@ class Prices:
                 prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
         return rows
+
+    def with_pairs(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """The price of each target; pairs, a decode replica with the cheapest prefill replica of
+        its kind, come before the others."""
+        cheapest: dict[int, PriceRow] = {}
+        found: list[PriceRow] = []
+        for target in targets:
+            prefill = target.prefill
+            if prefill is None:
+                break
+            first = cheapest.get(id(prefill))
+            if first is None:
+                there = Prices(self._speeds, self._request, self._now, output_tokens=0.0)
+                first = cheapest[id(prefill)] = there.cheapest(prefill.among, holders)
+            alone = self.rows((target._replace(prefill=None),), HELD_BY_NONE)[0]
+            held = holders.replicas.get(target.name, HELD_NOTHING)
+            found.append(self._of_pair(target, Price._make(first), Price._make(alone), held))
+        return found + self.rows(targets[len(found) :], holders)
+
+    def cheapest(self, targets: Sequence[Target], holders: PromptHolders) -> PriceRow:
+        """The price of the cheapest; of those within TIE_S of it one by the request's id, so that
+        all routers' requests don't go to the same one."""
+        rows = self.rows(targets, holders)
+        least = min(row[0] for row in rows)
+        near = [row for row in rows if row[0] <= least + TIE_S]
+        return near[crc32(self._request.request_id.encode()) % len(near)]
+
+    def _of_pair(self, target: Target, first: Price, alone: Price, held: HeldPrefix) -> PriceRow:
+        """`first`: the price of the prefill stage; `alone`: of the whole request at the decode
+        replica, without what it holds; `held`: of the prompt, by that one."""
+        replica, speeds = target.replica, self._speeds
+        assert replica is not None, "the replicas of pairs are local"
+        batch_s = speeds.of_replica(replica).batch_s
+        tokens = max(0, self._prompt_tokens - held.tokens)
+        transfer_s = speeds.transfer.seconds(tokens, alone.running)
+        queue_s, memory_s = first.queue_s + alone.queue_s, first.memory_s + alone.memory_s
+        others_s, load_s = first.others_s + batch_s, first.load_s + alone.load_s
+        terms = {
+            "rtt_s": alone.rtt_s,
+            "line_s": alone.line_s,
+            "queue_s": first.queue_s,
+            "prefill_s": first.prefill_s,
+            "base_s": first.base_s,
+            "transfer_s": transfer_s,
+            "decode_queue_s": alone.queue_s,
+            "memory_s": memory_s,
+            "load_s": load_s,
+            "others_s": others_s,
+        }
+        chosen = Prefill((first.target,), terms, tokens)
+        return (
+            sum(terms.values()), target._replace(prefill=chosen), first.held, first.tokens,
+            alone.running, alone.rtt_s, alone.line_s, queue_s, first.prefill_s,
+            first.base_s + transfer_s, memory_s, load_s, others_s,
+        )  # fmt: skip
 
     def _weight_of_work(self, among: int) -> float:
         """What others wait for each second of prefill where prompts are queued.

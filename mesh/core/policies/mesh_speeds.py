@@ -68,6 +68,10 @@ NO_ADAPTER = ModelId("")
 # Before any report or answer: about an 8B model on a recent data centre GPU.
 SPEED_START = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
 
+# Of a KV cache that is transferred, before the first: 128 KiB a token, as an 8B model with grouped
+# heads has, over a network of 100 Gbit/s; and one step of decoding.
+TRANSFER_START = FittedSpeed(base_s=0.03, s_per_token=1.1e-5, s_per_decode=0.0)
+
 
 @dataclass(slots=True)
 class CandidateSpeed:
@@ -146,6 +150,27 @@ class PrefillDemand:
         return self._seconds * math.exp((self._at - now) / DEMAND_S) / seen_s
 
 
+class TransferSpeed:
+    """How long a decode replica's first token takes after the prompt was computed elsewhere.
+
+    As a first token's time: a base, seconds per token transferred, and per request that runs.
+    """
+
+    def __init__(self) -> None:
+        self._fit = SpeedFit()
+        self._speed = TRANSFER_START
+
+    def seconds(self, tokens: float, running: float) -> float:
+        base_s, s_per_token, s_per_decode = self._speed
+        return base_s + s_per_token * tokens + s_per_decode * running
+
+    def began(self, tokens: float, running: float, seconds: float) -> None:
+        """One decode stage's first token came after so many seconds."""
+        y = min(TTFT_S_MAX, max(0.0, seconds))
+        self._fit.add(tokens / KILO, running, y)
+        self._speed = self._fit.speed(TRANSFER_START, FLEET_SLOPE_RIDGE)
+
+
 class SpeedModel:
     """Speeds and averages of one model: by candidate, and of all of them together."""
 
@@ -156,6 +181,7 @@ class SpeedModel:
         self._loads_sent: set[str] = set()  # replicas on which a request on its way needs a load
         self.replicas: dict[str, CandidateSpeed] = {}
         self.demand = PrefillDemand()
+        self.transfer = TransferSpeed()
         # Valid while the heartbeat is the replica's last; dropped with its speed.
         self.kept: dict[str, ReplicaSpeeds] = {}
         self.kept_peers: dict[str, Any] = {}  # the same of peers (`mesh_peers.py`)

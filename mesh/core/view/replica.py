@@ -35,6 +35,7 @@ class UnseenHandoffs:
 
     def __init__(self) -> None:
         self._unseen: dict[int, UnseenHandoff] = {}
+        self._reserved: dict[int, int] = {}  # tokens of prompts that are computed elsewhere
         self.count = 0
         self.tokens = 0  # their prompt tokens
         self.waiting = 0  # those whose answers have not begun
@@ -51,6 +52,12 @@ class UnseenHandoffs:
         self.prefill_tokens += prefill_tokens
         self.waiting += 1
 
+    def reserve(self, number: int, tokens: int) -> None:
+        """Count work that will be sent, under a number that no heartbeat will confirm."""
+        self._reserved[number] = tokens
+        self.count += 1
+        self.tokens += tokens
+
     def began(self, number: int) -> None:
         handoff = self._unseen.get(number)
         if handoff is not None and handoff.waits:
@@ -66,6 +73,9 @@ class UnseenHandoffs:
             if handoff.waits:
                 self.waiting -= 1
                 self.prefill_tokens -= handoff.prefill_tokens
+        elif (tokens := self._reserved.pop(number, None)) is not None:
+            self.count -= 1
+            self.tokens -= tokens
 
     def confirm(self, last: int) -> None:
         """A heartbeat counts hand-offs up to number `last`."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from mesh.core.model.served_names import prefill_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
 from mesh.core.view.replica import ForwardedAnswer, Replica, is_adopted
@@ -25,6 +26,7 @@ from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 REPLICAS_MAX = 16_384  # adopted ones included; heartbeats of more are ignored
 OTHER_MODEL = "other model"
+DECODED_MAX = 1024  # models, a few heartbeats' more
 ADAPTERS_BUSY = "its adapters are in use"
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
 
@@ -68,6 +70,8 @@ class ReplicaTable:
         # Replicas whose load has changed; the candidate cache clears it.
         self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
+        # Models that some replica decodes for others, or did: hardly any fleet has one.
+        self.decoded: frozenset[ModelId] = frozenset()
 
     def follow(self, settings: RouterSettings) -> None:
         """Count replicas as available by these from now on."""
@@ -119,9 +123,10 @@ class ReplicaTable:
         self._count_unloaded(last, -1)
         self._count_unloaded(beat, 1)
         is_other = last.state is not beat.state or last.models != beat.models
-        is_other = is_other or last.outstanding_max != beat.outstanding_max
+        is_other = is_other or last.outstanding_max != beat.outstanding_max or last.kv != beat.kv
         if is_other or last.adapters_busy != beat.adapters_busy:
             self.roll += 1
+            self._note_decoded(beat)
         self._settle(known)
         inside = beat.outstanding + beat.offline_waiting + beat.offline_running
         if not inside and not known.on_the_way:
@@ -133,6 +138,7 @@ class ReplicaTable:
         known = len(self.by_name) + len(self._lost)
         if beat.state is ReplicaState.GONE or known >= REPLICAS_MAX:
             return False
+        self._note_decoded(beat)
         self.by_name[beat.replica] = replica = Replica(beat, now)
         self.roll += 1
         self.loss_detectors[beat.region].known += 1
@@ -140,6 +146,10 @@ class ReplicaTable:
         self._count_unloaded(beat, 1)
         self._settle(replica)
         return True
+
+    def _note_decoded(self, beat: Heartbeat) -> None:
+        if beat.kv is not None and len(self.decoded) < DECODED_MAX:
+            self.decoded = self.decoded.union(beat.kv.models)
 
     def _count_unloaded(self, beat: Heartbeat, by: int) -> None:
         if not (beat.loadable or beat.loading):
@@ -192,6 +202,15 @@ class ReplicaTable:
         self._last_handoff += 1
         replica = self.by_name[name]
         replica.on_the_way.add(self._last_handoff, tokens, prefill_tokens, now)
+        self._settle(replica)
+        return self._last_handoff
+
+    def reserve(self, name: ReplicaId, tokens: int) -> int:
+        """Keep room on a decode replica while its prompt is computed elsewhere; `over` with the
+        number that this returns gives it back."""
+        self._last_handoff += 1
+        replica = self.by_name[name]
+        replica.on_the_way.reserve(self._last_handoff, tokens)
         self._settle(replica)
         return self._last_handoff
 
@@ -259,6 +278,22 @@ class ReplicaTable:
     def serves(self, replica: Replica, model: ModelId) -> bool:
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
+
+    def has_ready(self, model: ModelId, avoid: Collection[str] = ()) -> bool:
+        """Whether some replica that is not in `avoid` serves it, full or not."""
+        return any(
+            self.serves(replica, model) and replica.heartbeat.replica not in avoid
+            for replica in self.serving(model)
+        )
+
+    def may_answer(self, replica: Replica, model: ModelId, avoid: Collection[str]) -> bool:
+        """Whether it serves it, whole or with a prefill replica; neither is in `avoid`."""
+        beat = replica.heartbeat
+        if beat.replica in avoid or not self.serves(replica, model):
+            return False
+        if (kv := beat.kv) is None or kv.whole or model not in kv.models:
+            return True
+        return self.has_ready(prefill_name(model, kv.kind), avoid)
 
     def card(self, model: ModelId) -> ModelCard | None:
         """The card of the model, from some replica that serves it."""

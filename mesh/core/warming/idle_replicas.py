@@ -148,6 +148,7 @@ class IdleReplicas:
         return (
             not replica.load
             and bool(beat.models)
+            and beat.kv is None  # pairs' replicas compute for each other
             and not is_adopted(beat.replica)
             and beat.kv_used_ratio is not None
             and beat.kv_used_ratio <= self._kv_used_max

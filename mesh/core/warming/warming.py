@@ -304,7 +304,7 @@ class Warming:
         if foreign is not None and now < foreign.until:
             self.counts.stopped += 1
             self._idle.forget(name, foreign.hashes, foreign.began_at)
-            self._effects.append(fx.StopWarmUp(foreign.inbox, name))
+            self._effects.append(fx.StopForwarded(foreign.inbox, name))
 
     # Beginning.
 

@@ -7,12 +7,15 @@ import pytest
 from mesh.core.lifecycle.record import (
     TRANSITIONS,
     ImpossibleTransition,
+    PrefillStage,
     RequestRecord,
     RequestState,
     Transition,
 )
+from mesh.core.model.effects import KvPair
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, ReplicaId
+from schemas.kv_transfer import TransferKind
 from tests.mesh.core.build import request, spot
 
 LOCAL, PEER = spot("a"), spot("eu", CandidateKind.PEER)
@@ -53,9 +56,11 @@ def test_time_in_queues_adds_up_over_holds_peers_and_the_region_it_came_from():
     assert record.queued_s(51.0) == 5.0 + 2.0 + 1.0 + 3.0 + 1.0, "not while a replica had it"
 
 
+STAGE = PrefillStage(ReplicaId("p"), 6, 0.0, KvPair(TransferKind.NIXL), reserved=7)
 STEPS = {
     Transition.HOLD: lambda record: record.hold(1.0),
     Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 7, 1.0),
+    Transition.DECODE: lambda record: record.decode(8, 1.0),
     Transition.START: lambda record: record.start(1.0),
     Transition.END: lambda record: record.end(),
 }
@@ -63,7 +68,7 @@ STEPS = {
 
 @pytest.mark.parametrize(("state", "transition"), list(product(RequestState, Transition)))
 def test_every_transition_is_in_the_table_or_refused(state, transition):
-    record = RequestRecord(request(1), state=state)
+    record = RequestRecord(request(1), state=state, prefill=STAGE)
     if (state, transition) in TRANSITIONS:
         STEPS[transition](record)
         assert record.state is TRANSITIONS[state, transition]

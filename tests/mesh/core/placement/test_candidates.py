@@ -125,6 +125,7 @@ def test_targets_have_every_field_at_its_place(region):
         "replica": replica,
         "peer": None,
         "ahead": 7,
+        "prefill": None,
     }
     assert Target(**target._asdict()) == target
 

@@ -165,8 +165,8 @@ def test_a_peers_warm_up_is_placed_where_requested_and_gives_way():
     world.pass_time(0.2)
     for _ in range(40):
         world.ask(world.unlike())
-    [stop] = world.sent(fx.StopWarmUp)
-    assert stop == fx.StopWarmUp("inbox-900", dispatch.replica)
+    [stop] = world.sent(fx.StopForwarded)
+    assert stop == fx.StopForwarded("inbox-900", dispatch.replica)
 
 
 def test_a_peers_warm_up_is_refused_where_off_not_requested_or_forbidden():

@@ -13,7 +13,7 @@ HOME, ABROAD = Label("home"), Label("abroad")
 GROUND = ground({US: (HOME,), EU: (ABROAD,), AP: (ABROAD, HOME)})
 S_PER_TOKEN = 0.0005
 SYSTEM = "S" * 10
-WARM = (fx.KeepPrefix, fx.DropPrefix, fx.OpenWarmUp, fx.CloseWarmUp, fx.StopWarmUp)
+WARM = (fx.KeepPrefix, fx.DropPrefix, fx.OpenWarmUp, fx.CloseWarmUp, fx.StopForwarded)
 
 
 class World:

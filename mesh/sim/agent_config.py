@@ -1,0 +1,45 @@
+"""What the operator of a twin's agent has decided about it."""
+
+from agents.core.heartbeat import ReplicaConfig
+from agents.core.offline_profile import OfflineProfile
+from mesh.sim.config import WorldConfig
+from mesh.sim.engine import ReplicaEngine
+from mesh.sim.known_speed import known_speed
+from mesh.sim.offline.profiles import budget_s, offline_profile
+from schemas.ids import RegionId, ReplicaId
+
+ENGINE = "vllm"
+
+
+def agent_config(
+    config: WorldConfig,
+    region: RegionId,
+    name: ReplicaId,
+    epoch: int,
+    engine: ReplicaEngine,
+    has_offline: bool,
+) -> ReplicaConfig:
+    """`has_offline`: whether the world has offline work."""
+    adapters = config.adapters
+    known = (known_speed(ENGINE, engine.profile),)
+    return ReplicaConfig(
+        region=region,
+        replica=name,
+        epoch=epoch,
+        engine=ENGINE,
+        outstanding_max=config.outstanding_max,
+        heartbeat_s=config.heartbeat_s,
+        batch_max=engine.profile.max_seqs if config.batch_max_known else None,
+        offline=_offline_profile(config, engine) if has_offline else None,
+        speeds=known if config.speeds_known else (),
+        adapters={} if adapters is None else adapters.sources(),
+        adapters_max=engine.adapters.most,
+        kv=config.parts.get(name),
+    )
+
+
+def _offline_profile(config: WorldConfig, engine: ReplicaEngine) -> OfflineProfile | None:
+    offline, profile = config.offline, engine.profile
+    if offline is None:
+        return None
+    return offline_profile(profile, offline.budget_s or budget_s(profile), offline.burst_s)
