@@ -62,7 +62,7 @@ def test_a_local_attempt_occupies_a_replica_until_it_is_left(bench):
         0,
     )
     assert bench.on_the_way == (1, 1)
-    bench.attempts.began(record, 0.0)
+    bench.attempts.began(record, 0.0, shows_ttft=True)
     assert bench.on_the_way == (1, 0)
     bench.attempts.leave(record, 0.0)
     record.end()
@@ -76,7 +76,7 @@ def test_a_forwarded_attempt_counts_against_the_peer(bench):
     assert forward == fx.Forward(1, 1, EU)
     assert (receipt.decision.replica, receipt.decision.peer, receipt.decision.hops) == (None, EU, 1)
     assert list(bench.peers.get(EU).forwarded_at) == [1.0]
-    bench.attempts.began(record, 0.0)
+    bench.attempts.began(record, 0.0, shows_ttft=True)
     bench.attempts.leave(record, 0.0)
     assert bench.on_the_way == (0, 0)
 
