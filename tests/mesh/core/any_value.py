@@ -7,11 +7,12 @@ from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, Union
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le, Lt, MinLen
 from hypothesis import strategies as st
 
 from mesh.core.model.settings import RouterSettings
 from schemas.exchange import Priority
+from schemas.listed_replicas import ListedReplicas
 from schemas.settings import HoldOrder
 
 I64 = 2**63 - 1
@@ -40,6 +41,8 @@ def _values(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
                 lambda policies: tuple(policies.items())
             ),
         )
+    if hint is ListedReplicas:  # its columns are of one length
+        return _of_rows(hint)
     if is_dataclass(hint) or _is_named_tuple(hint):
         return _whole(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -69,7 +72,8 @@ def _plain(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     if hint is bool:
         return st.booleans()
     if hint is int:
-        return st.integers(least.ge if least else -I64, most.le if most else I64)
+        highest = said[Lt].lt - 1 if Lt in said else I64
+        return st.integers(least.ge if least else -I64, most.le if most else highest)
     if hint is float:
         return st.floats(
             least.ge if least else None,
@@ -89,6 +93,13 @@ def _plain(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 def _is_named_tuple(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+
+
+def _of_rows(kind: Any) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    columns = [typing.get_args(typing.get_args(hint)[0])[0] for hint in hints.values()]
+    rows = st.lists(st.tuples(*map(values_of, columns)), max_size=4)
+    return rows.map(lambda made: kind(*zip(*made, strict=True)))
 
 
 def _whole(kind: Any) -> st.SearchStrategy[Any]:
