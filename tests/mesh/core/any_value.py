@@ -59,10 +59,10 @@ def _composed(origin: Any, inner: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     if origin in (Union, UnionType):
         return st.one_of(*map(values_of, inner))
     if origin in (dict, Mapping):
-        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=3)
+        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=2)
     assert origin is tuple, f"teach this module {origin}"
     if inner[-1] is Ellipsis:
-        return st.lists(values_of(inner[0]), max_size=4).map(tuple)
+        return st.lists(values_of(inner[0]), max_size=3).map(tuple)
     return st.tuples(*map(values_of, inner))
 
 
@@ -98,8 +98,8 @@ def _is_named_tuple(hint: Any) -> bool:
 def _of_rows(kind: Any) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
     columns = [typing.get_args(typing.get_args(hint)[0])[0] for hint in hints.values()]
-    rows = st.lists(st.tuples(*map(values_of, columns)), max_size=4)
-    return rows.map(lambda made: kind(*zip(*made, strict=True)))
+    rows = st.lists(st.tuples(*map(values_of, columns)), max_size=2)
+    return rows.map(lambda made: kind(**dict(zip(hints, zip(*made, strict=True), strict=False))))
 
 
 def _whole(kind: Any) -> st.SearchStrategy[Any]:
