@@ -44,6 +44,7 @@ NOT_RUN = {
     "set -a; . .mesh/config/us/credentials/batch-observer.env": NATS,
     "mesh-agent profile ": "needs an idle engine for ten minutes",
     "vllm serve MODEL --kv-events-config ": "needs vLLM: tests/engines/test_vllm_kv_events.py",
+    "mesh-agent run … --adapter sql=": "needs engines: tests/end_to_end/test_adapters.py",
     "mesh-agent run … --role prefill ": "needs engines: tests/end_to_end/test_pairs.py",
     "nats sub mesh.us.gossip.lease": NATS,
     "nats server list": NATS,

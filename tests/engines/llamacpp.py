@@ -1,9 +1,16 @@
 """llama.cpp's server with the tiny model `tiny.gguf` of its folder (`tiny_gguf.write`)."""
 
+import asyncio
+import itertools
 import sys
+import time
 
 from tests.engines import llamacpp_server
 from tests.engines.engine import RealEngine
+from tests.programs.bench.processes import Absent
+
+PORT_WITHIN_S, PORT_RETRY_S = 20.0, 0.5
+PORT_TAKEN = "HTTP server error"  # the last words of a server that can't listen
 
 
 class LlamaCpp(RealEngine):
@@ -16,7 +23,19 @@ class LlamaCpp(RealEngine):
     options: tuple[str, ...] = ()
 
     async def _start(self, log: str) -> list[int]:
-        pid = await self.processes.start(
+        """Start it again while its port is not free yet, as after the end of a busy process."""
+        deadline = time.monotonic() + PORT_WITHIN_S
+        for attempt in itertools.count(1):
+            try:
+                return [await self._started(f"{log}-{attempt}")]
+            except Absent as problem:
+                if PORT_TAKEN not in str(problem) or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(PORT_RETRY_S)
+        raise AssertionError("never")
+
+    async def _started(self, log: str) -> int:
+        return await self.processes.start(
             log,
             (
                 *(sys.executable, llamacpp_server.__file__, str(self.directory / "tiny.gguf")),
@@ -26,4 +45,3 @@ class LlamaCpp(RealEngine):
             ),
             ready=self.processes.answers(f"{self.url}/health"),
         )
-        return [pid]

@@ -255,6 +255,7 @@ EPOCHS = {
 # Files and jobs have times of day, as in OpenAI's API; so have lines of the access log, what
 # operators order, and a process's start, which is computed from its age. Each is for people.
 TIMES_OF_DAY = {
+    "agents/profiler/command.py",
     "agents/profiler/run.py",
     "agents/simserver/kv_events.py",
     "infra/metrics_page.py",
