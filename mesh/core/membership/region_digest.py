@@ -16,6 +16,7 @@ from mesh.core.model.served_names import (
 )
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
+from mesh.core.policies.mesh_speeds import BASE_S_MAX, believed_slope
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -35,6 +36,8 @@ CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full
 ROUND_TRIPS_S = 1.0
 # Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
 ADAPTERS_TOLD_MAX = 64
+WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
+COUNT_MAX = 2**53  # a whole number to every reader of JSON
 RATE_S = 5.0  # time constant of the request rate's running average
 
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
@@ -227,7 +230,7 @@ class RegionalDigest:
                 ready=ready,
                 free=free,
                 wait_s=rounded(_known(min, [_wait_s(replica, now) for replica in serving])),
-                kv_free_tokens=None if kv_free_tokens is None else max(0, int(kv_free_tokens)),
+                kv_free_tokens=None if kv_free_tokens is None else _count(kv_free_tokens),
                 running=rounded(_mean([_running(replica) for replica in serving])),
                 load_s=rounded(load_s) if load_s else None,
                 listed=_places(serving, listed),
@@ -255,10 +258,10 @@ def _columns(replicas: Sequence[Replica], now: float) -> ListedReplicas:
     return ListedReplicas(
         names=tuple([replica.heartbeat.replica for replica in replicas]),
         wait_s=tuple([rounded(_wait_s(replica, now) or 0.0) for replica in replicas]),
-        running=tuple([int(_running(replica)) for replica in replicas]),
-        kv_free_tokens=tuple([None if one is None else max(0, int(one)) for one in free]),
-        prefill_s_per_token=tuple([rounded(s_per_token or 0.0) for s_per_token, _ in lines]),
-        prefill_base_s=tuple([rounded(base_s) for _, base_s in lines]),
+        running=tuple([_count(_running(replica)) for replica in replicas]),
+        kv_free_tokens=tuple([None if one is None else _count(one) for one in free]),
+        prefill_s_per_token=tuple([rounded(believed_slope(slope or 0.0)) for slope, _ in lines]),
+        prefill_base_s=tuple([_at_most(base_s, BASE_S_MAX) for _, base_s in lines]),
     )
 
 
@@ -268,7 +271,16 @@ def _wait_s(replica: Replica, now: float) -> float | None:
     if s_per_token is None:
         return None
     queued = replica.prefill_queue_tokens(now, s_per_token)
-    return None if queued is None else queued * s_per_token
+    return None if queued is None else min(WAIT_S_MAX, queued * s_per_token)
+
+
+def _count(number: float) -> int:
+    """As a digest may have it, whatever an agent reported."""
+    return max(0, min(COUNT_MAX, int(number)))
+
+
+def _at_most(seconds: float | None, most_s: float) -> float | None:
+    return None if seconds is None else rounded(min(seconds, most_s))
 
 
 def _running(replica: Replica) -> float:

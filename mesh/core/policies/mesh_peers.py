@@ -23,10 +23,11 @@ from typing import NamedTuple
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
-from mesh.core.policies.mesh_speeds import SpeedModel, believed_slope
+from mesh.core.policies.mesh_speeds import BASE_S_MAX, SpeedModel, believed_slope
 from mesh.core.view.peers import Peer
 from schemas.ids import ModelId
 from schemas.residency import Label
+from schemas.settings import OUTSTANDING_MAX
 
 FORWARDS_MAX = 1024  # to one peer since its digest left
 PEERS_MAX = 256
@@ -34,6 +35,7 @@ RTT_START_S = 0.5  # of a peer before its first answered ping
 DELAY_WEIGHT = 0.2  # of one first token's delay: some ten of them show what a peer is like
 DELAY_HALF_LIFE_S = 30.0  # as what was learned of an idle replica
 DELAY_S_MAX = 60.0
+WAIT_S_MAX = 3600.0  # of what is reported: no wait, load or round trip is longer
 UNSENT = (0, 0)
 NO_NAMES: Mapping[str, HeldPrefix] = {}
 
@@ -87,6 +89,14 @@ class Forwards:
 NO_FORWARDS = Forwards()
 
 
+class SentForward(NamedTuple):
+    """A request on its way to a peer, and when its first token was expected."""
+
+    at: float
+    expected_s: float
+    delay_s: float  # of that, what the peer's first tokens were late by
+
+
 class PeerDelays:
     """By how much later than expected each peer's first tokens come.
 
@@ -98,36 +108,38 @@ class PeerDelays:
     """
 
     def __init__(self) -> None:
-        self._open: dict[
-            str, dict[int, tuple[float, float]]
-        ] = {}  # sent, expected; the oldest first
+        self._open: dict[str, dict[int, SentForward]] = {}  # of each peer, the oldest first
         self._delays: dict[str, tuple[float, float]] = {}  # seconds, as of
 
     def forwarded(self, peer: str, key: int, expected_s: float, now: float) -> None:
-        """A request leaves; `expected_s`: until its first token, this delay included."""
+        """A request leaves; `expected_s`: until its first token, the delay as of now included."""
         if peer not in self._open and len(self._open) >= PEERS_MAX:
             del self._open[next(iter(self._open))]
         under_way = self._open.setdefault(peer, {})
         if len(under_way) >= FORWARDS_MAX:
             del under_way[next(iter(under_way))]
-        under_way[key] = now, expected_s
+        under_way[key] = SentForward(now, expected_s, self.of(peer, now))
 
     def began(self, peer: str, key: int, now: float) -> None:
         """Its first token is here."""
         if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
-            late_s = now - sent[0] - sent[1]
-            self._set(peer, self._faded(peer, now) + DELAY_WEIGHT * late_s, now)
+            # Against what the peer reported: of many under way each shows the same delay.
+            late_s, known_s = (
+                now - sent.at - (sent.expected_s - sent.delay_s),
+                self._faded(peer, now),
+            )
+            self._set(peer, known_s + DELAY_WEIGHT * (late_s - known_s), now)
 
     def left(self, peer: str, key: int, now: float) -> None:
         """It leaves without one, for whatever reason."""
         if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
-            self._set(peer, max(self._faded(peer, now), _overdue_s(*sent, now)), now)
+            self._set(peer, max(self._faded(peer, now), _overdue_s(sent, now)), now)
 
     def of(self, peer: str, now: float) -> float:
         """Seconds to add to what the peer reports."""
         seconds = self._faded(peer, now)
-        for at, expected_s in self._open.get(peer, {}).values():
-            return max(seconds, _overdue_s(at, expected_s, now))
+        for sent in self._open.get(peer, {}).values():
+            return max(seconds, _overdue_s(sent, now))
         return seconds
 
     def _set(self, peer: str, seconds: float, now: float) -> None:
@@ -143,9 +155,9 @@ class PeerDelays:
 NO_DELAYS = PeerDelays()
 
 
-def _overdue_s(sent_at: float, expected_s: float, now: float) -> float:
+def _overdue_s(sent: SentForward, now: float) -> float:
     """How much longer a request waits than twice what was expected, and a second."""
-    return max(0.0, now - sent_at - 2.0 * expected_s - 1.0)
+    return max(0.0, now - sent.at - 2.0 * sent.expected_s - 1.0)
 
 
 class PeerReplicas(NamedTuple):
@@ -210,7 +222,8 @@ class PeerPrices:
         for place in () if found is None else found[1]:
             if place < len(lines) and lines[place][4] > 0.0:
                 name, wait_s, running, free_tokens, slope, base_s = lines[place]
-                s_per_token = believed_slope(slope)
+                s_per_token, wait_s = believed_slope(slope), min(wait_s, WAIT_S_MAX)
+                running = min(running, OUTSTANDING_MAX)
                 rows.append(self._row(name, wait_s, s_per_token, running, base_s, free_tokens))
         made = PeerReplicas(of, tuple(rows), frozenset([row.name for row in rows]))
         speeds.kept_peers[target.name] = made
@@ -227,7 +240,7 @@ class PeerPrices:
     ) -> ListedReplica:
         speeds = self._speeds
         usual_s, _, s_per_decode = speeds.fleet_speed
-        least_s = usual_s if base_s is None else base_s
+        least_s = usual_s if base_s is None else min(base_s, BASE_S_MAX)
         return ListedReplica(
             name,
             wait_s,
@@ -250,7 +263,7 @@ class PeerPrices:
             held.replica,
             max([row.wait_s for row in listed.rows]),
             s_per_token,
-            self._speeds.running if running is None else running,
+            self._speeds.running if running is None else min(running, OUTSTANDING_MAX),
             base_s,
             None,
         )
@@ -278,19 +291,20 @@ class PeerPrices:
             prefill_s = (prompt_tokens - held[1]) * s_per_token
             others_s = (stalled + ahead + work_weight * (queue_s > 0.0)) * prefill_s + batch_s
             seconds, memory_s = queue_s + prefill_s + base_s + others_s, 0.0
-            if seconds >= cheapest:
+            if best is not None and seconds >= cheapest:
                 continue
             # Where no request runs, none will release memory: waiting would not help.
             if running and free_tokens is not None:
                 lacking_tokens = self._needed_tokens - (free_tokens + held[1] - whole_sent)
                 memory_s = speeds.release_s(target, lacking_tokens, 0.0, running)
-            if seconds + memory_s < cheapest:
+            if best is None or seconds + memory_s < cheapest:
                 cheapest = seconds + memory_s
                 best = row, held, queue_s, prefill_s, memory_s, others_s
         assert best is not None
         row, held, queue_s, prefill_s, memory_s, others_s = best
         others_s += speeds.returns * rtt_s
-        line_s, load_s = target.ahead * typical_s, peer.load_s(self._model)
+        line_s = target.ahead * typical_s
+        load_s = min(peer.load_s(self._model), WAIT_S_MAX)
         seconds = rtt_s + line_s + queue_s + prefill_s + row.base_s + memory_s + load_s + others_s
         tokens = (line_s + queue_s + prefill_s) / row.s_per_token
         held = held if held[0] else HeldPrefix(0, 0, row.name)
@@ -309,11 +323,10 @@ class PeerPrices:
         typical_s = speeds.prefill_tokens * s_per_token / ready
         line_s = target.ahead * typical_s
         wait_s = peer.wait_s(model)
-        queue_s = typical_s * ready if wait_s is None else wait_s
+        queue_s = typical_s * ready if wait_s is None else min(wait_s, WAIT_S_MAX)
         queue_s += self._arrived_s(peer, rtt_s, typical_s, len(peer.forwarded_at))
         running = peer.running(model)
-        if running is None:
-            running = speeds.running
+        running = speeds.running if running is None else min(running, OUTSTANDING_MAX)
         batch_s = speeds.batch_weight * running * base_s
         base_s += s_per_decode * running
         weight = running * speeds.stall_weight + target.ahead / ready
@@ -325,7 +338,7 @@ class PeerPrices:
         if free_tokens is not None:
             lacking_tokens = self._needed_tokens - free_tokens - held.tokens
             memory_s = speeds.release_s(target, lacking_tokens, 0.0, running)
-        load_s = peer.load_s(model)
+        load_s = min(peer.load_s(model), WAIT_S_MAX)
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
@@ -338,4 +351,4 @@ class PeerPrices:
         others did is expected. `typical_s`: one more request's share of the region's time."""
         age_s = self._now - peer.seen_at + rtt_s / 2
         unseen = forwarded + peer.requests_per_s * age_s
-        return max(0.0, unseen - peer.free(self._model)) * typical_s
+        return min(WAIT_S_MAX, max(0.0, unseen - peer.free(self._model)) * typical_s)

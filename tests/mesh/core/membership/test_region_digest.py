@@ -1,5 +1,7 @@
 """A region's digest: what it says, when it is due, and how often at most."""
 
+import pytest
+
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
 from mesh.core.model.served_names import served_name
@@ -262,3 +264,21 @@ def test_within_a_label_only_replicas_that_carry_it_are_listed():
     digest = region.due(0.0)
     assert digest.models[MODEL].listed == (0, 1)
     assert digest.models_by_label["ny"][MODEL].listed == (0,)
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"prefill_s_per_token": 1e300, "prefill_queued_tokens": 10**17},
+        {"prefill_s_per_token": 1.7976931348623157e308, "prefill_queued_tokens": 1},
+        {"prefill_s_per_token": 5e-324, "prefill_base_s": 1.7e308, "prefill_queued_tokens": 1},
+        {"running": 2**63 - 1, "prefill_s_per_token": 0.1, "prefill_queued_tokens": 1},
+        {"kv_capacity_tokens": 2**63 - 1, "kv_used_ratio": 0.0, "prefill_queued_tokens": 1},
+    ],
+)
+def test_whatever_one_agent_reports_peers_can_read_the_regions_digest(reported):
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=0.1, prefill_queued_tokens=0), 0.0)
+    region.replicas.see(beat("b", **reported), 0.0)
+    digest = decode_digest(encode_state(region.due(0.1)))
+    assert "a" in digest.replicas.names

@@ -11,9 +11,11 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
 from mesh.core.policies.base import Destination
 from mesh.core.policies.mesh import _starves
+from mesh.core.policies.mesh_peers import PeerDelays
 from mesh.core.policies.mesh_price import HELD_NOTHING, Price
 from mesh.core.policies.mesh_speeds import SLOPE_MIN, SpeedModel
 from schemas.decision import CandidateKind
+from schemas.listed_replicas import ListedReplicas
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import EU, MODEL, beat, core, digest, request
 from tests.mesh.core.policies.test_mesh import EU as EU_SPOT
@@ -151,6 +153,41 @@ def test_a_peer_is_tried_again_a_while_after_slow_answers():
         policy.left(one, EU_SPOT, float(number) + 21)
     assert cheapest(policy, 30.0) == "us-1"
     assert cheapest(policy, 7200.0) == "eu"
+
+
+def test_many_first_tokens_under_way_show_one_delay():
+    delays = PeerDelays()
+    for key in range(100):
+        delays.forwarded("eu", key, 0.2, key / 1000)
+    for key in range(100):
+        delays.began("eu", key, key / 1000 + 0.7)
+    assert delays.of("eu", 0.8) == pytest.approx(0.5, rel=0.05)
+    for key in range(100, 200):  # expected with the delay, and as late as before: it stays
+        delays.forwarded("eu", key, 0.2 + delays.of("eu", 1.0), 1.0)
+    for key in range(100, 200):
+        delays.began("eu", key, 1.7)
+    assert delays.of("eu", 1.7) == pytest.approx(0.5, rel=0.05)
+
+
+HUGE = 1.7e308
+
+
+def test_a_digest_with_any_numbers_stops_no_placement():
+    region = Region()
+    region.step()
+    names = ("eu-0", "eu-1")
+    listed = ListedReplicas(
+        names=names, wait_s=(HUGE, HUGE), running=(2**62, 0), kv_free_tokens=(0, None),
+        prefill_s_per_token=(HUGE, 5e-324), prefill_base_s=(HUGE, HUGE),
+    )  # fmt: skip
+    load = {"wait_s": HUGE, "running": HUGE, "kv_free_tokens": 0, "load_s": HUGE}
+    capacity = ModelCapacity(ready=2**62, free=0, listed=(0, 1), **load)
+    about = {"prefill_s_per_token": HUGE, "prefill_base_s": HUGE, "requests_per_s": HUGE}
+    for shown in (listed, ListedReplicas()):
+        region.seq += 1
+        seen = digest("eu", seq=region.seq, models={MODEL: capacity}, replicas=shown, **about)
+        region.feed(ev.DigestSeen(seen))
+        assert not region.ask()
 
 
 def test_work_on_its_way_counts_where_an_engine_reports_no_pending():
