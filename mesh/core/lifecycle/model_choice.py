@@ -73,7 +73,8 @@ class ModelChoice:
         return self._timeouts.serving((name, labels, False), now) > 0
 
     def other(self, record: RequestRecord, now: float) -> ModelId | None:
-        """What may serve it instead, by its served name, if no place serves what it has."""
+        """What may serve it instead, by its served name, if no place serves what it has: on a
+        place that has not failed this request."""
         request = record.request
         asked = request.asked
         if asked is None or asked.model not in self.targets.aliases:
@@ -82,12 +83,13 @@ class ModelChoice:
             return None
         model = model_of(request.model)
         path = request.model.removeprefix(model)  # " on /…", or empty
-        found = self.targets.choose(
-            asked.model,
-            asked.conversation,
-            lambda name: self._is_served(ModelId(name + path), request.residency, now),
-            without=model,
-        )
+
+        def may_serve(name: ModelId) -> bool:
+            other = ModelId(name + path)
+            is_served = self._is_served(other, request.residency, now)
+            return is_served and self._timeouts.others_serve(record, other)
+
+        found = self.targets.choose(asked.model, asked.conversation, may_serve, without=model)
         return None if found is None else ModelId(found + path)
 
     def retarget(self, record: RequestRecord, now: float) -> None:

@@ -60,18 +60,22 @@ class Timeouts:
         cards = (digest.cards.get(model) for digest in digests)
         return next((card for card in cards if card is not None), ModelCard())
 
-    def others_serve(self, record: RequestRecord) -> bool:
-        """Whether a place that has not failed this request serves its model, free or not."""
+    def others_serve(self, record: RequestRecord, model: ModelId | None = None) -> bool:
+        """Whether a place that has not failed this request serves its model, free or not.
+
+        `model`: another one instead of its own.
+        """
         request, residency = record.request, self._residency
+        model = model or request.model
         wanted = residency.wanted(request)
         for replica in self._replicas:
-            may_answer = self._replicas.may_answer(replica, request.model, record.avoid)
+            may_answer = self._replicas.may_answer(replica, model, record.avoid)
             if may_answer and residency.takes_replica(wanted, replica):
                 return True
         return self._may_leave(is_foreign=request.answer_inbox is not None) and any(
             region not in record.avoid
             and residency.takes_peer(wanted, region, peer)
-            and peer.ready(request.model, wanted) > 0
+            and peer.ready(model, wanted) > 0
             for region, peer in self._peers
         )
 

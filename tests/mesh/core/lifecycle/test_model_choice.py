@@ -13,6 +13,7 @@ from mesh.core.recording import (
     encode_step,
 )
 from schemas.http import MESSAGES, RESPONSES
+from schemas.residency import ground
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
 
@@ -71,6 +72,26 @@ def test_a_failure_of_the_only_replica_moves_the_request_instead_of_failing_it()
     assert [one.replica for one in kinds(effects, fx.Dispatch)] == ["us-0"]
 
 
+def test_where_each_targets_only_replica_has_failed_it_the_request_ends_at_once():
+    core = region(failures_max=5)
+    beat(core, "us-1", "canary", 0.05, seq=2)
+    arrive(core, 1)
+    assert kinds(core.handle(ev.AttemptFailed(1, 1, "gone"), 0.2), fx.Dispatch)
+    effects = core.handle(ev.AttemptFailed(1, 2, "gone too"), 0.3)
+    assert [one.message for one in kinds(effects, fx.Fail)] == ["gone too"]
+    assert not kinds(effects, fx.Retargeted) and not core.held and not core.inflight
+
+
+def test_an_engines_error_ends_a_request_whose_other_target_only_that_engine_serves():
+    core = build.core(policy="least-load", models=RULES)
+    both = build.beat("us-0", models=("stable", "canary"))
+    core.handle(ev.HeartbeatSeen(both), 0.0)
+    assert kinds(arrive(core, 1), fx.Dispatch)
+    effects = core.handle(ev.AttemptFailed(1, 1, "HTTP 500", status=500), 0.2)
+    assert kinds(effects, fx.PassEngineError) == [fx.PassEngineError(1)]
+    assert not kinds(effects, fx.Retargeted) and not core.held and not core.inflight
+
+
 def test_without_another_target_that_is_served_it_stays_what_it_is():
     core = region()
     arrive(core, 1)
@@ -107,17 +128,26 @@ def test_what_a_region_keeps_stays_with_the_model_that_made_it():
     assert moved == [fx.Retargeted(1, served_name("stable", RESPONSES))]
 
 
-def test_what_is_chosen_is_served_within_the_labels_or_may_come_back():
+def test_what_is_chosen_is_served_or_may_come_back():
     core = region()
     choice = core.model_choice
     path = "/v1/chat/completions"
     by_number = {choice.of("chat", one, path, (), 0.1) for one in range(40)}
     assert by_number == {"stable", "canary"}  # a full one serves
-    assert choice.of("chat", 1, path, ("eu",), 0.1) in by_number  # not here: it waits
     beat(core, "us-1", "other", 0.2, seq=2)
     assert {choice.of("chat", one, path, (), 0.2) for one in range(40)} == {"stable"}
     empty = build.core(models=RULES).model_choice
     assert {empty.of("chat", one, path, (), 0.1) for one in range(40)} == by_number
+
+
+def test_only_a_target_on_a_replica_with_the_label_is_chosen_for_a_labelled_request():
+    core = build.core(policy="least-load", models=RULES, ground=ground({build.US: ("us",)}))
+    beat(core, "us-0", "stable", 0.0, residency=())
+    beat(core, "us-1", "canary", 0.0, residency=("us",))
+    path = "/v1/chat/completions"
+    for labels, targets in (((), {"stable", "canary"}), (("us",), {"canary"})):
+        found = {core.model_choice.of("chat", one, path, labels, 0.1) for one in range(40)}
+        assert found == targets
 
 
 def test_a_copy_begins_at_once_or_ends():
