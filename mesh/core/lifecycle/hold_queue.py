@@ -2,9 +2,9 @@
 
 One queue per model: a request whose model has no free replica must not block those for another.
 Nor must its backlog shed them: of a full queue, the kind of work that most requests wait for gives
-up its newest one to a request for another that fewer wait for (longest queue drop: Suter, Lakshman,
-Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed part for each model (which models there
-will be is unknown, and what one leaves the others could not use).
+up its newest one, of no higher class, to a request for another that fewer wait for (longest queue
+drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed part for each model
+(which models there will be is unknown, and what one leaves the others could not use).
 Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
 class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
 go before it arrived at most two head starts later. The number is settled at arrival; an age rule
@@ -223,16 +223,16 @@ class HoldQueue:
     def gives_way(self, request: Request) -> Request | None:
         """The new request that is to be shed for this one where it finds no room; None: this one.
 
-        It is the last of the lowest class for the work that most requests wait for, or, where that
-        is this one's own or its model is at its limit, of a lower class than this one's.
+        It is the last of the lowest class for the work that most requests wait for, of none above
+        this one's, or, where that is its own work or its model is at its limit, of a lower one.
         """
         own = work_name(request.model)
+        lower = LOWEST_FIRST[: LOWEST_FIRST.index(request.priority)]
         longest = own if self._is_at_limit(request) else self._longest()
         if longest != own and self._waiting[longest] > self._waiting.get(own, 0) + 1:
-            found = self._newest_of(longest, LOWEST_FIRST)
+            found = self._newest_of(longest, (*lower, request.priority))
             if found is not None:
                 return found
-        lower = LOWEST_FIRST[: LOWEST_FIRST.index(request.priority)]
         return self._newest_of(own, lower)
 
     def _longest(self) -> ModelId:

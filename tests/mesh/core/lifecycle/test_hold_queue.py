@@ -159,19 +159,27 @@ def test_a_new_request_displaces_the_newest_of_the_longest_queue_or_of_a_lower_c
     models = MODEL, OTHER
     longest = max(models, key=queue.waiting)
     for model in models:
-        own = queue.waiting(longest) <= queue.waiting(model) + 1
+        shorter = queue.waiting(longest) > queue.waiting(model) + 1
         below = [
             one
             for one in held
-            if one.model == (model if own else longest)
-            and (not own or rank(one.priority) < rank(priority))
-        ]
+            if shorter and one.model == longest and rank(one.priority) <= rank(priority)
+        ] or [one for one in held if one.model == model and rank(one.priority) < rank(priority)]
         newest = max(
             below,
             key=lambda one: (-rank(one.priority), effective_arrival(one), one.key),
             default=None,
         )
         assert held and queue.gives_way(request(99, priority=priority, model=model)) == newest
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_request_for_another_model_displaces_none_of_a_higher_class(priority):
+    queue = HoldQueue(3)
+    for key in (1, 2, 3):
+        queue.put(request(key, priority=Priority.NORMAL))
+    last = queue.gives_way(request(9, model=OTHER, priority=priority))
+    assert (last is None) == (priority is Priority.LOW)
 
 
 def test_one_that_came_back_is_not_displaced():
