@@ -63,6 +63,7 @@ from schemas.engine_routes import (
     GENERATING_PATHS,
     OPENING_EVENTS,
     OPTIONAL_PATHS,
+    PLAIN_PATHS,
 )
 from schemas.exchange import (
     H_ADD_USAGE,
@@ -339,11 +340,14 @@ class Relay:
         if status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
             self._engine.refused_key()
             return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
-        if self._adapter is not None and status == STATUS_NOT_FOUND:  # unloaded in the meantime
+        if status not in PATH_UNKNOWN or self._goes_on:
+            return None  # 404 may be what vLLM says of a response that it does not keep
+        is_gone = self._adapter is not None and status == STATUS_NOT_FOUND
+        if is_gone and self._path in PLAIN_PATHS:  # the adapter was unloaded in the meantime
             self._engine.refresh_models()
             return self._not_here(f"the engine has no adapter {self._adapter} any more")
-        if self._path not in OPTIONAL_PATHS or status not in PATH_UNKNOWN or self._goes_on:
-            return None  # 404 may be what vLLM says of a response that it does not keep
+        if self._path not in OPTIONAL_PATHS:
+            return None
         if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
             return None  # vLLM's answer to a field of the request that it does not support
         # It answered on this path before. Another engine may have its place, or it is about this

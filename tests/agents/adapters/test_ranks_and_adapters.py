@@ -13,7 +13,8 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import LoadAdapter, StartRelay
 from agents.core.events import NOTHING_KNOWN
-from schemas.exchange import Frame, Outcome, Refusal, Refused, unpack_frame
+from schemas.exchange import H_KEEPER, Frame, Outcome, Refusal, Refused, unpack_frame
+from schemas.http import MESSAGES, RESPONSES
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import Conversation, plain, running
 
@@ -101,6 +102,10 @@ async def hello(talk: Conversation) -> None:
 class Answered:
     """One relay to a scripted engine: what the engine got, and the frames that came of it."""
 
+    def __init__(self, path="/v1/completions", headers=None, *, is_confirmed=False) -> None:
+        """`is_confirmed`: the agent has just found out that the engine answers that path."""
+        self.path, self.headers, self.is_confirmed = path, headers or {}, is_confirmed
+
     async def of(self, script, kind, body=b'{"model":"sql"}', rank=None, adapter="sql"):
         self.got = []
         self.frames: list[tuple[Frame, bytes]] = []
@@ -110,9 +115,13 @@ class Answered:
             await script(talk)
 
         async with running(kept) as engine:
+            engine.also_serves = (self.path,)
             client = client_of(engine.url, kind, rank=rank)
+            if self.is_confirmed:
+                assert client.lacks(self.path)
+                await client.scrape()
             relay = Relay(
-                StartRelay("_INBOX.us.r1.1", "/v1/completions", "q-1", body, {}),
+                StartRelay("_INBOX.us.r1.1", self.path, "q-1", body, self.headers),
                 engine=client,
                 frames=FrameWriter(self._post, time.monotonic),
                 region="us",
@@ -173,6 +182,27 @@ async def test_an_adapter_that_was_unloaded_is_no_answer_but_a_refusal() -> None
     assert answered.ended.outcome is Outcome.ENGINE_LOST
     about_a_model = await Answered().of(gone, "vllm", adapter=None)
     assert [kind for kind, _ in about_a_model.frames] == [Frame.HEAD, Frame.DATA, Frame.END]
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+async def test_a_404_for_an_adapter_on_an_optional_path_is_its_answer_where_the_path_is_known(
+    is_confirmed,
+) -> None:
+    async def only_its_model(talk: Conversation) -> None:
+        await talk.send(plain(404 if b"sql" in talk.request.body else 200, b'{"error":{}}'))
+
+    made = Answered(MESSAGES, is_confirmed=is_confirmed)
+    answered = await made.of(only_its_model, "vllm")
+    expected = [Frame.HEAD, Frame.DATA, Frame.END] if is_confirmed else [Frame.REFUSED]
+    assert [kind for kind, _ in answered.frames] == expected
+
+
+async def test_an_adapter_s_response_that_the_engine_does_not_keep_is_a_404() -> None:
+    async def unknown(talk: Conversation) -> None:
+        await talk.send(plain(404, b'{"error":{"message":"Response with id r not found."}}'))
+
+    answered = await Answered(RESPONSES, {H_KEEPER: "g0"}).of(unknown, "vllm")
+    assert [kind for kind, _ in answered.frames] == [Frame.HEAD, Frame.DATA, Frame.END]
 
 
 class Loads:
