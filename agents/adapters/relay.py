@@ -316,7 +316,10 @@ class Relay:
         """Of a prefill stage's good answer, send only what the decode engine needs."""
         if head.status not in SUCCESS or self._transfer is None:
             return await self._relay(response, head)
-        self._status, self._is_good = head.status, True
+        self._status = head.status
+        if (unserved := await self._other_engine(response)) is not None:
+            return unserved
+        self._is_good = True
         answer = bytearray()
         while chunk := await response.read():
             answer += chunk

@@ -16,11 +16,23 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import RelayBegan, RelayEnded, TokenUsage
-from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, Refusal, Refused, unpack_frame
+from agents.core.kv_stages import KvStage
+from schemas.exchange import (
+    H_MODEL,
+    WINDOW_BYTES,
+    End,
+    Frame,
+    Head,
+    Outcome,
+    unpack_frame,
+)
+from schemas.kv_transfer import KvRole, TransferKind
+from schemas.subjects import encode_model
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import (
     CHUNKED,
     LAST_CHUNK,
+    MODEL,
     Conversation,
     Script,
     ScriptedEngine,
@@ -40,13 +52,18 @@ class Call:
     """A relay to a scripted engine, and the frames it sent."""
 
     def __init__(
-        self, engine: ScriptedEngine, client: EngineClient, headers, path: str = "/v1/completions"
+        self,
+        engine: ScriptedEngine,
+        client: EngineClient,
+        headers,
+        path: str = "/v1/completions",
+        stage: KvStage | None = None,
     ) -> None:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[RelayBegan] = []
         self.sent = asyncio.Event()
         self.client = client
-        hand = StartRelay(INBOX, path, "q-1", b'{"prompt": "hi"}', headers)
+        hand = StartRelay(INBOX, path, "q-1", b'{"prompt": "hi"}', headers, stage=stage)
         self.relay = Relay(
             hand,
             engine=client,
@@ -55,6 +72,7 @@ class Call:
             replica="g0",
             clock=time.monotonic,
             began=self._began,
+            transfer=None if stage is None else TransferKind.NIXL,
         )
 
     def _post(self, frame: bytes, urgent: bool) -> None:
@@ -94,6 +112,7 @@ async def calling(
     path: str = "/v1/completions",
     kind: str = "openai",
     asks_usage: bool | None = None,
+    stage: KvStage | None = None,
     **headers: str,
 ) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
     async with running(script) as engine:
@@ -105,7 +124,7 @@ async def calling(
             asks_usage=asks_usage,
         )
         try:
-            yield Call(engine, client, headers, path), engine
+            yield Call(engine, client, headers, path, stage), engine
         finally:
             client.close()
 
@@ -383,65 +402,12 @@ async def test_a_large_plain_answer_is_cut_into_frames() -> None:
     assert max(len(data) for kind, _, data in made.frames if kind is Frame.DATA) <= 128 * 1024
 
 
-async def _embedded(script: Script) -> tuple[Call, RelayEnded]:
-    async with calling(script, path="/v1/embeddings") as (made, engine):
-        engine.embeds = True
-        ended = await made.relay.run()
-    return made, ended
-
-
-async def _messages(script: Script) -> tuple[Call, RelayEnded]:
-    async with calling(script, path="/v1/messages") as (made, engine):
-        engine.also_serves = ("/v1/messages",)
-        ended = await made.relay.run()
-    return made, ended
-
-
-async def test_what_an_engine_does_not_support_in_a_request_is_its_answer() -> None:
-    made, ended = await _messages(lambda talk: talk.send(plain(501, b'{"error":{}}')))
-    assert (made.kinds, ended.outcome) == ("HDE", Outcome.DONE)
-    assert decode_as(Head, made.frames[0][2]).status == 501
-
-
-async def test_an_error_after_opening_events_is_an_http_error() -> None:
-    start = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
-    error = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"no"}}\n\n'
-    made, _ = await _messages(whole(events(start, error)))
-    assert made.kinds == "HDE"
-    assert decode_as(Head, made.frames[0][2]).status == 500
-
-
-@pytest.mark.parametrize("status", [404, 405, 501])
-async def test_an_engine_without_the_path_refuses_what_another_may_serve(status) -> None:
-    made, ended = await _embedded(lambda talk: talk.send(plain(status, b"{}")))
-    assert made.kinds == "R"
-    assert decode_as(Refused, made.frames[0][2]).reason == Refusal.WRONG_MODEL
-    assert (ended.outcome, made.began) == (Outcome.ENGINE_LOST, [])  # its models are read again
-
-
-async def test_other_errors_of_that_path_are_the_clients() -> None:
-    made, _ = await _embedded(lambda talk: talk.send(plain(400, b'{"error":"too long"}')))
-    assert (made.kinds, made.head.status, made.text) == ("HDE", 400, b'{"error":"too long"}')
-
-
-async def test_the_usage_of_vectors_is_read_at_either_end() -> None:
-    usage, vectors = b'"usage":{"prompt_tokens":7}', b'"data":["' + b"x" * 100_000 + b'"]'
-    for body in (b"{%s,%s}" % (usage, vectors), b"{%s,%s}" % (vectors, usage)):
-        made, ended = await _embedded(lambda talk, body=body: talk.send(plain(200, body)))
-        assert made.text == body
-        assert ended.usage == TokenUsage(prompt_tokens=7)
-
-
-async def test_404_on_a_path_that_the_engine_turned_out_to_have_is_the_answer() -> None:
-    answers = iter([plain(200, b"{}")] * 2 + [plain(404, b'{"error":"no such model"}')])
-    async with calling(lambda talk: talk.send(next(answers)), path="/v1/messages") as (
-        made,
-        engine,
-    ):
-        engine.also_serves = ("/v1/messages",)
-        client = made.relay._engine
-        await client.scrape()
-        assert client.lacks("/v1/messages")  # an earlier request's answer
-        await client.scrape()
+@pytest.mark.parametrize(("model", "kinds"), [(MODEL, "HDE"), ("org/other", "R")])
+async def test_a_prefill_stage_of_an_engine_that_serves_other_models_is_refused(
+    model, kinds
+) -> None:
+    stage = KvStage(KvRole.PREFILL, 7)
+    script = whole(plain(200, b'{"kv_transfer_params":{}}'))
+    async with calling(script, stage=stage, **{H_MODEL: encode_model(model)}) as (made, _):
         await made.relay.run()
-    assert (made.kinds, made.head.status) == ("HDE", 404)
+    assert made.kinds == kinds
