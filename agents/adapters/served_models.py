@@ -10,9 +10,12 @@ answer late, and that it was replaced in this moment is far less likely.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 
 from schemas.ids import ModelId
+
+LOADS_MAX = 64  # the last ones: many more than end during one reading
 
 
 class ServedModels:
@@ -23,13 +26,16 @@ class ServedModels:
         self._models: Collection[ModelId] = ()
         self._began_at = float("-inf")  # the last reading, by time.monotonic
         self._reading: asyncio.Task[None] | None = None
+        self._loads: deque[tuple[ModelId, float]] = deque(maxlen=LOADS_MAX)
 
     def were_read(self, began_at: float, models: Collection[ModelId]) -> None:
         """A reading that began then by time.monotonic."""
-        self._began_at, self._models = began_at, models
+        later = [model for model, loaded_at in self._loads if began_at <= loaded_at]
+        self._began_at, self._models = began_at, ({*models, *later} if models else models)
 
     def loaded(self, model: ModelId) -> None:
-        """The engine has loaded it since."""
+        """The engine has loaded it: a list whose reading began before may lack it."""
+        self._loads.append((model, time.monotonic()))
         if self._models:
             self._models = {*self._models, model}
 

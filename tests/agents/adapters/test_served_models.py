@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from agents.adapters.served_models import ServedModels
+from agents.adapters.served_models import LOADS_MAX, ServedModels
 
 
 class Pages:
@@ -72,3 +72,25 @@ async def test_a_list_that_cannot_be_read_changes_nothing():
     served.were_read(time.monotonic(), ("a",))
     assert not await served.serves("b", time.monotonic())
     assert await served.serves("a", time.monotonic())
+
+
+async def test_a_list_whose_reading_began_before_a_load_ended_does_not_take_the_adapter_away():
+    served = ServedModels(Pages().read)
+    served.were_read(time.monotonic(), ("a",))
+    before = time.monotonic()
+    served.loaded("sql")
+    served.were_read(before, ("a",))
+    assert await served.serves("sql", before)
+    after = time.monotonic()
+    served.were_read(after, ("a",))  # it was unloaded
+    assert not await served.serves("sql", after)
+
+
+async def test_so_many_of_the_last_loads_are_remembered():
+    served = ServedModels(Pages().read)
+    before = time.monotonic()
+    for number in range(LOADS_MAX + 1):
+        served.loaded(f"adapter-{number}")
+    served.were_read(before, ("a",))
+    known = [await served.serves(f"adapter-{number}", before) for number in range(LOADS_MAX + 1)]
+    assert known == [False] + [True] * LOADS_MAX
