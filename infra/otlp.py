@@ -10,6 +10,7 @@ A span is encoded when it ends: what waits to be sent is then one piece of bytes
 objects, and the thread that sends does not take turns with the event loop to encode.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -26,6 +27,8 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, T
 
 from infra.span_conventions import ERROR_TYPE
 from infra.trace_context import TraceContext
+
+log = logging.getLogger(__name__)
 
 ENCODER = "encode_spans"
 SCOPE = "mesh"
@@ -148,8 +151,10 @@ class RequestEncoder:
 
 
 def use(encoder: RequestEncoder) -> None:
-    """Have the SDK's exporter encode so. It looks its encoder up by this name; one that does not
-    would fail at the first batch, which a test would show."""
+    """Have the SDK's exporter encode so. It looks its encoder up by this name: one that does not
+    can't send spans that are encoded already."""
+    if not hasattr(trace_exporter, ENCODER):
+        log.warning("no spans are sent: this version of OpenTelemetry's exporter is not known")
     setattr(trace_exporter, ENCODER, encoder)
 
 

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
 ANSWERED_S = 120.0
 STREAMS = 40  # at once, more than the replica of one region takes
 BATCH_LINES = 400
+ALIAS, MODEL = "alias", "mistralai/Mistral-7B-Instruct-v0.3"
 WINDOW = "1m"  # in the place of Grafana's own intervals
 GRAFANA = re.compile(r"\$__rate_interval|\$__interval|\$__range|\$region")
 USAGE = {"include_usage": True}
@@ -37,8 +38,9 @@ def query(expression: str) -> str:
 
 
 async def stream(http: aiohttp.ClientSession, mesh: MeshUp, number: int) -> None:
-    """One client of us that asks again and again; every fourth wants whole answers."""
-    body = {"model": mesh.model, "max_tokens": 30}
+    """One client of us that asks again and again; every fourth wants whole answers, every fifth
+    asks for an alias."""
+    body = {"model": mesh.model if number % 5 else ALIAS, "max_tokens": 30}
     body |= {"stream": True, "stream_options": USAGE} if number % 4 else {}
     for turn in range(1_000_000):
         text = f"{number} {turn} {PROMPT}" if turn % 2 else f"{PROMPT} {number}"
@@ -141,6 +143,7 @@ async def test_every_panel_has_an_answer_and_every_rule_is_evaluated(tmp_path: P
     config = write_config(tmp_path, batch_runners=("batch-0",))
     with config.open("a") as text:
         text.write("[routing]\nproactive = { idle_share = 0.1 }\n")
+        text.write(f'[models.{ALIAS}]\nto = "{MODEL}"\nshadow = {{ other = 1.0 }}\n')
     panels = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in graphs}
     async with (
         mesh_up(tmp_path, config=config, time_scale=4.0) as mesh,
