@@ -228,13 +228,13 @@ class ClusterEvents:
         if beat.paths:
             beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:
-            # Replicas of an adopted region answer whole requests only.
             return beat if beat.kv is None else beat_of_pair(beat, self._replicas.has_ready)
         if beat.region not in self.ownership.adopted:
             return None
         name = replica_name_at(beat.region, beat.replica, self._home)
         taken = beat.owner_taken if beat.owner == self._home else {}
-        return replace(beat, replica=name, taken=taken)
+        # Without a part in pairs, it answers whole requests only, for the models that it names.
+        return replace(beat, replica=name, taken=taken, kv=None)
 
     def _subscribe_needed_heartbeats(self) -> None:
         """Subscribe to peers' heartbeats, which cross their links, only while they are needed."""
