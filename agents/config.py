@@ -254,10 +254,16 @@ class AgentConfig(EngineConfig):
             raise ValueError(
                 f"--kv-address: with --kv-transfer {kind} a {role} engine needs none, leave it out"
             )
-        if self.profile is not None and not (role is KvRole.DECODE and kind.decodes_whole):
+        takes_whole = role is KvRole.DECODE and kind.decodes_whole
+        if self.profile is not None and not takes_whole:
             raise ValueError(
                 f"--profile: a {role} engine with --kv-transfer {kind} takes no whole requests, "
                 "and so no offline work: leave it out"
+            )
+        if self.adapters and not takes_whole:
+            raise ValueError(
+                f"--adapter: a {role} engine with --kv-transfer {kind} takes no whole requests, "
+                "for which alone adapters are loaded: leave it out"
             )
         return self
 

@@ -84,9 +84,9 @@ class Adapters:
 
     def reason_against(self, work: WorkRequest, now: float) -> Refusal | None:
         """Why the agent loads no adapter for this request; None if it does. None is loaded for
-        offline work."""
-        adapter = work.model
-        if adapter not in self._known or work.offline or not self._engine.answers_on(work.path):
+        offline work or warm-ups."""
+        adapter, may_load = work.model, not (work.offline or work.warm)
+        if adapter not in self._known or not may_load or not self._engine.answers_on(work.path):
             return Refusal.WRONG_MODEL
         load = self._loads.get(adapter)
         if load is not None:

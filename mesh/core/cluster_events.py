@@ -75,7 +75,7 @@ class KnownModels:
             self.names = tuple(sorted(filter(is_model, self._seen_at)))
 
 
-OnReplicaLost = Callable[[Collection[RequestRecord], str, float], None]
+OnReplicaLost = Callable[[Collection[RequestRecord], ReplicaId, str, float], None]
 
 
 class ClusterEvents:
@@ -165,6 +165,10 @@ class ClusterEvents:
         self._replicas.adopted_by_peer = self.ownership.adopted_by(now) is not None
         for name, orphans in self._replicas.expire(now):
             self._notify_lost(name, orphans)
+            # It can't be sent their decode stage; requests that it has may still be answered.
+            waiting = [one for one in self._inflight.values() if one.will_decode_on(name)]
+            if waiting:
+                self._on_lost(waiting, name, "its heartbeats are missing", now)
         for name in self._replicas.forgotten(now):
             self._placer.forget_replica(name)
         self._peers.expire(now, self._replicas.bus.paused_s)
@@ -224,13 +228,13 @@ class ClusterEvents:
         if beat.paths:
             beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:
-            # Replicas of an adopted region answer whole requests only.
             return beat if beat.kv is None else beat_of_pair(beat, self._replicas.has_ready)
         if beat.region not in self.ownership.adopted:
             return None
         name = replica_name_at(beat.region, beat.replica, self._home)
         taken = beat.owner_taken if beat.owner == self._home else {}
-        return replace(beat, replica=name, taken=taken)
+        # Without a part in pairs, it answers whole requests only, for the models that it names.
+        return replace(beat, replica=name, taken=taken, kv=None)
 
     def _subscribe_needed_heartbeats(self) -> None:
         """Subscribe to peers' heartbeats, which cross their links, only while they are needed."""
@@ -254,7 +258,7 @@ class ClusterEvents:
         lost = [self._inflight[attempt.key] for attempt in gone.ours if self._is_awaited(attempt)]
         for record in lost:
             self._attempts.cancel(record)
-        self._on_lost(lost, gone.why, now)
+        self._on_lost(lost, gone.name, gone.why, now)
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
         if self._handed_back.watched:
@@ -271,7 +275,7 @@ class ClusterEvents:
             self._placer.forget_replica(beat.replica)
             self._notify_lost(beat.replica, change.orphans)
             there = [one for one in self._inflight.values() if one.needs(beat.replica)]
-            self._on_lost(there, "the agent restarted or left", now)
+            self._on_lost(there, beat.replica, "the agent restarted or left", now)
         if self._held.group_of:
             self._scheduler.offer(beat.replica, now)
         if change.changed:

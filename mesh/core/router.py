@@ -39,7 +39,7 @@ from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
-from schemas.ids import ModelId, RegionId, RouterId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 
 
 class RouterCore:
@@ -322,7 +322,11 @@ class RouterCore:
         if record is None or record.prefill is None:
             return
         self._attempts.prefilled(record, event.served, now)
-        if record.is_prefilling:
+        decode = record.replica
+        if record.is_prefilling and decode is not None:
+            if decode not in self.replicas.by_name:
+                self._replica_lost([record], decode, "it left during the prefill stage", now)
+                return
             self._attempts.decode(record, now)
         if record.request.answer_inbox is not None:
             self._forwarded_queue.leave(record.request)
@@ -351,8 +355,10 @@ class RouterCore:
         if record is not None:
             self._failed_attempts.on_failed(record, event, now)
 
-    def _replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
-        self._failed_attempts.replica_lost(lost, why, now)
+    def _replica_lost(
+        self, lost: Collection[RequestRecord], name: ReplicaId, why: str, now: float
+    ) -> None:
+        self._failed_attempts.replica_lost(lost, name, why, now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         self.replicas.bus.returned(now)

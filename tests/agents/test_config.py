@@ -98,6 +98,7 @@ def test_a_rank_that_is_none_is_refused(rank, kind, problem):
         AgentConfig(**(GIVEN | {"engine_kind": kind, "data_parallel_rank": rank}))
 
 
+LOADS = {"adapters": ("sql=/x",), "load_adapters": 1}
 SGLANG = {"engine_kind": "sglang", "kv_transfer": "sglang"}
 
 
@@ -109,6 +110,7 @@ SGLANG = {"engine_kind": "sglang", "kv_transfer": "sglang"}
         {"role": "decode", "kv_transfer": "p2p", "kv_address": "10.0.0.8:21001"},
         {"role": "prefill", "kv_address": "[fd00::1]:8998", **SGLANG},
         {"role": "decode", **SGLANG},
+        {"role": "decode", "kv_transfer": "nixl", **LOADS},
     ],
 )
 def test_parts_in_pairs_are_read(said):
@@ -126,6 +128,8 @@ def test_parts_in_pairs_are_read(said):
         ({"role": "decode", "kv_address": "h:1", **SGLANG}, "needs none, leave it out"),
         ({"role": "prefill", "kv_transfer": "nixl", "kv_address": "h:1"}, "leave it out"),
         ({"role": "decode", "kv_transfer": "p2p", "kv_address": "no port"}, "pattern"),
+        ({"role": "prefill", "kv_transfer": "nixl", **LOADS}, "--adapter: a prefill engine"),
+        ({"role": "decode", **SGLANG, **LOADS}, "no whole requests"),
     ],
 )
 def test_other_parts_in_pairs_are_refused_with_what_to_do(said, problem):

@@ -64,6 +64,7 @@ class Origin(NamedTuple):
 
 
 NAMES_MAX = 256  # replicas that one origin may name
+LOOK_BLOCKS_MAX = 1024  # searched for free names, for each block that has changed
 NAME_CHARS_MAX = 65  # of a replica that its region has adopted: region/replica
 
 
@@ -73,6 +74,7 @@ class OriginBits:
     def __init__(self, own: int) -> None:
         self.own = self.all = own
         self.of: dict[str, int] = {}  # by replica
+        self.changed = 0  # blocks, since it was last looked which names are free
 
 
 class RegionBits(NamedTuple):
@@ -143,19 +145,23 @@ class RemotePrefixes:
         holders: Sequence[int] = (),
     ) -> None:
         """It announces these, held by `holders` alone: see `schemas.gossip`."""
-        own, known, holders_of = self._bits(origin).own, self._blocks_of[origin], self._holders_of
-        self._make_room_for(origin, replicas)
+        its, known, holders_of = self._bits(origin), self._blocks_of[origin], self._holders_of
+        own = its.own
+        if holders:
+            self._make_room_for(origin, replicas)
         named = as_received(replicas, holders, len(blocks), lambda name: self._bit(origin, name))
         for block, bits in zip(blocks, named, strict=True):
-            holders_of[block] = holders_of.get(block, 0) & ~known.get(block, 0) | own | bits
+            before = known.get(block, 0)
+            its.changed += before > 0
+            holders_of[block] = holders_of.get(block, 0) & ~before | own | bits
             known[block] = own | bits
 
     def remove(self, origin: Origin, blocks: Iterable[int]) -> None:
-        self._bits(origin)
-        known, holders_of = self._blocks_of[origin], self._holders_of
+        its, known, holders_of = self._bits(origin), self._blocks_of[origin], self._holders_of
         for block in blocks:
             if block not in known:
                 continue
+            its.changed += 1
             left = holders_of.pop(block) & ~known.pop(block)
             if left:
                 holders_of[block] = left
@@ -242,11 +248,18 @@ class RemotePrefixes:
         return bit
 
     def _make_room_for(self, origin: Origin, replicas: Sequence[str]) -> None:
-        """Drop names that no block has any more, if there is no room for new ones."""
-        bits = self._bits(origin)
+        """Drop names that no block has any more, if there is no room for new ones.
+
+        All its blocks are searched, so only once enough of them have changed: small messages with
+        new names must not cost much each.
+        """
+        bits, known = self._bits(origin), self._blocks_of[origin]
         if len(bits.of) < NAMES_MAX or all(name in bits.of for name in replicas):
             return
-        used = _all(self._blocks_of[origin])
+        if not bits.changed or bits.changed * LOOK_BLOCKS_MAX < len(known):
+            return
+        bits.changed = 0
+        used = _all(known)
         for name, bit in list(bits.of.items()):
             if not bit & used:
                 del bits.of[name]

@@ -20,6 +20,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from schemas.exchange import Refusal
 from schemas.http import Fault
+from schemas.ids import ReplicaId
 
 
 class FailedAttempts:
@@ -136,11 +137,12 @@ class FailedAttempts:
         if record.doubted and not self._timeouts.others_serve(record):
             record.trust_again()
 
-    def replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
-        """The agent that had these requests is gone; one that returns under its name is another."""
+    def replica_lost(
+        self, lost: Collection[RequestRecord], name: ReplicaId, why: str, now: float
+    ) -> None:
+        """The agent that they need is gone; one that returns under its name is another."""
         for record in lost:
             if record.prefill is not None:
                 self._attempts.cancel(record)  # the other one of the pair may be at work
-            detail = f"replica {record.working} was lost: {why}"
-            self.failed(record, detail, now, same_again=True)
+            self.failed(record, f"replica {name} was lost: {why}", now, same_again=True)
         self._scheduler.place_waiting(now)

@@ -152,6 +152,10 @@ class RequestRecord:
             in_stage and stage is not None and stage.replica == replica
         )
 
+    def will_decode_on(self, replica: ReplicaId) -> bool:
+        """Whether that replica of this router's gets its decode stage later."""
+        return self.is_prefilling and self.replica == replica
+
     def waited_s(self, now: float) -> float:
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
 

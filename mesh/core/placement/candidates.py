@@ -27,6 +27,7 @@ from schemas.state import Heartbeat
 KEPT_MAX = 64  # models
 FAILED_BEFORE = "failed before"
 NOT_LOADED = "another replica has the adapter"
+NO_LOAD_FOR_COPY = "a copy loads no adapter"
 
 RoundTripsByRegion = Mapping[RegionId, float | None]
 
@@ -246,6 +247,18 @@ def _loaded_first(
     least = min(loads, default=0)
     later = [(one, NOT_LOADED) for one, load in zip(free, loads, strict=True) if load > least]
     return [one for one, load in zip(free, loads, strict=True) if load == least], others + later
+
+
+def of_loaded(layer: CandidateLayer, adapter: ModelId) -> CandidateLayer:
+    """The layer for a copy, whose answer nobody gets: an adapter that is loaded for it could take
+    the place of one that clients use."""
+    found = CandidateLayer(layer.kind, busy=layer.busy.copy())
+    for target in layer.free:
+        if target.replica is None or not target.replica.load_s(adapter):
+            found.free.append(target)
+        else:
+            found.busy.append((target, NO_LOAD_FOR_COPY))
+    return found
 
 
 def _loads(beat: Heartbeat, adapter: ModelId) -> int:

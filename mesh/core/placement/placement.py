@@ -15,7 +15,7 @@ from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import model_of
 from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.candidates import CandidateCache, CandidateLayer
+from mesh.core.placement.candidates import CandidateCache, CandidateLayer, of_loaded
 from mesh.core.placement.pairs import Pairs, PrefillChoice, choice_of
 from mesh.core.placement.receipt import UnlistedCandidates, receipt, unlisted
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
@@ -346,6 +346,8 @@ class Placer:
         layer = self._candidates.of_replicas(
             request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load
         )
+        if request.shadow and request.model in self._replicas.unloaded:
+            layer = of_loaded(layer, request.model)
         if request.model not in self._replicas.decoded:
             return layer
         return self._pairings.joined(

@@ -104,11 +104,12 @@ class IdleReplicas:
         self._index.retract(name, hashes, at)
 
     def serving(self, request: Request) -> list[Replica]:
-        """Replicas of this region that have its model and a label that it requires."""
+        """Replicas of this region that have its model, loaded, and a label that it requires."""
         wanted = self._residency.wanted(request)
         serving = self._replicas.serving(request.model)
         own = [one for one in serving if not is_adopted(one.heartbeat.replica)]
-        return [replica for replica in own if self._residency.takes_replica(wanted, replica)]
+        loaded = [one for one in own if not one.load_s(request.model)]
+        return [replica for replica in loaded if self._residency.takes_replica(wanted, replica)]
 
     def place(
         self, request: Request, among: Sequence[Replica], now: float

@@ -95,6 +95,19 @@ def test_requests_that_come_together_go_to_the_replica_that_loads_already() -> N
     assert len({region.ask().replica for _ in range(5)}) == 1
 
 
+@pytest.mark.parametrize("policy", ["mesh", "least-load", "skywalker", "round-robin"])
+def test_no_adapter_is_loaded_for_a_copy(policy) -> None:
+    region = Region(policy)
+    region.says("a", loadable={SQL: 0.5})
+    region.says("b", loading={SQL: None})
+    copy = request(50, arrived_at=region.now, model=SQL, shadow=True)
+    assert sent(region.feed(ev.RequestArrived(copy))) is None
+    assert 50 not in region.core.inflight, "it does not wait"
+    region.says("c", has=(SQL,))
+    copy = request(51, arrived_at=region.now, model=SQL, shadow=True)
+    assert sent(region.feed(ev.RequestArrived(copy))).replica == "c"
+
+
 def test_requests_for_the_model_cost_no_load() -> None:
     region = Region()
     region.says("a", loadable={SQL: 0.5}, loading={"other": 0.5}, adapters_busy=True)

@@ -110,6 +110,37 @@ def test_a_prefill_replica_that_is_lost_takes_the_attempt_with_it(nixl):
     assert (again.work.attempt, again.work.replica == first.work.replica) == (2, False)
 
 
+def expires(region: Region, name: str, *others: str) -> list[fx.Effect]:
+    """That replica falls silent until it is lost, others don't."""
+    effects: list[fx.Effect] = []
+    for _ in range(30):
+        region.now += 0.1
+        for other in others:
+            region.says(other)
+        effects += region.feed(ev.Tick())
+    assert region.core.replicas.get(ReplicaId(name)) is None
+    return effects
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_decode_replica_that_is_lost_before_its_stage_takes_the_attempt_with_it(nixl, foreign):
+    [first] = only(nixl.asks(1, foreign=foreign), fx.DispatchPrefill)
+    lost = nixl.core.inflight[1].replica
+    other = "d1" if lost == "d2" else "d2"
+    effects = expires(nixl, lost, "p1", "p2", other)
+    assert only(effects, fx.CancelPrefill) == [fx.CancelPrefill(1, 1, first.work.replica)]
+    [again] = only(effects, fx.DispatchPrefill)
+    record = nixl.core.inflight[1]
+    assert (again.work.attempt, record.replica, record.avoid) == (2, other, frozenset())
+
+
+def test_a_prefill_stage_that_ends_without_its_decode_replica_leads_to_another_attempt(nixl):
+    nixl.asks(1)
+    nixl.core.replicas.remove(nixl.core.inflight[1].replica)
+    [again] = only(nixl.feed(ev.PrefillEnded(1, 1)), fx.DispatchPrefill)
+    assert (again.work.attempt, nixl.core.inflight[1].avoid) == (2, frozenset())
+
+
 def test_a_client_that_leaves_frees_both(nixl):
     [first] = only(nixl.asks(1), fx.DispatchPrefill)
     effects = nixl.feed(ev.ClientGone(1))

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.core.gossip.remote_prefixes import (
+    LOOK_BLOCKS_MAX,
     NAME_CHARS_MAX,
     NAMES_MAX,
     Origin,
@@ -145,6 +146,36 @@ def test_an_origin_names_so_many_replicas_at_most_and_others_once_those_hold_not
     assert known.holders((NAMES_MAX,), ("eu",)) == {"eu": {"": 1, f"eu-{NAMES_MAX}": 1}}
     known.add(EU1, (7,), ("x" * (NAME_CHARS_MAX + 1), ""), (3,))
     assert known.holders((7,), ("eu",)) == {"eu": {"": 1}}
+
+
+class CountedReads(dict):
+    """Counts how often all its blocks are read."""
+
+    reads = 0
+
+    def values(self):
+        self.reads += 1
+        return super().values()
+
+
+def test_names_that_find_no_room_cost_no_search_until_enough_blocks_have_changed():
+    known = told()
+    known.add(EU1, range(NAMES_MAX, 4 * LOOK_BLOCKS_MAX))
+    for number in range(NAMES_MAX):
+        known.add(EU1, (number,), (f"eu-{number}",), (1,))
+    blocks = known._blocks_of[EU1] = CountedReads(known._blocks_of[EU1])
+    known.remove(EU1, range(NAMES_MAX, NAMES_MAX + 9))
+    known.add(EU1, (0,), ("first",), (1,))
+    assert blocks.reads == 1
+    for number in range(3):  # a lost block each pays for a quarter of a search
+        known.add(EU1, (-1 - number,), (f"new-{number}",), (1,))
+        known.remove(EU1, (-1 - number,))
+        known.add(EU1, (), (f"new-{number}",), ())
+    assert blocks.reads == 1
+    known.remove(EU1, (1,))
+    known.trust(EU1, True)
+    known.add(EU1, (-9,), ("last",), (1,))
+    assert blocks.reads == 2 and known.holders((-9,), ("eu",)) == {"eu": {"": 1, "last": 1}}
 
 
 def test_a_name_of_one_origin_takes_nothing_from_another():

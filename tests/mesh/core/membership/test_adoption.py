@@ -18,6 +18,7 @@ from schemas.state import Digest, Lease
 from tests.mesh.core import build
 from tests.mesh.core.build import AP, EU, US
 from tests.mesh.core.lease_world import LEASE_S, LeaseWorld, faults
+from tests.mesh.core.pair_region import part
 
 REGIONS = (US, EU, AP)
 STEP_S = 0.05
@@ -74,6 +75,24 @@ class Stage:
         *_, claim = self.spend(1.25, AP)
         self.answer(claim, granted=True, seq=9)
         assert self.core.ownership.adopted == {EU: claim.lease.term}
+
+
+def test_an_adopted_decode_replica_answers_whole_requests_alone():
+    """One that answers none alone, and one that does; a prefill replica is at home."""
+    for kind, gets in (("nixl", (None, "d")), ("sglang", (None, None))):
+        stage = Stage(policy="least-load")
+        stage.adopt_eu()
+        decode = part("decode", kind)
+        beats = [
+            build.beat("p", 1, kv=part("prefill", kind), models=()),
+            build.beat("d", 1, region=EU, kv=decode, models=(build.MODEL,) if decode.whole else ()),
+        ]
+        for beat in beats:
+            stage.feed(ev.HeartbeatSeen(beat))
+        effects = stage.feed(ev.RequestArrived(build.request(1, "", stage.now)))
+        assert not [one for one in effects if isinstance(one, fx.DispatchPrefill)]
+        sent = [one for one in effects if isinstance(one, fx.Dispatch)]
+        assert [(one.pair, one.replica) for one in sent] == ([gets] if gets[1] else [])
 
 
 def test_a_router_without_peers_or_with_a_lease_of_nothing_claims_nothing():

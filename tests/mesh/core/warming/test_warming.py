@@ -61,6 +61,21 @@ def test_nothing_goes_to_a_replica_that_is_busy_full_or_silent_about_it(fields):
     assert world.sent() == []
 
 
+def test_no_adapter_is_loaded_for_a_warm_up():
+    adapter = "sql"
+    world = World()
+    first, second = world.names
+    world.fields[first]["models"] = (MODEL, adapter)
+    world.fields[second]["loadable"] = {adapter: 0.5}
+    world.pass_time(5.0)
+    world.share(model=adapter)
+    world.pass_time(5.0)
+    assert world.sent() == []
+    world.fields[second] |= {"models": (MODEL, adapter), "loadable": {}}
+    world.pass_time(5.0)
+    assert [one.replica for one in world.sent(fx.Dispatch) if one.key < 0] == [second]
+
+
 def test_nothing_is_warmed_while_the_bus_is_away():
     world = warm_world()
     world.feed(ev.BusLost())
