@@ -148,7 +148,7 @@ def handed_out(answer: bytes, kind: TransferKind) -> bytes:
     """What of a prefill engine's answer goes to the decode engine, as JSON; `null` for nothing.
 
     vLLM hands out nothing for a prompt that is shorter than a block. Raises StageInvalid for an
-    answer that is no JSON object, or whose object is too large.
+    answer that is no JSON object, or whose object is too large or nested too deeply.
     """
     if kind is not TransferKind.NIXL:
         return b"null"
@@ -158,7 +158,7 @@ def handed_out(answer: bytes, kind: TransferKind) -> bytes:
         raise StageInvalid("the prefill engine's answer is no JSON object") from None
     if params is not None and not isinstance(params, dict):
         raise StageInvalid("the prefill engine's kv_transfer_params are no object")
-    text = orjson.dumps(params)
+    text = _written(params)
     if len(text) > PARAMS_BYTES_MAX:
         raise StageInvalid(f"kv_transfer_params of {len(text)} bytes, over {PARAMS_BYTES_MAX}")
     return text
@@ -174,4 +174,12 @@ def _host_and_port(address: str | None) -> tuple[str, int]:
 def _with_fields(body: bytes, fields: Fields) -> bytes:
     """A JSON object with fields, and these after its own."""
     end = body.rfind(b"}")
-    return body if end < 0 else b"%b,%b%b" % (body[:end], orjson.dumps(fields)[1:-1], body[end:])
+    return body if end < 0 else b"%b,%b%b" % (body[:end], _written(fields)[1:-1], body[end:])
+
+
+def _written(fields: Fields | None) -> bytes:
+    """As JSON. Raises StageInvalid for what orjson reads and does not write: deeply nested."""
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        raise StageInvalid("kv_transfer_params are nested too deeply") from None

@@ -79,12 +79,13 @@ def outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.E
 
 
 def params_text(answer: bytes) -> str | None:
-    """The object as a header's value, empty for `null`; None if it is none, or too large."""
+    """The object as a header's value, empty for `null`; None for none, or one too large or deep."""
     if len(answer) > PARAMS_BYTES_MAX:
         return None
     try:
         found = orjson.loads(answer)
-    except orjson.JSONDecodeError:
+        orjson.dumps([found])  # TypeError: nested deeper than an agent writes it into a body
+    except (orjson.JSONDecodeError, TypeError):
         return None
     if found is None:
         return ""

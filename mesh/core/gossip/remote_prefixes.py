@@ -63,7 +63,8 @@ class Origin(NamedTuple):
     router: RouterId
 
 
-NAMES_MAX = 256  # replicas that one origin may name
+NAMES_MAX = 64  # replicas that one origin may name; each is a bit of all its blocks' numbers
+SAME_MAX = 4096  # numbers that are kept to be shared by blocks
 LOOK_BLOCKS_MAX = 1024  # searched for free names, for each block that has changed
 NAME_CHARS_MAX = 65  # of a replica that its region has adopted: region/replica
 
@@ -74,7 +75,14 @@ class OriginBits:
     def __init__(self, own: int) -> None:
         self.own = self.all = own
         self.of: dict[str, int] = {}  # by replica
+        self.same: dict[int, int] = {}  # one object of each number, shared by its blocks
         self.changed = 0  # blocks, since it was last looked which names are free
+
+    def shared(self, bits: int) -> int:
+        """The object with that value."""
+        if len(self.same) >= SAME_MAX:
+            self.same.clear()
+        return self.same.setdefault(bits, bits)
 
 
 class RegionBits(NamedTuple):
@@ -153,8 +161,9 @@ class RemotePrefixes:
         for block, bits in zip(blocks, named, strict=True):
             before = known.get(block, 0)
             its.changed += before > 0
-            holders_of[block] = holders_of.get(block, 0) & ~before | own | bits
-            known[block] = own | bits
+            others = holders_of.get(block, 0) & ~before
+            known[block] = mask = its.shared(own | bits)
+            holders_of[block] = others | mask if others else mask
 
     def remove(self, origin: Origin, blocks: Iterable[int]) -> None:
         its, known, holders_of = self._bits(origin), self._blocks_of[origin], self._holders_of

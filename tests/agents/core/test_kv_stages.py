@@ -210,6 +210,16 @@ def test_other_headers_of_a_stage_are_refused(name, text):
         parse_work(work | GOOD | {name: text}, BODY)
 
 
+def test_parameters_that_are_nested_too_deeply_are_refused():
+    most = b'{"a":' * 253 + b"1" + b"}" * 253
+    assert most in stage_body(BODY, NIXL, KvStage(DECODE, 1, params=most))
+    deep = b'{"a":%b}' % most
+    with pytest.raises(StageInvalid, match="deeply"):
+        stage_body(BODY, NIXL, KvStage(DECODE, 1, params=deep))
+    with pytest.raises(StageInvalid, match="deeply"):
+        handed_out(b'{"kv_transfer_params":{"a":%b}}' % deep, NIXL)
+
+
 def test_only_chats_and_completions_are_computed_in_stages():
     work = {exchange.H_PATH: "/v1/embeddings", exchange.H_MODEL: subjects.encode_model("m")}
     with pytest.raises(BadWork, match="not computed in stages"):

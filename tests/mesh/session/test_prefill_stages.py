@@ -89,6 +89,15 @@ def test_parameters_have_a_limit_as_a_header_and_null_is_nothing():
     assert params_text(b"null") == ""
 
 
+def test_the_object_is_nested_no_deeper_than_agents_can_write():
+    def nested(levels: int) -> bytes:
+        return b'{"a":' * levels + b"1" + b"}" * levels
+
+    assert params_text(nested(253)) == nested(253).decode()
+    for levels in (254, 1000, 2000):
+        assert params_text(nested(levels)) is None
+
+
 def test_an_engines_client_error_is_left_to_the_decode_engine():
     router, _, inbox = started()
     head = replace(HEAD, status=400)

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.gossip import remote_prefixes
 from mesh.core.gossip.remote_prefixes import (
     LOOK_BLOCKS_MAX,
     NAME_CHARS_MAX,
@@ -146,6 +147,19 @@ def test_an_origin_names_so_many_replicas_at_most_and_others_once_those_hold_not
     assert known.holders((NAMES_MAX,), ("eu",)) == {"eu": {"": 1, f"eu-{NAMES_MAX}": 1}}
     known.add(EU1, (7,), ("x" * (NAME_CHARS_MAX + 1), ""), (3,))
     assert known.holders((7,), ("eu",)) == {"eu": {"": 1}}
+
+
+def test_blocks_with_the_same_holders_share_one_number(monkeypatch):
+    monkeypatch.setattr(remote_prefixes, "SAME_MAX", 3)
+    known = told()
+    names = tuple(f"eu-{number}" for number in range(20))
+    for block in (1, 2):
+        known.add(EU1, (block,), names, (2**20 - 1,))
+    kept = (known._blocks_of[EU1], known._holders_of)
+    assert len({id(numbers[block]) for numbers in kept for block in (1, 2)}) == 1
+    for block in range(3, 20):
+        known.add(EU1, (block,), names, (block,))
+        assert len(known._bits_of[EU1].same) <= 3
 
 
 class CountedReads(dict):
