@@ -35,7 +35,7 @@ CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
 # Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
-ADAPTERS_TOLD_MAX = 64
+ADAPTERS_PUBLISHED_MAX = 64
 WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
 COUNT_MAX = 2**53  # a whole number to every reader of JSON
 RATE_S = 5.0  # time constant of the request rate's running average
@@ -190,7 +190,7 @@ class RegionalDigest:
         told = 0  # adapters that no replica has loaded
         for model in sorted(filter(is_for_others, self._replicas.models())):
             if self._is_unloaded(model):
-                if told == ADAPTERS_TOLD_MAX or not is_model(model):
+                if told == ADAPTERS_PUBLISHED_MAX or not is_model(model):
                     continue
                 told += 1
             among = self._serving(model, within)

@@ -4,7 +4,8 @@ mesh.toml's `[models."NAME"]` maps names: an alias to one model, a canary to sev
 A share is of conversations, not of requests: a conversation keeps its model, because the other one
 has nothing of it in its caches and may answer in another tone. A conversation is what its client
 names as its session, or else how its prompt begins, up to the end of the first user's turn; it is
-hashed with its tenant, so that every router of every region chooses alike and without a word.
+hashed with its tenant, so that every router of every region chooses alike, without
+messages between them.
 
 The choice is weighted rendezvous hashing (Schindelhauer and Schomaker, Weighted Distributed Hash
 Tables, SPAA 2005): each target draws -ln(u) / share with u of (conversation, alias, target), and

@@ -1,4 +1,4 @@
-"""Whom a prefix index tells of its changes, and whom it asks what owners announce."""
+"""Interfaces of a prefix index: who receives its changes, and where announced prefixes are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.core.membership.region_digest import ADAPTERS_TOLD_MAX
+from mesh.core.membership.region_digest import ADAPTERS_PUBLISHED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.view.replica import LOAD_START_S
@@ -167,7 +167,7 @@ def test_a_digest_tells_no_more_unloaded_adapters_than_its_limit() -> None:
         names = {f"a{part}-{number:02}": 0.5 for number in range(50)}
         region.says(f"r{part}", loadable=names, paths=("/v1/messages",), has=("loaded",))
     models = region.digest.models
-    assert len(models) == ADAPTERS_TOLD_MAX + 2
+    assert len(models) == ADAPTERS_PUBLISHED_MAX + 2
     assert {MODEL, "loaded"} < set(models)
     assert set(region.digest.models_by_path["/v1/messages"]) == {MODEL, "loaded"}
 
