@@ -141,6 +141,7 @@ async def play(
     near.behaviour, far.behaviour = say("near"), say("far")
     near.waiting = 9
     await until_metric(mesh, 'mesh_replicas{state="full"}', 1.0)
+    await until_metric(mesh, "mesh_peer_replicas_free", 1.0)
     before_s = await metric(mesh, ttft)
     answers["forwarded"] = await ask(mesh, "forwarded")
     ttft_s["forwarded"] = await metric(mesh, ttft) - before_s
