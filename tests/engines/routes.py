@@ -67,16 +67,17 @@ def _generating(path: str, fields: dict[str, object], has: Callable[..., object]
     return [Asking(path, fields, has), Asking(path, fields | {"stream": True}, stream=True)]
 
 
+# A random model may end at once, with an answer that is empty.
 RESPONSE = {"input": "Where are you?", "max_output_tokens": TOKENS}
 ASKED = (
     *_generating(CHAT, {**CHATS, "max_tokens": TOKENS}, lambda a: a["choices"][0]["message"]),
     *_generating(
         COMPLETIONS,
         {"prompt": "Where", "max_tokens": TOKENS},
-        lambda a: a["choices"][0]["finish_reason"],  # a random model may end at once
+        lambda a: a["choices"][0]["finish_reason"],
     ),
-    *_generating(RESPONSES, RESPONSE, lambda a: a["output"]),
-    *_generating(MESSAGES, {**CHATS, "max_tokens": TOKENS}, lambda a: a["content"]),
+    *_generating(RESPONSES, RESPONSE, lambda a: a["status"]),
+    *_generating(MESSAGES, {**CHATS, "max_tokens": TOKENS}, lambda a: a["stop_reason"]),
     Asking(COUNT_TOKENS, CHATS, lambda a: a["input_tokens"]),
     Asking(EMBEDDINGS, {"input": "a river"}, lambda a: a["data"][0]["embedding"]),
     Asking(RERANK, {"query": "a river", "documents": ["a", "b"]}, lambda a: a["results"][1]),
@@ -142,7 +143,7 @@ async def _continued(http: aiohttp.ClientSession) -> str:
     if answer.status != 200:
         return _refused(answer.status, data)
     earlier = orjson.loads(data)["id"]
-    more = Asking(RESPONSES, {**RESPONSE, "previous_response_id": earlier}, lambda a: a["output"])
+    more = Asking(RESPONSES, {**RESPONSE, "previous_response_id": earlier}, lambda a: a["status"])
     return await _asked(http, more)
 
 
