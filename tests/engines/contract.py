@@ -5,6 +5,7 @@ Each leaves the mesh as it found it: two replicas, ready and idle.
 
 import asyncio
 import contextlib
+import itertools
 import random
 import re
 from collections.abc import AsyncIterator
@@ -36,6 +37,8 @@ KNOWN_ANSWERED_WITHIN_S = 10.0
 _OWN = re.compile(
     rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))":("[^"]*"|[0-9.e+-]+)'
 )
+# vLLM says it in the last event, which is taken out if it has the token counts.
+_LAST = re.compile(rb',"system_fingerprint":"[^"]*"')
 FORMS = {CHAT: {"messages": [{"role": "user", "content": "Where are you?"}]}}
 FORMS[COMPLETIONS] = {"prompt": "Where are you?"}
 
@@ -78,6 +81,13 @@ async def streamed(url: str, data: bytes, headers: dict[str, str]) -> bytes:
     ):
         assert answer.status == 200, await answer.text()
         return await answer.read()
+
+
+def _events(stream: bytes) -> list[bytes]:
+    """What differs between the events of a stream; those of the same form are once there, as an
+    engine puts several tokens into one when its client reads late."""
+    alike = _OWN.sub(rb"\1", _LAST.sub(b"", stream)).split(b"\n\n")
+    return [event for event, _ in itertools.groupby(alike)]
 
 
 async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
@@ -142,7 +152,7 @@ class EngineContract:
         before = await mesh.tokens()
         directly = await streamed(engine.url + path, data, engine.headers)
         through = await streamed(mesh.url + path, data, {})
-        assert _OWN.sub(rb"\1", through) == _OWN.sub(rb"\1", directly)
+        assert _events(through) == _events(directly)
         assert through.endswith(b"data: [DONE]\n\n")
         prompt_tokens, output_tokens = before
         await mesh.until(lambda: mesh.counted(prompt_tokens + 1, output_tokens + 6), "the counts")
