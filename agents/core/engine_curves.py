@@ -37,6 +37,24 @@ class PrefillPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPoint:
+    """A prompt that the engine computed alone, and had cached from its beginning in part."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    tokens: Tokens
+    cached_tokens: Tokens
+    ttft_s: Seconds
+
+    def __post_init__(self) -> None:
+        if self.cached_tokens >= self.tokens:
+            raise ValueError(
+                f"{self.cached_tokens} of {self.tokens} tokens cached: it should be fewer, as the "
+                "last one is always computed"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePoint:
     """Requests that only decoded. `context_tokens`: of all of them together."""
 
@@ -63,6 +81,9 @@ class EngineCurves:
     """What its KV memory holds."""
     batch_max: Requests
     """Most requests that it computes at once."""
+    cached: Annotated[tuple[CachedPoint, ...], Field(max_length=POINTS_MAX)] = ()
+    """Time to first token of prompts that were cached in part; of an engine that doesn't report
+    cached tokens there are none."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.prefill):

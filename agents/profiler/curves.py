@@ -1,4 +1,5 @@
-"""The curves of an engine that computes nothing else: first tokens of prompts alone, decoding.
+"""The curves of an engine that computes nothing else: first tokens of prompts alone, with nothing
+of them cached and with most, and decoding.
 
 Rounds go over all sizes, so that a slow minute of the machine is in one round of every size, and a
 point is the median over the rounds. The load stays within what the engine is known to hold.
@@ -9,14 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import inf
 from statistics import median
+from typing import NamedTuple
 
-from agents.core.engine_curves import DecodePoint, EngineCurves, PrefillPoint
+from agents.core.engine_curves import CachedPoint, DecodePoint, EngineCurves, PrefillPoint
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.measurement import DECODES_MAX, DECODES_UNKNOWN, KV_SHARE_MAX
 from agents.profiler.stream import EngineUnusable, Stream
 from infra.process import end_all
 
 PROMPTS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288)
+FOLLOWING = (0, 128, 512)  # tokens after a prompt that is cached
+CACHED_MIN = 256  # tokens of such a prompt
 CONTEXTS = (32, 512, 2048)  # of each decoding request
 ALONE_TOKENS = 2  # the last one may have no text, and is then not seen
 DECODED_TOKENS = 24  # of each, after the first
@@ -27,6 +31,14 @@ ROUNDS_MIN, ROUNDS_MAX = 3, 20
 SECONDS_MIN = 1e-6  # between tokens
 
 Say = Callable[[str], None]
+
+
+class _FirstToken(NamedTuple):
+    """Tokens of a prompt, how many of them were cached (-1: not known), seconds until its first."""
+
+    tokens: int
+    cached_tokens: int
+    seconds: float
 
 
 async def measured(
@@ -40,14 +52,25 @@ async def measured(
     longest = min(longest, max(CONTEXTS[0], POINT_SHARE * seconds / token_s))
     sizes = [size for size in PROMPTS if size <= longest]
     loads = _loads(batch_max, longest, KV_SHARE_MAX * kv_tokens, POINT_SHARE * seconds / token_s)
-    alone: dict[int, list[tuple[int, float]]] = {size: [] for size in sizes}
+    alone: dict[int, list[_FirstToken]] = {size: [] for size in sizes}
+    cached: dict[tuple[int, int], list[_FirstToken]] = {
+        (size, more): []
+        for size in sizes
+        for more in FOLLOWING
+        if size >= CACHED_MIN and size + more <= longest
+    }
     decoding: dict[tuple[int, int], list[tuple[int, float]]] = {load: [] for load in loads}
     until, rounds = time.monotonic() + seconds, 0
     while rounds < ROUNDS_MIN or (time.monotonic() < until and rounds < ROUNDS_MAX):
         rounds += 1
         say(f"measuring first tokens and decoding, round {rounds}")
         for size in sizes:
-            alone[size].append(await _alone(engine, size))
+            prompt = engine.prompt(size)
+            alone[size].append(await _alone(engine, size, prompt))
+            for (first, more), seen_again in cached.items():
+                if first == size:
+                    longer = f"{prompt}{engine.prompt(more) if more else ''}"
+                    seen_again.append(await _alone(engine, size + more, longer))
         for load in loads:
             if (seen := await _decoding(engine, *load)) is not None:
                 decoding[load].append(seen)
@@ -55,6 +78,7 @@ async def measured(
         raise EngineUnusable("no two tokens of a stream came while all requests of a load decoded")
     return EngineCurves(
         prefill=_prefill(alone.values()),
+        cached=_cached(cached.values()),
         decode=tuple(
             DecodePoint(
                 requests=requests,
@@ -73,8 +97,8 @@ async def measured(
 async def _token_s(engine: ProfiledEngine, longest: float) -> float:
     """About what a token of a prompt takes."""
     size = max(size for size in PROMPTS if size <= max(PROMPTS[0], min(longest, FIRST_TOKENS)))
-    tokens, seconds = await _alone(engine, size)
-    return seconds / tokens
+    found = await _alone(engine, size)
+    return found.seconds / found.tokens
 
 
 def _loads(
@@ -98,25 +122,42 @@ def _loads(
     return found
 
 
-def _prefill(seen: Iterable[list[tuple[int, float]]]) -> tuple[PrefillPoint, ...]:
+def _prefill(seen: Iterable[list[_FirstToken]]) -> tuple[PrefillPoint, ...]:
     """A point a size; the engine's own count of tokens is the same in every round, nearly."""
     points: dict[int, float] = {}
     for each in seen:
-        points.setdefault(round(median(n for n, _ in each)), median(s for _, s in each))
+        points.setdefault(round(median(one.tokens for one in each)), _seconds(each))
     return tuple(PrefillPoint(tokens=tokens, ttft_s=points[tokens]) for tokens in sorted(points))
 
 
-async def _alone(engine: ProfiledEngine, size: int) -> tuple[int, float]:
-    """Tokens of a prompt, and seconds until its first token."""
+def _cached(seen: Iterable[list[_FirstToken]]) -> tuple[CachedPoint, ...]:
+    """A point for each of which the engine reported that it had something cached."""
+    points = []
+    for each in seen:
+        tokens = round(median(one.tokens for one in each))
+        cached = round(median(one.cached_tokens for one in each))
+        if 0 < cached < tokens:
+            points.append(CachedPoint(tokens=tokens, cached_tokens=cached, ttft_s=_seconds(each)))
+    return tuple(points)
+
+
+def _seconds(each: Iterable[_FirstToken]) -> float:
+    return median(one.seconds for one in each)
+
+
+async def _alone(engine: ProfiledEngine, size: int, prompt: str = "") -> _FirstToken:
+    """The first token of a prompt of about that size, which is new unless it is given."""
     stream = Stream(size, ALONE_TOKENS)
-    task = engine.start(stream)
+    task = engine.start(stream, prompt=prompt)
     try:
         await stream.reached()
     finally:
         await end_all([task])
     if stream.problem:
         raise EngineUnusable(f"a prompt of {size} tokens: {stream.problem}")
-    return stream.usage.prompt_tokens or size, stream.token_at[0] - stream.sent_at
+    usage, seconds = stream.usage, stream.token_at[0] - stream.sent_at
+    tokens = usage.prompt_tokens if usage.prompt_tokens > 0 else size
+    return _FirstToken(tokens, usage.cached_tokens, seconds)
 
 
 async def _decoding(

@@ -129,9 +129,11 @@ class ProfiledEngine:
                 )
             await asyncio.sleep(SCRAPE_S)
 
-    def start(self, stream: Stream, priority: int | None = None) -> asyncio.Task[None]:
+    def start(
+        self, stream: Stream, priority: int | None = None, prompt: str = ""
+    ) -> asyncio.Task[None]:
         """Run one request in a task of its own: cancelling it ends it at the engine. `priority`:
-        a field of vLLM's and SGLang's requests.
+        a field of vLLM's and SGLang's requests. `prompt`: instead of a new one.
 
         The task raises nothing: what goes wrong is the stream's `problem`. Raises EngineUnusable
         if too many are under way.
@@ -141,7 +143,8 @@ class ProfiledEngine:
                 f"{STREAMS_MAX} requests are under way: the online load is more than "
                 "the engine serves"
             )
-        fields = self._fields(self._prompt(stream.prompt_tokens), stream.output_tokens)
+        prompt = prompt or self.prompt(stream.prompt_tokens)
+        fields = self._fields(prompt, stream.output_tokens)
         if priority is not None:
             fields["priority"] = priority
         body = orjson.dumps(fields)
@@ -189,7 +192,8 @@ class ProfiledEngine:
             **self._extras,
         }
 
-    def _prompt(self, tokens: int) -> str:
+    def prompt(self, tokens: int) -> str:
+        """A text of about so many tokens; another one may follow it."""
         count = max(1, round((tokens - self._tokens_besides) / self._tokens_per_word))
         return " ".join(self._dice.choices(WORDS, k=count)) + " "
 

@@ -1,10 +1,11 @@
 """One inference engine as a model of time: continuous batching, chunked prefill, paged KV.
 
 Requests arrive, and `arrival_s` later the scheduler sees them in the waiting queue, first come
-first served. The engine runs iterations. Each gives one token to every decoding sequence and
-spends the rest of its token budget on prefill, oldest first, admitting from the queue while the
-batch and the memory have room. What waits is *pending*. A request that arrives during an iteration
-joins the next.
+first served; before that, one prompt after the other takes `arrival_token_s` for each of its
+tokens. The engine runs iterations. Each gives one token to every decoding sequence and spends the
+rest of its token budget on prefill, oldest first, admitting from the queue while the batch and the
+memory have room. What waits is *pending*. A request that arrives during an iteration joins the
+next.
 
 The engine plans a *stretch*: one iteration if anything is in prefill, else as many decode
 iterations as nothing can happen in (nobody finishes, memory is enough, no known arrival). Within
@@ -118,6 +119,7 @@ class EngineSim:
         self._arriving: deque[SequenceState] = deque()
         self._waiting: deque[SequenceState] = deque()
         self._sequences: dict[int, SequenceState] = {}
+        self._read_at = 0.0  # when every prompt so far is cut into tokens
         self._stretch: Stretch | None = None
         self._chunks: list[Chunk] = []
         self._stalled = False  # the head of the queue didn't fit and nothing changed since
@@ -168,7 +170,9 @@ class EngineSim:
         if len(self._waiting) + len(self._arriving) >= self._queue_limit:
             raise QueueFull(f"{self._queue_limit} requests are waiting already")
         self._settle(now)
-        seq = SequenceState(request, ready_at=now + self.profile.arrival_s)
+        arriving_s = self.profile.arrival_token_s * request.prompt_tokens
+        self._read_at = max(self._read_at, now) + arriving_s
+        seq = SequenceState(request, ready_at=self._read_at + self.profile.arrival_s)
         self._sequences[request.id] = seq
         self._arriving.append(seq)
         if self._stretch is not None:

@@ -61,6 +61,7 @@ class Profile:
     long_prefill: LongPrefill | None = None
     model: str = ""  # the name that its engine serves; empty: the profile's own
     publishing: Publishing = Publishing.SCHEDULED
+    arrival_token_s: float = 0.0  # added to `arrival_s` for each token of the prompt, cached or not
 
     def __post_init__(self) -> None:
         if not self.knots or self.token_s <= 0 or self.knots[0][1] <= 0:
@@ -79,6 +80,19 @@ class Profile:
                 return before_s + share * (knot_s - before_s)
             before_tokens, before_s = knot_tokens, knot_s
         return before_s + self.token_s * (tokens - before_tokens)
+
+    def arriving_s(self, tokens: int) -> float:
+        """Seconds that pass before the scheduler sees a prompt, if no other one arrives."""
+        return self.arrival_s + self.arrival_token_s * tokens
+
+    def alone_s(self, tokens: int) -> float:
+        """Seconds until the first token of a prompt that is alone, with nothing of it cached."""
+        seconds, computed = self.arriving_s(tokens), 0
+        while computed < tokens:
+            chunk = min(self.batch_tokens, tokens - computed)
+            computed += chunk
+            seconds += self.iteration_s(((chunk, computed),), 0, 0)
+        return seconds
 
     def decode_s(self, sequences: int, context_tokens: int) -> float:
         """Seconds of an iteration that only decodes; contexts are summed over the sequences."""

@@ -120,7 +120,7 @@ class Oracle(Layered):
         before_s += inside.iteration_left_s
         waits_s = max(0.0, before_s - rtt_s / 2, memory_s - rtt_s / 2)
         others_s = self._options.stall_weight * running * own_s
-        ttft_s = rtt_s + sim.profile.arrival_s + waits_s + own_s
+        ttft_s = rtt_s + sim.profile.arriving_s(tokens) + waits_s + own_s
         return OracleCost(ttft_s + others_s, target, missing)
 
     def _on_the_way(self, name: str, now: float) -> list[Sent]:

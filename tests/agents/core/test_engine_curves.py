@@ -20,6 +20,7 @@ CURVES = {
     "batch_max": 8,
 }
 FILE = {"v": 1, "engine": "vllm", "model": "m", "measured_at": 1, "curves": CURVES}
+CACHED = {"tokens": 600, "cached_tokens": 512, "ttft_s": 0.03}
 POINT = {"tokens": 600, "ttft_s": 0.2}
 
 
@@ -31,6 +32,11 @@ def test_a_file_says_the_same_after_it_was_read_and_written():
     found = decode_calibrated(data())
     assert decode_calibrated(encode_calibrated(found)) == found
     assert [point.tokens for point in found.curves.prefill] == [16, 512]
+
+
+def test_a_file_may_lack_the_prompts_that_were_cached():
+    assert decode_calibrated(data()).curves.cached == ()
+    assert decode_calibrated(data(cached=[CACHED])).curves.cached[0].cached_tokens == 512
 
 
 def test_what_else_a_profile_says_is_for_agents():
@@ -54,6 +60,9 @@ def test_what_else_a_profile_says_is_for_agents():
         (data(decode=[{**CURVES["decode"][0], "tbt_s": 1e9}]), "curves.decode.0.tbt_s"),
         (data(decode=[{**CURVES["decode"][0], "more": 1}]), "curves.decode.0.more"),
         (data(decode=CURVES["decode"] * (POINTS_MAX + 1)), "curves.decode"),
+        (data(cached=[{**CACHED, "cached_tokens": 600}]), "curves.cached.0"),
+        (data(cached=[{**CACHED, "cached_tokens": 0}]), "curves.cached.0.cached_tokens"),
+        (data(cached=[CACHED] * (POINTS_MAX + 1)), "curves.cached"),
         (data(batch_max=0), "curves.batch_max"),
         (data(kv_tokens="many"), "curves.kv_tokens"),
         (b" " * (FILE_BYTES_MAX + 1), "bytes"),

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from agents.cli import main
+from agents.core.engine_curves import decode_calibrated
 from agents.core.offline_profile import decode_profile
 from agents.core.slo_profile import Measure
-from agents.sim.measured_profile import prefill_s
 from agents.sim.profile_files import find_profile
 from agents.sim.profiles import L4_LLAMA
 from tests.agents.simserver.support import config, running
@@ -95,8 +95,10 @@ async def test_an_engine_is_calibrated_without_any_objective(tmp_path: Path) -> 
     found = find_profile(str(out))
     print(found)
     assert (found.name, found.model, found.max_seqs) == ("us-0", "sim/tiny", 4)
+    cached = decode_calibrated(out.read_bytes()).curves.cached
+    assert {256, 512} <= {point.cached_tokens for point in cached}
     # Medians of rounds: a machine that stands still now and then doesn't move them far.
-    assert prefill_s(found, 512) * FASTER == pytest.approx(prefill_s(L4_LLAMA, 512), rel=0.5)
+    assert found.alone_s(512) * FASTER == pytest.approx(L4_LLAMA.alone_s(512), rel=0.5)
     assert found.decode_s(2, 64) * FASTER == pytest.approx(L4_LLAMA.decode_s(2, 64), rel=0.5)
 
 

@@ -246,6 +246,15 @@ def test_a_request_on_its_way_in_is_not_pending():
     assert engine.stats(0.021).running == 1
 
 
+def test_prompts_are_read_one_after_another_before_the_scheduler_sees_them():
+    engine = EngineSim(dataclasses.replace(PLAIN, arrival_s=0.5, arrival_token_s=0.125))
+    engine.submit(request(1, prompt=16, output=1), now=0.0)
+    engine.submit(request(2, prompt=8, output=1), now=1.0)
+    assert engine.wake_at == 2.5, "16 tokens, and what each prompt takes"
+    assert (engine.stats(2.75).running, engine.stats(2.75).waiting) == (1, 0)
+    assert of(PrefillFinished, drain(engine))[2].at == 4.5, "it was read by 3.0"
+
+
 def test_a_known_arrival_ends_a_stretch_of_decoding():
     engine = EngineSim(dataclasses.replace(PLAIN, arrival_s=2.5))
     engine.submit(request(1, prompt=16, output=100), now=0.0)

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from agents.core.engine_curves import CalibratedEngine, DecodePoint, EngineCurves, PrefillPoint
+from agents.core.engine_curves import (
+    CachedPoint,
+    CalibratedEngine,
+    DecodePoint,
+    EngineCurves,
+    PrefillPoint,
+)
 from agents.sim.engine import EngineSim
 from agents.sim.events import PrefillFinished, SimRequest
-from agents.sim.measured_profile import measured_profile, prefill_s
-from agents.sim.profiles import PROFILES, Profile, Publishing
+from agents.sim.measured_profile import measured_profile
+from agents.sim.profiles import PROFILES, LongPrefill, Profile, Publishing
 
 PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LOADS = [(requests, context) for requests in (1, 2, 8, 32) for context in (64, 512, 2048)]
@@ -56,7 +62,7 @@ def test_every_profile_is_found_again_from_its_times(name):
     profile = PROFILES[name]
     found = again(profile)
     for tokens in (*PROMPTS, 700, 3000, 6000):
-        assert prefill_s(found, tokens) == pytest.approx(first_token_s(profile, tokens), rel=0.1)
+        assert found.alone_s(tokens) == pytest.approx(first_token_s(profile, tokens), rel=0.1)
     for requests, context in (*LOADS, (4, 1000), (16, 300)):
         was_s = profile.decode_s(requests, requests * context)
         assert found.decode_s(requests, requests * context) == pytest.approx(was_s, rel=0.1)
@@ -67,7 +73,7 @@ def test_every_profile_is_found_again_from_its_times(name):
 def test_the_seconds_of_a_prompt_alone_are_the_engines():
     profile = PROFILES["a6000-mistral-7b"]
     for tokens in (1, 500, 513, 5000):
-        assert prefill_s(profile, tokens) == pytest.approx(first_token_s(profile, tokens))
+        assert profile.alone_s(tokens) == pytest.approx(first_token_s(profile, tokens))
 
 
 def test_sglang_publishes_after_a_chunk():
@@ -83,9 +89,56 @@ def test_noise_makes_no_prompt_cheaper_than_a_shorter_one():
         for at, point in enumerate(curves_of(profile).prefill)
     )
     found = again(profile, prefill=noisy)
-    times = [prefill_s(found, tokens) for tokens in range(1, profile.batch_tokens, 7)]
+    times = [found.alone_s(tokens) for tokens in range(1, profile.batch_tokens, 7)]
     assert times == sorted(times)
     assert found.token_s > 0
+
+
+# What a CPU may be like: it cuts a text into tokens itself, and attention counts.
+BUSY = Profile(
+    name="busy",
+    knots=((1, 0.004), (64, 0.020), (512, 0.150), (2048, 0.700)),
+    token_s=0.0004,
+    sequence_s=0.0001,
+    context_s=1e-6,
+    arrival_s=0.006,
+    arrival_token_s=8e-6,
+    batch_tokens=2048,
+    kv_tokens=20_000,
+    max_seqs=8,
+    long_prefill=LongPrefill(0, 0.0, 0.0, 4e-8),
+)
+CACHED = [(size, more) for size in (256, 1024, 2048) for more in (1, 128, 512)]
+
+
+def cached_s(profile: Profile, cached: int, computed: int) -> float:
+    """Until the first token of a prompt that is cached but for its end."""
+    tokens = cached + computed
+    return profile.arriving_s(tokens) + profile.iteration_s(((computed, tokens),), 0, 0)
+
+
+def cached_points(profile: Profile) -> tuple[CachedPoint, ...]:
+    return tuple(
+        CachedPoint(tokens=size + more, cached_tokens=size, ttft_s=cached_s(profile, size, more))
+        for size, more in CACHED
+    )
+
+
+def test_cached_tokens_take_their_time_before_the_scheduler_and_in_attention():
+    found = again(BUSY, cached=cached_points(BUSY))
+    for size, more in (*CACHED, (700, 300), (3000, 40)):
+        assert cached_s(found, size, more) == pytest.approx(cached_s(BUSY, size, more), rel=0.1)
+    for tokens in (*PROMPTS, 700, 3000, 6000):
+        assert found.alone_s(tokens) == pytest.approx(BUSY.alone_s(tokens), rel=0.1)
+    assert found.arrival_s == pytest.approx(BUSY.arrival_s, rel=0.2)
+    assert found.arrival_token_s == pytest.approx(BUSY.arrival_token_s, rel=0.3)
+
+
+def test_without_cached_prompts_what_a_token_takes_to_arrive_counts_as_its_computation():
+    found = again(BUSY)
+    assert found.arrival_token_s == 0.0
+    for tokens in PROMPTS:
+        assert found.alone_s(tokens) == pytest.approx(BUSY.alone_s(tokens), rel=0.1)
 
 
 def test_two_prompts_and_one_load_are_enough():

@@ -91,6 +91,7 @@ def faster(profile: Profile, pace: float) -> Profile:
         sequence_s=profile.sequence_s / pace,
         context_s=profile.context_s / pace,
         arrival_s=profile.arrival_s / pace,
+        arrival_token_s=profile.arrival_token_s / pace,
         long_prefill=long
         and replace(
             long,

@@ -38,16 +38,6 @@ SLO_FIXED_S, SLO_PREFILLS = 1.0, 3.0
 IN_TIME, LATE, LOST = "+", "-", "x"
 
 
-def alone_s(profile: Profile, tokens: int) -> float:
-    """Seconds to the first token of a prompt, none of it cached, on an idle engine."""
-    seconds, done = profile.arrival_s, 0
-    while done < tokens:
-        chunk = min(profile.batch_tokens, tokens - done)
-        done += chunk
-        seconds += profile.iteration_s(((chunk, done),), 0, 0)
-    return seconds
-
-
 def stream_alone_s(profile: Profile, node: RequestNode) -> float:
     """Seconds from the first token to the last on an engine that has nothing else to do."""
     context = node.prompt_tokens + node.answer.tokens // 2
@@ -104,7 +94,7 @@ class ClientView:
         self._from_s, self._until_s = times[self._first], times[-1]
 
     def _expected(self, node: RequestNode, kinds: list[Profile]) -> Client:
-        cold_s = max(alone_s(one, node.prompt_tokens) for one in kinds)
+        cold_s = max(one.alone_s(node.prompt_tokens) for one in kinds)
         slo_s = min(self._patience_s, SLO_FIXED_S + SLO_PREFILLS * cold_s)
         stream_s = max(stream_alone_s(one, node) for one in kinds)
         return Client(slo_s, stream_s, node.answer.tokens)

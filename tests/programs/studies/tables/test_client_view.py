@@ -11,7 +11,7 @@ from mesh.sim.workloads.capacity import in_order
 from mesh.sim.world import SETTLE_S, World
 from tests.mesh.sim.build import PLAIN, US, arrivals, config
 from tests.mesh.sim.build import node as plain_node
-from tests.programs.studies.tables.client_view import ClientView, alone_s
+from tests.programs.studies.tables.client_view import ClientView
 
 OK = RequestEnd(RequestOutcome.OK)
 SHED = RequestEnd(RequestOutcome.SHED)
@@ -78,7 +78,7 @@ def test_followers_are_those_that_wait_for_an_answer():
 
 
 def test_the_service_level_is_of_the_request_and_the_slowest_gpu():
-    assert alone_s(L4_LLAMA, 1024) == pytest.approx(2 * (0.045 + 0.256))
+    assert L4_LLAMA.alone_s(1024) == pytest.approx(2 * (0.045 + 0.256))
     both = (H100_LLAMA, replace(L4_LLAMA, arrival_s=0.1))
     long, short = node(1, prompt=1024), node(2, prompt=512)
     for ttft_s, ends in ((1.0 + 3 * 0.401, "++"), (1.0 + 3 * 0.401 + 0.01, "+-")):
