@@ -23,7 +23,8 @@ FOLLOWING = (0, 128, 512)  # tokens after a prompt that is cached
 CACHED_MIN = 256  # tokens of such a prompt
 CONTEXTS = (32, 512, 2048)  # of each decoding request
 ALONE_TOKENS = 2  # the last one may have no text, and is then not seen
-DECODED_TOKENS = 24  # of each, after the first
+DECODED_TOKENS = 24  # of each, after the first, at least
+DECODED_S = 0.2  # at least: tokens of a fast engine may come several at once
 FIRST_TOKENS = 512  # of a prompt that shows about how fast the engine is
 POINT_SHARE = 0.1  # of the time, for all prompts of one point: longer ones are left out
 ROUNDS_MIN, ROUNDS_MAX = 3, 20
@@ -169,20 +170,23 @@ async def _decoding(
     Those that begin first go on decoding until all have begun and decoded for a while together.
     """
     room = engine.context_tokens - context
-    output = min(room - 1, 4 * (1 + requests) * DECODED_TOKENS)
+    output = min(room - 1, 16 * (1 + requests) * DECODED_TOKENS)
     streams = [Stream(context, output) for _ in range(requests)]
     tasks = [engine.start(stream) for stream in streams]
     try:
         for stream in streams:
             await stream.reached(1)
         last = streams[-1]
-        await last.reached(len(last.token_at) + DECODED_TOKENS)
+        began_at = max((s.token_at[0] for s in streams if s.token_at), default=0.0)
+        while not last.has_ended:
+            await last.reached(len(last.token_at) + DECODED_TOKENS)
+            if last.token_at[-1] >= began_at + DECODED_S:
+                break
     finally:
         await end_all(tasks)
     for stream in streams:
         if stream.problem:
             raise EngineUnusable(f"{requests} requests of {context} tokens: {stream.problem}")
-    began_at = max(stream.token_at[0] for stream in streams)
     ended_at = min(last.token_at[-1], *(s.ended_at for s in streams[:-1]), inf)
     gaps = [
         after - before
@@ -191,4 +195,6 @@ async def _decoding(
     ]
     held = sum(stream.prompt_tokens + len(stream.token_at) for stream in streams)
     await engine.idle()
-    return (held, max(sum(gaps) / len(gaps), SECONDS_MIN)) if gaps else None
+    if len(gaps) < DECODED_TOKENS / 2:
+        return None
+    return held, max(sum(gaps) / len(gaps), SECONDS_MIN)

@@ -5,18 +5,23 @@
 Each round measures one vLLM on the CPU, or one llama.cpp (`mesh-agent profile --calibrate`), then
 plays conversations through a real router, bus and agent over it, then the same requests in the twin
 with that profile: the same arrivals and pauses, prompts of as many tokens as the engine counted,
-answers as long. What the twin leaves out is the time of the mesh's own processes. A round's two
-sides are minutes apart on one machine, so rounds are compared one by one.
+answers as long. What the mesh's own processes take, which is nothing in the twin, is measured
+before: prompts to the engine and to the mesh over it, in turns. A round's two sides are minutes
+apart on one machine, so rounds are compared one by one.
+
+The engine's processes have one core, everything else the others. Without that, vLLM's core and
+worker spin on a core each, which lets no thread send tokens until the answer is over.
 """
 
 import asyncio
+import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,6 +35,7 @@ from agents.core.engine_curves import CalibratedEngine, encode_calibrated
 from agents.profiler.curves import measured
 from agents.profiler.engine import WORDS, ProfiledEngine
 from agents.sim.profile_files import find_profile
+from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.replay.client import ChatStream
 from mesh.replay.tally import percentile
@@ -54,6 +60,7 @@ CHUNK_TOKENS = 2048  # of both engines
 TURNS, PAUSE_S, ANSWER_TOKENS = 3, 1.0, 32
 WITHIN_S = 120.0
 TTFT_MOST = 0.15
+PAIRS = 15  # of prompts to the engine and to the mesh
 COLUMNS = (
     *("engine", "figure", "live (lowest–highest)", "twin (lowest–highest)"),
     *("apart, by rounds (lowest–highest)", "at most"),
@@ -131,6 +138,30 @@ async def calibrated(engine: RealEngine, seconds: float, file: Path) -> None:
     file.write_bytes(encode_calibrated(found))
 
 
+@contextmanager
+def _on_cores(cores: set[int]) -> Iterator[None]:
+    """Processes that are started meanwhile run on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+async def mesh_s(engine: RealEngine, url: str, load: Load) -> float:
+    """What the mesh adds to a time to first token, the median of pairs."""
+    both: tuple[list[Played], list[Played]] = [], []
+    for pair in range(PAIRS):
+        for side, at in zip(both, (engine.url, url), strict=True):
+            [chat] = conversations(f"pair {pair} at {at}", 1, load)
+            chat.at_s, chat.questions = 0.0, chat.questions[:1]
+            await live(at, [chat])
+            side.append(chat)
+    direct, through = (median(chat.ttft_s[0] for chat in side) for side in both)
+    return max(0.0, through - direct)
+
+
 async def live(url: str, chats: Sequence[Played]) -> dict[str, Any]:
     """Play them at the mesh; figures as the twin's report has them."""
     began = asyncio.get_running_loop().time()
@@ -152,7 +183,7 @@ async def _converse(http: aiohttp.ClientSession, chat: Played, began: float) -> 
     clock = asyncio.get_running_loop().time
     await asyncio.sleep(began + chat.at_s - clock())
     messages = [{"role": "system", "content": chat.opening}]
-    for turn in range(TURNS):
+    for turn in range(len(chat.questions)):
         messages.append({"role": "user", "content": chat.questions[turn]})
         stream, sent_at = ChatStream(), clock()
         async with http.post("/v1/chat/completions", data=_body(messages)) as answer:
@@ -168,7 +199,7 @@ async def _converse(http: aiohttp.ClientSession, chat: Played, began: float) -> 
         chat.prompt_tokens.append(stream.usage.prompt_tokens)
         chat.cached += stream.usage.cached_tokens or 0
         messages.append({"role": "assistant", "content": chat.replies[turn]})
-        if turn < TURNS - 1:
+        if turn < len(chat.questions) - 1:
             await asyncio.sleep(PAUSE_S)
 
 
@@ -185,7 +216,7 @@ def _body(messages: Sequence[dict[str, str]]) -> bytes:
     )
 
 
-def twin(chats: Sequence[Played], profile: Path, seed: int) -> dict[str, Any]:
+def twin(chats: Sequence[Played], profile: Profile, seed: int) -> dict[str, Any]:
     """The same requests in the twin, with an engine of that profile."""
     arrivals = []
     for number, chat in enumerate(chats, 1):
@@ -197,7 +228,7 @@ def twin(chats: Sequence[Played], profile: Path, seed: int) -> dict[str, Any]:
             before = tokens
         arrivals.append(Arrival(chat.at_s, HOME, chain(turns, number, PAUSE_S)))
     config = WorldConfig(
-        regions={HOME: [find_profile(str(profile))]},
+        regions={HOME: [profile]},
         settings=RouterSettings(policy="mesh"),
         seed=seed,
     )
@@ -233,19 +264,34 @@ async def play(name: str, rounds: int, seconds: float, calibration_s: float) -> 
         tiny_gguf.write(place / "tiny.gguf")
         async with Processes(place / "logs", ready_within_s=kind.start_within_s) as processes:
             engine = kind(processes, "engine", place)
-            await engine.start()
-            for number in range(1, rounds + 1):
-                own = place / str(number)
-                own.mkdir()
-                await calibrated(engine, calibration_s, own / "profile.json")
-                chats = conversations(f"{name}, round {number}", count, load)
-                async with _mesh_over(engine, own) as url:
-                    was = await live(url, chats)
-                would = twin(chats, own / "profile.json", number)
-                found.append((was, would))
-                shown = [f"{_ms(one['ttft_s'][p])}" for one in (was, would) for p in ("p50", "p90")]
-                click.echo(f"{name}, round {number}: p50, p90 live and twin, ms: {shown}", err=True)
+            first, *others = sorted(os.sched_getaffinity(0))
+            with _on_cores({first} if others else set()):
+                await engine.start()
+            with _on_cores(set(others)):
+                for number in range(1, rounds + 1):
+                    own = place / str(number)
+                    own.mkdir()
+                    found.append(await _round(name, number, engine, own, count, calibration_s))
     return found
+
+
+async def _round(
+    name: str, number: int, engine: RealEngine, own: Path, count: int, calibration_s: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Live and in the twin."""
+    load = LOADS[name][1]
+    await calibrated(engine, calibration_s, own / "profile.json")
+    chats = conversations(f"{name}, round {number}", count, load)
+    async with _mesh_over(engine, own) as url:
+        added_s = await mesh_s(engine, url, load)
+        was = await live(url, chats)
+    profile = find_profile(str(own / "profile.json"))
+    profile = replace(profile, arrival_s=profile.arrival_s + added_s)
+    would = twin(chats, profile, number)
+    shown = [f"{_ms(one['ttft_s'][p])}" for one in (was, would) for p in ("p50", "p90")]
+    text = f"{name}, round {number}: p50, p90 live and twin, ms: {shown}; the mesh {_ms(added_s)}"
+    click.echo(text, err=True)
+    return was, would
 
 
 FIGURES = (

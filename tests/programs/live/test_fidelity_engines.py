@@ -2,6 +2,7 @@
 
 import json
 
+from agents.sim.profile_files import find_profile
 from tests.agents.core.test_engine_curves import FILE
 from tests.programs.live.fidelity_engines import LOADS, TURNS, conversations, rows, twin
 
@@ -18,7 +19,7 @@ def test_the_twin_plays_prompts_of_as_many_tokens_as_the_engine_counted(tmp_path
     chats = conversations("one", 4, LOADS["vLLM"][1])
     for chat in chats:
         chat.prompt_tokens = [400, 600, 800]
-    result = twin(chats, profile, seed=1)
+    result = twin(chats, find_profile(str(profile)), seed=1)
     assert (result["ok"], result["failed"]) == (4 * TURNS, 0)
     assert 0.4 < result["cached_token_ratio"] < 1000 / 1800
 
