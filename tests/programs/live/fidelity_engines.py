@@ -9,8 +9,9 @@ answers as long. What the mesh's own processes take, which is nothing in the twi
 before: prompts to the engine and to the mesh over it, in turns. A round's two sides are minutes
 apart on one machine, so rounds are compared one by one.
 
-The engine's processes have one core, everything else the others. Without that, vLLM's core and
-worker spin on a core each, which lets no thread send tokens until the answer is over.
+vLLM's processes have one core, and everything else the others. Otherwise its core and its worker
+wait for each other in loops on a core each, and the core's thread that sends tokens gets its turn
+when the answer is over. llama.cpp waits in no loop.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ CHUNK_TOKENS = 2048  # of both engines
 TURNS, PAUSE_S, ANSWER_TOKENS = 3, 1.0, 32
 WITHIN_S = 120.0
 TTFT_MOST = 0.15
-PAIRS = 15  # of prompts to the engine and to the mesh
+PAIRS, PAIR_WORDS = 25, 20  # short prompts to the engine and to the mesh, in turns
 COLUMNS = (
     *("engine", "figure", "live (lowest–highest)", "twin (lowest–highest)"),
     *("apart, by rounds (lowest–highest)", "at most"),
@@ -69,10 +70,12 @@ COLUMNS = (
 
 class BatchingVllm(Vllm):
     batch_max = 8
+    has_own_core = True
     more = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
 
 
 class BatchingLlamaCpp(LlamaCpp):
+    has_own_core = False
     batch_max = 4  # as many slots, and a conversation's prefix stays in its own
 
 
@@ -85,7 +88,7 @@ class Load(NamedTuple):
     reply: int
 
 
-LOADS: dict[str, tuple[type[RealEngine], Load]] = {
+LOADS: dict[str, tuple[type[BatchingVllm | BatchingLlamaCpp], Load]] = {
     "vLLM": (BatchingVllm, Load(0.5, 560, 280, 20)),
     "llama.cpp": (BatchingLlamaCpp, Load(0.2, 160, 80, 8)),
 }
@@ -149,17 +152,18 @@ def _on_cores(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-async def mesh_s(engine: RealEngine, url: str, load: Load) -> float:
+async def mesh_s(engine: RealEngine, url: str) -> float:
     """What the mesh adds to a time to first token, the median of pairs."""
-    both: tuple[list[Played], list[Played]] = [], []
-    for pair in range(PAIRS):
-        for side, at in zip(both, (engine.url, url), strict=True):
-            [chat] = conversations(f"pair {pair} at {at}", 1, load)
-            chat.at_s, chat.questions = 0.0, chat.questions[:1]
+    added_s = []
+    for _ in range(PAIRS):
+        ttft_s = []
+        for at in (engine.url, url):
+            text = " ".join(random.choices(WORDS, k=PAIR_WORDS))
+            chat = Played(0.0, text, [text], [""])
             await live(at, [chat])
-            side.append(chat)
-    direct, through = (median(chat.ttft_s[0] for chat in side) for side in both)
-    return max(0.0, through - direct)
+            ttft_s += chat.ttft_s
+        added_s.append(ttft_s[1] - ttft_s[0])
+    return max(0.0, median(added_s))
 
 
 async def live(url: str, chats: Sequence[Played]) -> dict[str, Any]:
@@ -265,9 +269,10 @@ async def play(name: str, rounds: int, seconds: float, calibration_s: float) -> 
         async with Processes(place / "logs", ready_within_s=kind.start_within_s) as processes:
             engine = kind(processes, "engine", place)
             first, *others = sorted(os.sched_getaffinity(0))
-            with _on_cores({first} if others else set()):
+            is_apart = kind.has_own_core and bool(others)
+            with _on_cores({first} if is_apart else set()):
                 await engine.start()
-            with _on_cores(set(others)):
+            with _on_cores(set(others) if is_apart else set()):
                 for number in range(1, rounds + 1):
                     own = place / str(number)
                     own.mkdir()
@@ -283,7 +288,7 @@ async def _round(
     await calibrated(engine, calibration_s, own / "profile.json")
     chats = conversations(f"{name}, round {number}", count, load)
     async with _mesh_over(engine, own) as url:
-        added_s = await mesh_s(engine, url, load)
+        added_s = await mesh_s(engine, url)
         was = await live(url, chats)
     profile = find_profile(str(own / "profile.json"))
     profile = replace(profile, arrival_s=profile.arrival_s + added_s)
