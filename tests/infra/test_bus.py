@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import nats
 import nats.errors
 import pytest
 import uvloop
@@ -84,6 +85,46 @@ async def test_a_listener_that_raises_is_logged_and_called_again(nats_server: Na
     assert received == [b"1", b"2"]
     assert unprocessed(caplog) == ["a message on b'a.b' could not be processed: ValueError: one"]
     assert problems == []
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "arrived"),
+    [
+        ({"Mesh-Attempt": "1", "traceparent": "00-ab-cd-00"}, None),
+        ({"X": ""}, None),
+        ({"X": " a "}, {"X": "a"}),
+        ({"X": "a\r\nY: b"}, {"X": "a  Y: b"}),
+        ({"X": "a\tb"}, None),
+        ({" X ": "a"}, {"X": "a"}),
+        ({"X_y": "a"}, None),
+        ({}, {}),
+    ],
+)
+async def test_headers_arrive_as_they_would_from_nats_pys_own_client(nats_server, headers, arrived):
+    """Above all no value ends its line, whatever a client had written in it."""
+    received: list[dict[str, str]] = []
+    sent: list[dict[str, int]] = []
+    address = bus.BusAddress(nats_server.url)
+    ours = await bus.connect(address, name="x", inbox_prefix="_INBOX.x")
+    theirs = await nats.connect(nats_server.url)
+    await ours.listen("a", lambda msg: received.append(msg.headers or {}))
+    await bus.flush(ours)
+    for client in (ours, theirs):
+        await client.publish("a", b"text", headers=headers)
+        await client.flush()
+        sent.append({name: client.stats[name] for name in ("out_msgs", "out_bytes")})
+    await bus.flush(ours)
+    assert received == [headers if arrived is None else arrived] * 2
+    assert sent == [{"out_msgs": 1, "out_bytes": 4}] * 2
+    await theirs.close()
+    await ours.close()
+
+
+async def test_a_header_without_a_legal_name_is_refused(nats_server):
+    client = await bus.connect(bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x")
+    with pytest.raises(nats.errors.BadHeaderError):
+        await client.publish("a", b"", headers={"X: y\r\nZ": "a"})
     await client.close()
 
 
