@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import nlargest
 from math import isfinite
+from sys import intern
 from typing import NamedTuple
 
 from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
@@ -61,7 +62,7 @@ class EndedRequest(NamedTuple):
     started_at: float | None  # its first byte
     ended_at: float
     decided: fx.Decided | None  # the last one
-    steps: list[Step]
+    steps: tuple[Step, ...]
     asked: str = ""  # what its client asked for, if that is not `model`
     is_copy: bool = False
 
@@ -118,7 +119,7 @@ class EndedRequests:
             sent_bytes = len(record.engine_error.body)
         return EndedRequest(
             request.request_id, record.spans.trace_id, "POST", record.path, outcome, status,
-            request.model, record.tenant or "", "", region, replica, peer_held_s, numbers,
+            intern(request.model), record.tenant or "", "", region, replica, peer_held_s, numbers,
             sent_bytes, is_stream, fault, detail or "", request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
             "" if request.asked is None else request.asked.model,
@@ -145,7 +146,7 @@ class EndedRequests:
         copy = EndedRequest(
             request.request_id, "", "POST", record.path, outcome, status, request.model,
             record.tenant or "", "", region, replica, 0.0, numbers, sent_bytes, is_stream, "",
-            detail, request.arrived_at, started_at, self._clock(), None, [], asked, is_copy=True,
+            detail, request.arrived_at, started_at, self._clock(), None, (), asked, is_copy=True,
         )  # fmt: skip
         self.add(copy)
 
@@ -189,7 +190,7 @@ class EndedRequests:
         self.add(
             EndedRequest(
                 *(request_id, "", method, route, outcome, status, model, "", "", "", "", 0.0),
-                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, []),
+                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, ()),
             )
         )
 
@@ -261,7 +262,7 @@ class EndedRequests:
                 counted.append(one)
         counted_s = max(0.0, min(reaches_s, explain.COUNTED_S))
         newest = counted[: min(number, explain.RECENT_MAX)]
-        answer = self._answer([one._replace(steps=[]) for one in reversed(newest)])
+        answer = self._answer([one._replace(steps=()) for one in reversed(newest)])
         return replace(answer, flows=_flows(counted), counted_s=counted_s)
 
     def _answer(self, found: list[EndedRequest]) -> RouterRequests:

@@ -113,7 +113,7 @@ class OpenRequest:
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
     decided: fx.Decided | None = None  # the last one
-    steps: list[Step] = field(default_factory=list)  # the first STEPS_MAX, as its observer notes
+    steps: tuple[Step, ...] = ()  # the first STEPS_MAX, as its observer notes
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False

@@ -28,7 +28,7 @@ HELD = EndedRequest(
     request="r", trace="ab" * 16, method="POST", route="/v1/completions", outcome="ok", status=200,
     model="tiny", tenant="acme", origin="", region="eu", replica="eu-0", peer_held_s=7.75,
     numbers=(10, 4, 3, 0.1), sent_bytes=97, is_stream=True, fault="", detail="", arrived_at=1.0,
-    started_at=9.1, ended_at=9.5, decided=fx.Decided(1, DECISION), steps=[],
+    started_at=9.1, ended_at=9.5, decided=fx.Decided(1, DECISION), steps=(),
 )  # fmt: skip
 PLAIN = HELD._replace(
     trace="", tenant="", peer_held_s=0.0, numbers=UNKNOWN, is_stream=False, decided=None
