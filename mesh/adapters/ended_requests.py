@@ -84,10 +84,14 @@ class EndedRequests:
         self._kept: deque[EndedRequest] = deque(maxlen=kept_max)
         self._keep = self._kept.append
         self._write = _unwritten if log is None else log.write
+        self._unwritten: list[EndedRequest] = [] if log is None else log.waiting
 
     def add(self, ended: EndedRequest) -> None:
         self._keep(ended)
-        self._write(ended)
+        if self._unwritten:  # as most times: without a call
+            self._unwritten.append(ended)
+        else:
+            self._write(ended)
 
     def of_client(
         self, record: ClientRequest, outcome: str, status: int, detail: str | None = None
@@ -119,8 +123,9 @@ class EndedRequests:
             sent_bytes = len(record.engine_error.body)
         return EndedRequest(
             request.request_id, record.spans.trace_id, "POST", record.path, outcome, status,
-            intern(request.model), record.tenant or "", "", region, replica, peer_held_s, numbers,
-            sent_bytes, is_stream, fault, detail or "", request.arrived_at, record.first_byte_at,
+            intern(request.model), record.tenant or "", "", region, replica, peer_held_s,
+            numbers, sent_bytes, is_stream, fault, detail or "",
+            request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
             "" if request.asked is None else request.asked.model,
         )  # fmt: skip
