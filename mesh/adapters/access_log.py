@@ -186,7 +186,8 @@ class AccessLog:
             lines.append(
                 f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
                 f"{_about(method, route, model, asked, is_copy, tenant, origin, outcome, status)}"
-                f"{placed}{more}{tokens} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n"
+                f"{placed}{more}{tokens} duration_s={ended_at - arrived_at:.3f} "
+                f"bytes={sent_bytes}\n"
             )
         return lines
 

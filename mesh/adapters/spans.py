@@ -16,6 +16,7 @@ as not sampled.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf
 from time import time_ns
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ class UnsampledRequest(Trace):
     """A request that is not sampled: most are, so this does the least that lets it be traced if it
     fails or is slow."""
 
-    __slots__ = ("_header", "_host", "_parent", "_sent", "_tail", "_tracer", "trace_id")
+    __slots__ = ("_header", "_host", "_parent", "_sent", "_tail", "_tracer", "quiet_s", "trace_id")
     is_traced = True
 
     def __init__(
@@ -159,6 +160,7 @@ class UnsampledRequest(Trace):
         """`header`: its `traceparent`."""
         self._tracer, self._parent, self._header = tracer, parent, header
         self._tail, self._host = tail, host
+        self.quiet_s = inf if tail is None else tail.soonest_s
         self._sent: tuple[fx.Dispatch | fx.Forward, ...] = ()
         self.trace_id = header[TRACE_IN_HEADER]
 
@@ -170,8 +172,8 @@ class UnsampledRequest(Trace):
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         tail, duration_s = self._tail, now - record.request.arrived_at
-        if tail is None or (duration_s < tail.soonest_s and not ending.error_type):
-            return  # as most: no rule needs to be asked
+        if tail is None:
+            return
         ttft_s, is_stream = _first_byte(record)
         reason = tail.keeps(ending, ttft_s if is_stream else None, duration_s)
         if reason is not None:

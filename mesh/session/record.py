@@ -32,6 +32,7 @@ class Trace:
     __slots__ = ()
     is_traced = False
     is_recording = False
+    quiet_s: float = 0.0  # `end` has nothing to do for a request that ended well and sooner
     trace_id = ""  # in hexadecimal
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
