@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
-from mesh.core.policies.mesh_speeds import BASE_S_MAX, SpeedModel, believed_slope
+from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.core.view.peers import Peer
 from schemas.ids import ModelId
 from schemas.residency import Label

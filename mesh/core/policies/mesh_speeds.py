@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.speed_fit import KILO, RIDGE, FittedSpeed, SpeedFit
 from mesh.core.view.peers import Peer
@@ -37,11 +38,6 @@ FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
 TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
-# What is reported of speeds and lengths is others' word, and one of them must not spoil what is
-# known of all. Seconds per prompt token: from a tenth of a small model's on the quickest GPU to a
-# large one's on a CPU.
-SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1
-BASE_S_MAX = 60.0
 TOKENS_MAX = 1e6  # before one first token; where more is reported, its time shows no speed
 # How many times as long as usual a prompt, with those before it, counts in the sums over all: its
 # time counts for as much less, so that it shows the same speed, with less weight.
@@ -388,11 +384,6 @@ class SpeedModel:
         )
         self.kv_tokens += weight * (prompt_tokens + output - self.kv_tokens)
         self.output_tokens += weight * (output - self.output_tokens)
-
-
-def believed_slope(s_per_token: float) -> float:
-    """What is reported, within what an engine may have."""
-    return min(SLOPE_MAX, max(SLOPE_MIN, s_per_token))
 
 
 def _weight(seen: int) -> float:
