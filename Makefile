@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
-.PHONY: study-loss study-kv-events study-proactive study-lora control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
+.PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -129,6 +129,9 @@ study-gorgo: $(STAMP) ## GORGO's central router against routers in each region
 
 study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: rivals' settings; SENSITIVITY=1
 	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search) $(if $(SENSITIVITY),--sensitivity)
+
+study-ablation: $(STAMP) ## the mesh policy without each term of its price and each rule (an hour)
+	$(STUDY).ablation $(SIZE)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)

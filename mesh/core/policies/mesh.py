@@ -103,6 +103,7 @@ class MeshPolicy:
 
     joint: ClassVar[bool] = True
     judges_load: ClassVar[bool] = True
+    _prices: type[Prices] = Prices
 
     def __init__(
         self, settings: RouterSettings, dice: Random, options: MeshOptions = AS_MEASURED
@@ -121,7 +122,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds = self._speeds(request)
-        prices = Prices(speeds, request, now, self._forwards, self._delays)
+        prices = self._prices(speeds, request, now, self._forwards, self._delays)
         if targets[0].prefill is None:
             rows = prices.rows(targets, self._caches.of(request, targets))
         else:  # pairs come first

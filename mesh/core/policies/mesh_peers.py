@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PriceRow, PromptHolders
-from mesh.core.policies.mesh_speeds import BASE_S_MAX, SpeedModel, believed_slope
+from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.core.view.peers import Peer
 from schemas.ids import ModelId
 from schemas.residency import Label
@@ -247,7 +248,7 @@ class PeerPrices:
             s_per_token,
             running,
             least_s + s_per_decode * running,
-            speeds.batch_weight * running * least_s,
+            speeds.batch_s(running, least_s),
             speeds.stall_weight * running,
             free_tokens,
         )
@@ -327,7 +328,7 @@ class PeerPrices:
         queue_s += self._arrived_s(peer, rtt_s, typical_s, len(peer.forwarded_at))
         running = peer.running(model)
         running = speeds.running if running is None else min(running, OUTSTANDING_MAX)
-        batch_s = speeds.batch_weight * running * base_s
+        batch_s = speeds.batch_s(running, base_s)
         base_s += s_per_decode * running
         weight = running * speeds.stall_weight + target.ahead / ready
         if queue_s:

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.speed_fit import KILO, RIDGE, FittedSpeed, SpeedFit
 from mesh.core.view.peers import Peer
@@ -37,11 +38,6 @@ FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
 TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
-# What is reported of speeds and lengths is others' word, and one of them must not spoil what is
-# known of all. Seconds per prompt token: from a tenth of a small model's on the quickest GPU to a
-# large one's on a CPU.
-SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1
-BASE_S_MAX = 60.0
 TOKENS_MAX = 1e6  # before one first token; where more is reported, its time shows no speed
 # How many times as long as usual a prompt, with those before it, counts in the sums over all: its
 # time counts for as much less, so that it shows the same speed, with less weight.
@@ -59,8 +55,10 @@ RETURNS_MAX = 16.0
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
 # Of a first token's least time, for each request that runs there: a larger batch makes every
 # iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
-# be preferred a little even for a prompt that a busy one holds.
-BATCH_WEIGHT = 0.02
+# be preferred a little even for a prompt that a busy one holds; only a little, so no more than
+# BATCH_MOST count: else an H100 in which two hundred run costs more than an idle L4 (short prompts
+# on both: mean 1.34 times as long; with at most 16 or 64: 0.92, 1.08).
+BATCH_WEIGHT, BATCH_MOST = 0.02, 32.0
 DISPLACED_WEIGHT = 1.0  # of a load: the adapter that makes room for it is as likely asked for next
 NO_ADAPTER = ModelId("")
 
@@ -252,7 +250,7 @@ class SpeedModel:
             s_per_token,
             running,
             base_s + s_per_decode * running,
-            self.batch_weight * running * base_s + self._displaced_s(replica),
+            self.batch_s(running, base_s) + self._displaced_s(replica),
             running * self.stall_weight,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
@@ -262,6 +260,10 @@ class SpeedModel:
         if beat.running is not None:
             self.kept[beat.replica] = speeds
         return speeds
+
+    def batch_s(self, running: float, base_s: float) -> float:
+        """What all that run on a replica pay for one more; `base_s`: of a first token there."""
+        return self.batch_weight * min(running, BATCH_MOST) * base_s
 
     def _displaced_s(self, replica: Replica) -> float:
         """What loading the adapter costs others: one that must make room may have to be loaded
@@ -388,11 +390,6 @@ class SpeedModel:
         )
         self.kv_tokens += weight * (prompt_tokens + output - self.kv_tokens)
         self.output_tokens += weight * (output - self.output_tokens)
-
-
-def believed_slope(s_per_token: float) -> float:
-    """What is reported, within what an engine may have."""
-    return min(SLOPE_MAX, max(SLOPE_MIN, s_per_token))
 
 
 def _weight(seen: int) -> float:

@@ -8,12 +8,13 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
+from mesh.core.model.reported_speed import SLOPE_MIN
 from mesh.core.model.request import Served
 from mesh.core.policies.base import Destination
 from mesh.core.policies.mesh import _starves
 from mesh.core.policies.mesh_peers import PeerDelays
 from mesh.core.policies.mesh_price import HELD_NOTHING, Price
-from mesh.core.policies.mesh_speeds import SLOPE_MIN, SpeedModel
+from mesh.core.policies.mesh_speeds import SpeedModel
 from schemas.decision import CandidateKind
 from schemas.listed_replicas import ListedReplicas
 from schemas.state import ModelCapacity

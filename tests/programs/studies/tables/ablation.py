@@ -1,19 +1,135 @@
-"""E2 with parts of it taken away, for the order of its ablation (Preble, Figure 5)."""
+"""Policies with parts taken away: E2, in the order of its ablation (Preble, Figure 5), and `mesh`,
+one term of its price or one thing that it knows at a time.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import ClassVar
 
-from mesh.core.policies import PolicyMakers
+from mesh.core.model.request import Request, Served
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import PolicyMaker, PolicyMakers
+from mesh.core.policies.base import CacheEstimate, Target
 from mesh.core.policies.e2 import E2, E2Options
+from mesh.core.policies.mesh import MeshPolicy
+from mesh.core.policies.mesh_caches import CacheView
+from mesh.core.policies.mesh_peers import PeerDelays
+from mesh.core.policies.mesh_price import Price, PriceRow, PromptHolders
+from mesh.core.policies.mesh_prices import Prices
 from mesh.sim.world import World
 
 NEVER_WARM = 10**12  # requests per target before loads are compared: rebalancing never applies
+OWN_TERMS = ("rtt", "queue", "prefill", "base", "memory", "others")  # of a price, less their `_s`
+
+
+class PricesWithout(Prices):
+    """Without one term."""
+
+    term: ClassVar[str]
+
+    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """The sum is less by the term, which is 0 for all rules that read it."""
+        return [self._less(one) for one in super().rows(targets, holders)]
+
+    def _less(self, row: PriceRow) -> Price:
+        whole, place = Price._make(row), Price._fields.index(self.term)
+        values = [*whole]
+        values[0], values[place] = whole.seconds - getattr(whole, self.term), 0.0
+        return Price._make(values)
+
+
+class PricesWithoutLine(Prices):
+    """Requests held there neither go first nor wait behind ours."""
+
+    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """As if none were held anywhere."""
+        return super().rows([one._replace(ahead=0) for one in targets], holders)
+
+
+class PricesWithoutWork(Prices):
+    """Our prefill delays nobody who comes later."""
+
+    def _weight_of_work(self, among: int) -> float:
+        return 0.0
+
+
+class PricesWithoutReturns(Prices):
+    """The next turns of a conversation pay no round trip."""
+
+    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """At peers others pay less by the round trips."""
+        prices = map(Price._make, super().rows(targets, holders))
+        return [self._less(one, self._returns_s(one)) for one in prices]
+
+    def _returns_s(self, one: Price) -> float:
+        return 0.0 if one.target.peer is None else self._speeds.returns * one.rtt_s
+
+    def _less(self, one: Price, seconds: float) -> Price:
+        return one._replace(seconds=one.seconds - seconds, others_s=one.others_s - seconds)
+
+
+class CachesUnchecked(CacheView):
+    """Estimates are not corrected by what was cached."""
+
+    def check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
+        """Learn nothing."""
+
+
+class CachesWithoutNames(CacheView):
+    """Which replica of a peer holds a prompt is not known."""
+
+    def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
+        """Of peers, what the region holds."""
+        return super().of(request, targets)._replace(named={})
+
+
+class DelaysUnseen(PeerDelays):
+    """What peers report is believed, however late their first tokens come."""
+
+    def of(self, peer: str, now: float) -> float:
+        """None."""
+        return 0.0
+
+
+def _without(term: str) -> type[Prices]:
+    return type(f"PricesWithout_{term}", (PricesWithout,), {"term": f"{term}_s"})
+
+
+PRICES: Mapping[str, type[Prices]] = {
+    **{term: _without(term) for term in OWN_TERMS},
+    "line": PricesWithoutLine,
+    "work": PricesWithoutWork,
+    "returns": PricesWithoutReturns,
+}
+
+
+class MeshWithout(MeshPolicy):
+    """`mesh` without one of `PARTS`."""
+
+    def __init__(self, settings: RouterSettings, dice: Random, part: str) -> None:
+        super().__init__(settings, dice)
+        self._prices = PRICES.get(part, Prices)
+        if part == "misses":
+            self._caches = CachesUnchecked(settings.index_blocks_max)
+        elif part == "names":
+            self._caches = CachesWithoutNames(settings.index_blocks_max)
+        elif part == "delays":
+            self._delays = DelaysUnseen()
+
+
+PARTS = (*PRICES, "misses", "names", "delays")
+
+
+def _mesh_without(part: str) -> PolicyMaker:
+    return lambda settings, dice: MeshWithout(settings, dice, part)
 
 
 def with_ablations(makers: Callable[[World], PolicyMakers]) -> Callable[[World], PolicyMakers]:
-    """The same policies and `e2-alone`, `e2-balanced`."""
+    """The same policies and `e2-alone`, `e2-balanced`, and `mesh-without-` each of `PARTS`."""
     return lambda world: {
         **makers(world),
+        **{f"mesh-without-{part}": _mesh_without(part) for part in PARTS},
         "e2-alone": lambda settings, dice: E2(
             dice,
             blocks_max=settings.index_blocks_max,

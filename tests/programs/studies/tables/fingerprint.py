@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 OURS = ("mesh", "agents", "schemas", "tests")
 PLAYS = "tests.programs.studies.tables.plays"
 POLICIES = "mesh.core.policies"
-REGISTRIES = (POLICIES, "mesh.sim.twin_policies")
+REGISTRIES = (POLICIES, "mesh.sim.twin_policies", "tests.programs.studies.tables.ablation")
 
 
 @cache
