@@ -122,6 +122,15 @@ class HeldBlocks:
         self.changes.clear()
         self.is_whole = False
 
+    def has_stored(self, tokens: Sequence[int], model: str = "") -> bool:
+        """Whether events have shown the last full block of a prompt, and it is still held."""
+        size = self.block_tokens
+        if not size:
+            return False
+        path = names(tokens, size, model if model in self._roots else "")
+        block = self._blocks.get(path[-1]) if path else None
+        return not path or (block is not None and bool(block.copies))
+
     def attach(
         self, texts: Sequence[int], length: float, tokens: Sequence[int], model: str = ""
     ) -> None:

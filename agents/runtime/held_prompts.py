@@ -2,12 +2,14 @@
 
 Routers send the block hashes of each prompt. When its answer ends, the engine is asked for the
 prompt's tokens, one prompt at a time, which name the blocks that its events are about. While it
-runs, its blocks can't be evicted, so routers' own estimate holds.
+runs, its blocks can't be evicted, so routers' own estimate holds. Its events may come later than
+its answer (vLLM's core sends them in a thread that may have to wait): until they do, or for
+LATE_S, nothing is reported, as what has not come yet would count as evicted.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 BLOCKS_MAX = 2.0**32  # of a prompt, in text blocks
 PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
+LATE_S = 1.0  # from the end of an answer
+LOOK_S = 0.1  # whether late events have come
 WAITING_MAX = 256  # prompts whose answer has ended; the oldest is left alone
 OPEN_MAX = 4096
 BODIES_BYTES_MAX = 64 * 1024 * 1024  # of open requests, kept until their answers end
@@ -35,6 +39,16 @@ class OpenPrompt:
     path: str
     body: bytes
     blocks: PromptBlocks | None = None
+
+
+@dataclass(slots=True)
+class LatePrompt:
+    """One whose tokens are known, and whose blocks no event has shown yet."""
+
+    blocks: PromptBlocks
+    tokens: list[int]
+    model: str
+    until_s: float
 
 
 class HeldPrompts:
@@ -54,6 +68,8 @@ class HeldPrompts:
         self._early: OrderedDict[str, PromptBlocks] = OrderedDict()  # before their request
         self._open_bytes = 0
         self._ended: asyncio.Queue[OpenPrompt] = asyncio.Queue(WAITING_MAX)
+        self._late: deque[LatePrompt] = deque()
+        self._looked_at = float("-inf")
         self.left_alone = 0  # prompts that were not related
 
     @property
@@ -61,6 +77,11 @@ class HeldPrompts:
         """Of the last delta; None while not all that the engine holds is known, and routers
         estimate it."""
         return self._log.seq if self._held.is_whole else None
+
+    @property
+    def waiting(self) -> int:
+        """Prompts whose events have not come yet."""
+        return len(self._late)
 
     def received(self, message: PromptBlocks | HeldAsk) -> None:
         """Of a router."""
@@ -118,8 +139,23 @@ class HeldPrompts:
             return False
         model = asked.get("model") if isinstance(asked, dict) else None
         name = model if isinstance(model, str) else ""
-        self._held.attach(blocks.hashes, blocks.length, tokens, name)
+        if self._held.has_stored(tokens, name) or len(self._late) >= WAITING_MAX:
+            self._held.attach(blocks.hashes, blocks.length, tokens, name)
+        else:
+            self._late.append(LatePrompt(blocks, tokens, name, self._clock() + LATE_S))
         return True
+
+    def _attach_late(self, now: float) -> None:
+        """Those whose events have come, and those that have waited for long enough."""
+        if now < self._looked_at + LOOK_S:
+            return
+        self._looked_at = now
+        for _ in range(len(self._late)):
+            late = self._late.popleft()
+            if now >= late.until_s or self._held.has_stored(late.tokens, late.model):
+                self._held.attach(late.blocks.hashes, late.blocks.length, late.tokens, late.model)
+            else:
+                self._late.append(late)
 
     async def _tokens(self, asked: dict[str, Any] | list[int] | None) -> list[int] | None:
         return await prompt_tokens(self._api, asked) if isinstance(asked, dict) else asked
@@ -127,5 +163,6 @@ class HeldPrompts:
     async def _keep_publishing(self) -> None:
         while True:
             await asyncio.sleep(PUBLISH_S)
+            self._attach_late(self._clock())
             for message in self._log.due(self._clock()):
                 await self._publish(message)

@@ -13,14 +13,21 @@ from agents.config import checked_kv_address
 from agents.core.engine_cache import EngineCache
 from agents.core.held_blocks import HeldBlocks
 from agents.core.held_log import HeldLog
-from agents.runtime.held_prompts import HeldPrompts
+from agents.core.kv_events import BlocksStored, Tier
+from agents.runtime.held_prompts import LATE_S, HeldPrompts
 from infra.process import end_all
-from schemas.held import HASHES_MAX, PromptBlocks
+from schemas.held import HASHES_MAX, HeldDelta, PromptBlocks
 from tests.agents.scripted_engine import plain, running
 from tests.support.ports import free_ports
 from tests.support.until import until
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class Following(HeldPrompts):
+    published: list[HeldDelta]
+    engine_blocks: HeldBlocks
+    now_s = 0.0
 
 
 @contextlib.asynccontextmanager
@@ -31,9 +38,11 @@ async def following():
     cache = EngineCache(HeldBlocks())
     source = KvEventSource(cache, f"tcp://127.0.0.1:{events}", None, "")
 
-    async def publish(_) -> None: ...
+    async def publish(message) -> None:
+        held.published.append(message)
 
-    held = HeldPrompts(source, HeldLog(cache.held, 1), client, publish, lambda: 0.0)
+    held = Following(source, HeldLog(cache.held, 1), client, publish, lambda: held.now_s)
+    held.published, held.engine_blocks = [], cache.held
     running = asyncio.create_task(held.run())
     try:
         yield held, running
@@ -55,6 +64,37 @@ async def test_a_prompt_nested_deeper_than_can_be_written_is_left_alone():
         held.ended("inbox")
         await until(lambda: held.left_alone == 1)
         assert not running.done()
+
+
+def ended_before_its_events(held: Following) -> None:
+    """A prompt of two engine blocks, of whose two text blocks the routers know."""
+    held.engine_blocks.block_tokens, held.engine_blocks.is_whole = 2, True
+    held.received(PromptBlocks("inbox", 2.0, (71, 72)))
+    held.started("inbox", COMPLETIONS, orjson.dumps({"model": "m", "prompt": [1, 2, 3, 4]}))
+    held.ended("inbox")
+
+
+async def test_a_prompt_whose_events_come_after_its_answer_is_not_lost():
+    async with following() as (held, _):
+        ended_before_its_events(held)
+        await until(lambda: held.waiting == 1)
+        event = BlocksStored((8, 9), None, (1, 2, 3, 4), 2, Tier.GPU, "", True)
+        held.engine_blocks.apply([event])
+        held.now_s = LATE_S / 2
+        await until(lambda: bool(held.published))
+        [delta] = held.published
+        assert (set(delta.gpu), delta.lost) == ({71, 72}, ())
+
+
+async def test_a_prompt_whose_events_never_come_is_lost():
+    async with following() as (held, _):
+        ended_before_its_events(held)
+        await until(lambda: held.waiting == 1)
+        assert held.published == []
+        held.now_s = LATE_S
+        await until(lambda: bool(held.published))
+        assert (held.published[0].gpu, set(held.published[0].lost)) == ((), {71, 72})
+        assert held.waiting == 0
 
 
 @pytest.mark.parametrize("length", [float("nan"), float("inf"), 0.0, -1.0, 1e300])
