@@ -20,8 +20,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -52,6 +52,7 @@ from tests.engines.mesh_over_engines import MeshOverEngines
 from tests.engines.vllm_server import Vllm
 from tests.programs.bench.processes import Absent, Processes
 from tests.programs.studies.tables.markdown import table
+from tests.support.cores import on_cores
 from tests.support.nats_server import running_nats_server
 from tests.support.result_page import result_page
 from tests.support.router_process import router_process
@@ -139,17 +140,6 @@ async def calibrated(engine: RealEngine, seconds: float, file: Path) -> None:
         engine=engine.kind, model=profiled.model, measured_at=int(time.time()), curves=curves
     )
     file.write_bytes(encode_calibrated(found))
-
-
-@contextmanager
-def _on_cores(cores: set[int]) -> Iterator[None]:
-    """Processes that are started meanwhile run on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 async def mesh_s(engine: RealEngine, url: str) -> float:
@@ -270,9 +260,9 @@ async def play(name: str, rounds: int, seconds: float, calibration_s: float) -> 
             engine = kind(processes, "engine", place)
             first, *others = sorted(os.sched_getaffinity(0))
             is_apart = kind.has_own_core and bool(others)
-            with _on_cores({first} if is_apart else set()):
+            with on_cores({first} if is_apart else set()):
                 await engine.start()
-            with _on_cores(set(others) if is_apart else set()):
+            with on_cores(set(others) if is_apart else set()):
                 for number in range(1, rounds + 1):
                     own = place / str(number)
                     own.mkdir()

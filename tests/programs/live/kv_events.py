@@ -5,7 +5,8 @@
 Conversations over two vLLM, each with a KV cache for fewer of them than go on, so that much is
 evicted. The same load is placed twice on the same engines, first with agents that follow the
 engines' KV events, then with agents that don't (the order turns round by round); texts differ, so
-neither finds the other's prefixes. Each answer is the next turn's history.
+neither finds the other's prefixes. Each answer is the next turn's history. Each vLLM has a core of
+its own: with several, the thread that publishes its events may wait for answers' ends.
 
 A prediction is the number of prompt tokens that the router took for cached at the chosen replica
 (`matched_tokens` of the receipt); what was cached, vLLM reports with the answer. It is wrong if
@@ -15,6 +16,8 @@ has.
 """
 
 import asyncio
+import itertools
+import os
 import random
 import sys
 import tempfile
@@ -40,6 +43,7 @@ from tests.engines.vllm_server import Vllm
 from tests.programs.bench.proc import cpu_s
 from tests.programs.bench.processes import Absent, Processes
 from tests.programs.studies.tables.markdown import table
+from tests.support.cores import on_cores
 from tests.support.nats_server import running_nats_server
 from tests.support.result_page import result_page
 from tests.support.router_process import router_process
@@ -173,8 +177,10 @@ async def play(
 async def _engines(folder: Path) -> AsyncIterator[tuple[Sequence[SmallVllm], Processes]]:
     async with Processes(folder / "logs", ready_within_s=Vllm.start_within_s) as processes:
         engines = [SmallVllm(processes, f"vllm-{n}", folder) for n in range(ENGINES)]
-        for engine in engines:  # one after the other: each takes two cores to start
-            await engine.start()
+        cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        for engine in engines:  # one after the other: each takes a while of a core to start
+            with on_cores({next(cores)}):
+                await engine.start()
         yield engines, processes
 
 
