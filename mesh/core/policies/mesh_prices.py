@@ -5,6 +5,7 @@ not reported is estimated, never taken for zero; unreported memory or batch size
 """
 
 import math
+import sys
 from bisect import insort
 from collections.abc import Sequence
 from zlib import crc32
@@ -33,7 +34,7 @@ from mesh.core.policies.mesh_speeds import SpeedModel
 # 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
 WORK_FACTOR, WORK_MAX = 2.0, 3.0
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are no better than that
-ROUNDING = 1.0 + 1e-9  # of sums whose terms are added in another order
+ALL = sys.maxsize
 HELD_BY_NONE = PromptHolders({}, {})
 
 
@@ -47,22 +48,6 @@ def with_prefills(targets: Sequence[Target]) -> Sequence[Target]:
 def near_s(least_s: float) -> float:
     """Up to which price candidates are as good as the cheapest."""
     return least_s + max(TIE_S, TIE_RATIO * least_s)
-
-
-class WantedPrices:
-    """Up to which price one may be among the `most` cheapest, or as good as the cheapest."""
-
-    def __init__(self, most: float) -> None:
-        self._most = most
-        self._cheapest: list[float] = []
-
-    def limit_with(self, seconds: float) -> float:
-        """The limit once this price is known too; no price makes it higher."""
-        cheapest, most = self._cheapest, self._most
-        insort(cheapest, seconds)
-        if len(cheapest) < most:
-            return math.inf
-        return ROUNDING * max(cheapest[int(most) - 1], near_s(cheapest[0]))
 
 
 class Prices:
@@ -89,16 +74,16 @@ class Prices:
         self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
     def rows(
-        self, targets: Sequence[Target], holders: PromptHolders, most: float = math.inf
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
         """The price of each target, none of them a pair; `holders`: of the prompt.
 
-        `most`: those replicas' may be missing that are neither among so many cheapest rows nor as
-        good as the cheapest, which the least that a token costs there shows of most.
+        `most`: wanted are only rows among so many cheapest, or as good as the cheapest; other
+        replicas' may be missing.
         """
-        # This loop is a third of a decision's cost, so nothing in it is looked up twice.
-        rows: list[PriceRow] = []
-        wanted, limit_s = WantedPrices(most), math.inf
+        # This loop is a fifth of a decision's cost, so nothing in it is looked up twice. A replica
+        # whose least price is above the limit is left out; `cheapest`: prices, in order.
+        rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         held_by, replicas = holders.replicas, _replicas_among(targets)
@@ -141,8 +126,9 @@ class Prices:
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
                 prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
-            if seconds < limit_s:
-                limit_s = wanted.limit_with(seconds)
+            insort(cheapest, seconds)
+            if len(cheapest) >= most:
+                limit_s = (1.0 + TIE_RATIO) * cheapest[most - 1] + TIE_S
         return rows + self._of_peers(targets[replicas:], holders)
 
     def _of_peers(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:

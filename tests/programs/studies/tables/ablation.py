@@ -16,7 +16,7 @@ from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.policies.mesh_caches import CacheView
 from mesh.core.policies.mesh_peers import PeerDelays
 from mesh.core.policies.mesh_price import Price, PriceRow, PromptHolders
-from mesh.core.policies.mesh_prices import Prices
+from mesh.core.policies.mesh_prices import ALL, Prices
 from mesh.sim.world import World
 
 NEVER_WARM = 10**12  # requests per target before loads are compared: rebalancing never applies
@@ -29,7 +29,7 @@ class PricesWithout(Prices):
     term: ClassVar[str]
 
     def rows(
-        self, targets: Sequence[Target], holders: PromptHolders, most: float = math.inf
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
         """All rows: the sum is less by the term, which is 0 for all rules that read it."""
         return [self._less(one) for one in super().rows(targets, holders)]
@@ -45,7 +45,7 @@ class PricesWithoutLine(Prices):
     """Requests held there neither go first nor wait behind ours."""
 
     def rows(
-        self, targets: Sequence[Target], holders: PromptHolders, most: float = math.inf
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
         """As if none were held anywhere."""
         return super().rows([one._replace(ahead=0) for one in targets], holders, most)
@@ -62,7 +62,7 @@ class PricesWithoutReturns(Prices):
     """The next turns of a conversation pay no round trip."""
 
     def rows(
-        self, targets: Sequence[Target], holders: PromptHolders, most: float = math.inf
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
         """All rows: at peers others pay less by the round trips."""
         prices = map(Price._make, super().rows(targets, holders))
