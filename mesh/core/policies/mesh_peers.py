@@ -248,7 +248,7 @@ class PeerPrices:
             s_per_token,
             running,
             least_s + s_per_decode * running,
-            speeds.batch_weight * running * least_s,
+            speeds.batch_s(running, least_s),
             speeds.stall_weight * running,
             free_tokens,
         )
@@ -328,7 +328,7 @@ class PeerPrices:
         queue_s += self._arrived_s(peer, rtt_s, typical_s, len(peer.forwarded_at))
         running = peer.running(model)
         running = speeds.running if running is None else min(running, OUTSTANDING_MAX)
-        batch_s = speeds.batch_weight * running * base_s
+        batch_s = speeds.batch_s(running, base_s)
         base_s += s_per_decode * running
         weight = running * speeds.stall_weight + target.ahead / ready
         if queue_s:

@@ -55,8 +55,10 @@ RETURNS_MAX = 16.0
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
 # Of a first token's least time, for each request that runs there: a larger batch makes every
 # iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
-# be preferred a little even for a prompt that a busy one holds.
-BATCH_WEIGHT = 0.02
+# be preferred a little even for a prompt that a busy one holds; only a little, so no more than
+# BATCH_MOST count: else an H100 in which two hundred run costs more than an idle L4 (short prompts
+# on both: mean 1.34 times as long; with at most 16 or 64: 0.92, 1.08).
+BATCH_WEIGHT, BATCH_MOST = 0.02, 32.0
 DISPLACED_WEIGHT = 1.0  # of a load: the adapter that makes room for it is as likely asked for next
 NO_ADAPTER = ModelId("")
 
@@ -246,7 +248,7 @@ class SpeedModel:
         base_s, s_per_token, s_per_decode = speed or self.fleet_speed
         running = replica.load if beat.running is None else beat.running
         first_s, load_s = base_s + s_per_decode * running, replica.load_s(self._model)
-        batch_s = self.batch_weight * running * base_s + self._displaced_s(replica)
+        batch_s = self.batch_s(running, base_s) + self._displaced_s(replica)
         stalled = running * self.stall_weight
         speeds = ReplicaSpeeds(
             beat,
@@ -265,6 +267,10 @@ class SpeedModel:
         if beat.running is not None:
             self.kept[beat.replica] = speeds
         return speeds
+
+    def batch_s(self, running: float, base_s: float) -> float:
+        """What all that run on a replica pay for one more; `base_s`: of a first token there."""
+        return self.batch_weight * min(running, BATCH_MOST) * base_s
 
     def _displaced_s(self, replica: Replica) -> float:
         """What loading the adapter costs others: one that must make room may have to be loaded

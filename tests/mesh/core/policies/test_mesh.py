@@ -16,6 +16,7 @@ from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, MeshPolicy
 from mesh.core.policies.mesh_prices import TIE_RATIO, TIE_S
 from mesh.core.policies.mesh_speeds import (
+    BATCH_MOST,
     BATCH_WEIGHT,
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
@@ -103,11 +104,11 @@ def test_a_distance_is_worth_the_seconds_of_a_queue():
 
 
 def test_what_others_pay_counts_and_is_not_promised_to_the_client():
-    busy = replica("a", running=20)
+    busy = replica("a", running=10)
     choice = mesh().choose(asked(1, blocks=10), [busy], 0.0)
     prefill_s = 10 * BLOCK * S_PER_TOKEN
     assert choice.scores[0].seconds == pytest.approx(
-        BASE_S + prefill_s + 20 * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
+        BASE_S + prefill_s + 10 * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
     )
     assert choice.reason.startswith(f"first token in {BASE_S + prefill_s:.3f} s")
 
@@ -119,6 +120,14 @@ def test_an_idle_replica_is_worth_something_even_to_a_prompt_that_is_held_by_a_b
     for running, name in ((2, "a"), (40, "b")):
         fleet = [replica("a", running=running), replica("b")]
         assert policy.choose(asked(2, text), fleet, 0.0).name == name
+
+
+def test_a_large_batch_on_a_quick_replica_is_no_reason_to_go_to_a_slow_one():
+    short = request(1, prompt=Prompt(1, ()))
+    for running in (BATCH_MOST, 200):
+        quick = replica("a", running=running, batch_max=256, prefill_s_per_token=1e-6)
+        slow = replica("b", prefill_s_per_token=1e-6, prefill_base_s=2.0 * BASE_S)
+        assert mesh().choose(short, [quick, slow], 0.0).name == "a"
 
 
 def test_it_holds_for_the_best_while_that_one_is_not_open():
@@ -352,7 +361,8 @@ def plain_price(target, tokens):
         memory_s = max(memory_s, over * SLOT_START_S)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
-    others_s = beat.running * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
+    batch_s = min(beat.running, BATCH_MOST) * BATCH_WEIGHT * BASE_S
+    others_s = beat.running * STALL_WEIGHT * prefill_s + batch_s
     return target.rtt_s + queue_s + prefill_s + BASE_S + memory_s + others_s, queue_s, memory_s
 
 
