@@ -86,6 +86,7 @@ class Prices:
         rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
+        usual_tokens = speeds.prefill_tokens  # of a prompt that is held
         held_by, replicas = holders.replicas, _replicas_among(targets)
         work_weight = self._peers.work_weight = self._weight_of_work(replicas)
         for target in targets:
@@ -110,18 +111,18 @@ class Prices:
                 queued += left if left > 0.0 else 0.0
             elif waiting is None:
                 queued = speeds.usual_queue_tokens(replica)
-            line_s = memory_s = 0.0
-            if ahead:
-                line_s = ahead * speeds.prefill_tokens * s_per_token / replicas
-                stalled += ahead / replicas
+            line_s, memory_s = ahead * usual_tokens * s_per_token / replicas, 0.0
             # What it holds takes no more memory.
             lacking_tokens = needed_tokens - (kv_tokens - sent.tokens + held[1])
             if load and (lacking_tokens > 0.0 or load > room):
                 memory_s = speeds.release_s(target, lacking_tokens, load - room, running)
             rtt_s = RTT_START_S if rtt_s is None else rtt_s
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
-            others_s = (stalled + work_weight * (queued > 0.0)) * prefill_s + batch_s
+            stalled = stalled + ahead / replicas + work_weight * (queued > 0.0)
+            others_s = stalled * prefill_s + batch_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
+            if seconds > limit_s:
+                continue
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
                 prefill_s, base_s, memory_s, load_s, others_s,
