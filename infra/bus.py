@@ -8,8 +8,10 @@ worthless later (a heartbeat) checks `is_connected` first.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import nats
@@ -28,6 +30,8 @@ PING_INTERVAL_S = 5
 FLUSH_TIMEOUT_S = 10.0
 REFUSED = "authorization violation"  # in nats-server's error, lower-cased
 SHOWN_CHARS = 200  # of a subject and of an exception in a log line
+HEADER_NAMES_KEPT = 256
+HPUB_SPACES = 4  # in the line before a message with headers
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
 
@@ -127,6 +131,20 @@ async def close(client: Client) -> None:
         await client.close()
     except Exception as problem:  # must not hide the error that ends the process
         log.warning("disconnecting from the bus: %s", str(problem) or type(problem).__name__)
+
+
+@lru_cache(HEADER_NAMES_KEPT)
+def _is_plain_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9-]+", name) is not None
+
+
+def plain_headers(headers: Mapping[str, str]) -> bytes | None:
+    """Headers as they travel; None where a name or a value is more than plain text."""
+    values = "".join(headers.values())
+    if not (values.isascii() and values.isprintable() and all(map(_is_plain_name, headers))):
+        return None
+    lines = "\r\n".join(map(": ".join, headers.items()))
+    return f"NATS/1.0\r\n{lines}\r\n\r\n".encode() if headers else None
 
 
 class _Transport(TcpTransport):
@@ -231,6 +249,26 @@ class BusClient(Client):
             text = "a message on %r could not be processed: %s: %s"
             why = str(problem)[:SHOWN_CHARS]
             self._limited.warning("message", kind, text, subject[:SHOWN_CHARS], kind, why)
+
+    async def publish_described(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str], block: bytes
+    ) -> None:
+        """As `publish`, with headers of which `block` are the `plain_headers`.
+
+        nats-py strips and translates each header on its own: 11 us for those of a request, most of
+        it to look up characters [2.16.0].
+        """
+        sizes = f"{len(block)} {len(block) + len(payload)}"
+        command = f"HPUB {subject} {reply} {sizes}"
+        is_plain = subject and command.isprintable() and command.count(" ") == HPUB_SPACES
+        if not (is_plain and self.is_connected and len(payload) <= self.max_payload):
+            await self.publish(subject, payload, reply, headers)  # buffers or refuses it
+            return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        await self._send_command(b"%b\r\n%b%b\r\n" % (command.encode(), block, payload))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     async def _process_pong(self) -> None:
         # A `flush` that times out leaves its cancelled future behind. The late answer to it would

@@ -10,6 +10,7 @@ decision: nothing is recorded of one that is not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import time_ns
 
 from opentelemetry.trace import SpanKind
@@ -77,8 +78,20 @@ class AnswerTrace:
         kind: str,
         engine: Address,
     ) -> None:
-        """Send both spans. `kind`: of the engine."""
-        ended_ns = time_ns()
+        """Send both spans, soon. `kind`: of the engine."""
+        send = partial(self._send, answered, path, region, replica, kind, engine, time_ns())
+        self._tracer.later(send)
+
+    def _send(
+        self,
+        answered: Answered,
+        path: str,
+        region: RegionId,
+        replica: ReplicaId,
+        kind: str,
+        engine: Address,
+        ended_ns: int,
+    ) -> None:
         about = {
             **names.message(names.PROCESS, subjects.work(region, replica), names.WORK_TEMPLATE),
             "mesh.request_id": self._received.get(H_REQUEST, ""),

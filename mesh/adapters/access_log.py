@@ -5,7 +5,7 @@ what is not printable ASCII, and what would end a value, is escaped, and no valu
 VALUE_CHARS_MAX. A line holds no prompt, no key and no query.
 
 Lines go to a file descriptor by a thread, because a pipe that nobody reads blocks its writer, and
-half a second's together, because waking that thread costs as much CPU time as forty lines.
+a second's together, because waking that thread costs as much CPU time as forty lines.
 Meanwhile they wait in memory, up to WAITING_BYTES_MAX; what comes then is lost, and a line says how
 many.
 """
@@ -38,7 +38,7 @@ WAITING_BYTES_MAX = 8 * 1024 * 1024
 # PIPE_BUF: lines of several processes on one pipe stay whole. Elsewhere all are written at once:
 # after each write the thread has to wait for the event loop's, which costs both a switch.
 WRITE_BYTES = 4096
-WRITE_S = 0.5
+WRITE_S = 1.0
 LINES_TOGETHER = 256  # put into words in one turn of the event loop, which must stay short
 CLOSE_S = 1.0  # for what waits at the end
 RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
@@ -99,7 +99,8 @@ def _tokens(*counts: int) -> str:
 
 
 class AccessLog:
-    """`write` puts a request down; `open` it on the event loop first, `close` it at last.
+    """`write` puts a request down; `open` it on the event loop first, `close` it at last. Where
+    some wait already, appending to `waiting` is the same.
 
     Requests are put into words when their lines are written, up to LINES_TOGETHER in one turn of
     the event loop.
@@ -117,7 +118,7 @@ class AccessLog:
         self._every_s = every_s
         self._where, self._wall_clock = where, wall_clock
         self._words = self._json if style is AccessLogFormat.JSON else self._logfmt
-        self._waiting: list[EndedRequest] = []
+        self.waiting: list[EndedRequest] = []
         self._writer = LineWriter(descriptor)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -128,25 +129,25 @@ class AccessLog:
     async def close(self) -> None:
         """Write what waits, within CLOSE_S; what comes later is not written."""
         if self._loop is not None:
-            while self._waiting:
+            while self.waiting:
                 self.pass_on()
             self._loop = None
             await asyncio.to_thread(self._writer.close)
 
     def write(self, ended: "EndedRequest") -> None:
-        if not self._waiting:
+        if not self.waiting:
             if self._loop is None:
                 return
             self._loop.call_later(self._every_s, self.pass_on)
-        self._waiting.append(ended)
+        self.waiting.append(ended)
 
     def pass_on(self) -> None:
         """Have what waits written: up to LINES_TOGETHER now, the rest in the next turns."""
-        if self._waiting and self._loop is not None:
-            first = self._waiting[:LINES_TOGETHER]
-            del self._waiting[:LINES_TOGETHER]
+        if self.waiting and self._loop is not None:
+            first = self.waiting[:LINES_TOGETHER]
+            del self.waiting[:LINES_TOGETHER]
             self._writer.put(self._words(first, self._wall_clock() - self._loop.time()))
-            if self._waiting:
+            if self.waiting:
                 self._loop.call_soon(self.pass_on)
 
     def _logfmt(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
@@ -162,29 +163,32 @@ class AccessLog:
                 second_s = floor(ended_at + wall_s)
                 second, second_at = _second(second_s), second_s - wall_s
             name = request if _is_bare(request) else quoted_once(request)
-            line = (
-                f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
-                f"{_about(method, route, model, asked, is_copy, tenant, origin, outcome, status)}"
-            )
+            placed = more = tokens = ""
             if decided is not None:
                 made = decided.decision
-                line += (
+                held = f"{made.held_s:.3f}" if made.held_s else "0.000"
+                placed = (
                     f"{_served_by(region, replica, made.placement, made.hops, made.attempt)} "
-                    f"held_s={made.held_s:.3f} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+                    f"held_s={held} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
                 )
             elif region:
-                line += f" region={quoted_once(region)} replica={quoted_once(replica)}"
+                placed = f" region={quoted_once(region)} replica={quoted_once(replica)}"
             if fault or detail or peer_held_s:
-                line += _unusual(fault, detail, trace, peer_held_s)
+                more = _unusual(fault, detail, trace, peer_held_s)
             elif trace:
-                line += f" trace={trace}"
+                more = f" trace={trace}"
             if is_stream and started_at is not None:
-                line += f" ttft_s={started_at - arrived_at:.3f}"
+                more += f" ttft_s={started_at - arrived_at:.3f}"
             if prompt >= 0 and cached >= 0 and output >= 0:
-                line += f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
+                tokens = f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
             elif prompt >= 0 or output >= 0:
-                line += _tokens(prompt, cached, output)
-            lines.append(f"{line} duration_s={ended_at - arrived_at:.3f} bytes={sent_bytes}\n")
+                tokens = _tokens(prompt, cached, output)
+            lines.append(
+                f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
+                f"{_about(method, route, model, asked, is_copy, tenant, origin, outcome, status)}"
+                f"{placed}{more}{tokens} duration_s={ended_at - arrived_at:.3f} "
+                f"bytes={sent_bytes}\n"
+            )
         return lines
 
     def _json(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
@@ -264,7 +268,7 @@ class LineWriter:
 
     def __init__(self, descriptor: int, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
         self._descriptor = descriptor
-        self._waiting_bytes_max = waiting_bytes_max
+        self.waiting_bytes_max = waiting_bytes_max
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._put_bytes = self._written_bytes = 0  # each is changed by one thread
         self._lost = 0
@@ -283,7 +287,7 @@ class LineWriter:
         if self._is_broken:
             return
         data = "".join(lines).encode()
-        if self._put_bytes - self._written_bytes + len(data) > self._waiting_bytes_max:
+        if self._put_bytes - self._written_bytes + len(data) > self.waiting_bytes_max:
             self._lost += len(lines)
             return
         if self._lost:

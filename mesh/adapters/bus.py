@@ -24,6 +24,7 @@ from infra.bus import (
     closed_for_good,
     connect,
     flush,
+    plain_headers,
 )
 from infra.process import end_all
 from infra.services import ProcessService
@@ -63,6 +64,7 @@ class _Outgoing(NamedTuple):
     payload: bytes
     reply: str
     headers: dict[str, str] | None
+    block: bytes | None  # the same headers as they travel, if they are plain text
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +194,18 @@ class RouterBus:
         gone for long, or the server would not take the message and close the connection."""
         if self._outbox_bytes + len(payload) > OUTBOX_BYTES_MAX or self._outbox.full():
             return False
-        if headers is not None and not self._takes(payload, headers):
+        block = None if headers is None else plain_headers(headers)
+        if headers is not None and not self._takes(payload, headers, block):
             log.warning("not sent to %s: its headers are too large or not ASCII", subject)
             return False
         self._outbox_bytes += len(payload)
-        self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
+        self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers, block))
         return True
 
-    def _takes(self, payload: bytes, headers: dict[str, str]) -> bool:
+    def _takes(self, payload: bytes, headers: dict[str, str], block: bytes | None) -> bool:
         """Whether a server accepts such a message; nats-py checks the payload alone."""
+        if block is not None:
+            return len(payload) + len(block) <= self.client.max_payload
         if len(payload) + header_bytes(headers) > self.client.max_payload:
             return False
         return "".join(headers.values()).isascii()
@@ -269,9 +274,11 @@ class RouterBus:
         while True:
             message = await self._outbox.get()
             try:
-                await self.client.publish(
-                    message.subject, message.payload, message.reply, message.headers
-                )
+                subject, payload, reply, headers, block = message
+                if headers is None or block is None:
+                    await self.client.publish(subject, payload, reply, headers)
+                else:
+                    await self.client.publish_described(subject, payload, reply, headers, block)
             except nats.errors.ConnectionClosedError as error:
                 raise closed_for_good(self.client) from error
             except (nats.errors.Error, OSError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import nlargest
 from math import isfinite
+from sys import intern
 from typing import NamedTuple
 
 from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
@@ -61,7 +62,7 @@ class EndedRequest(NamedTuple):
     started_at: float | None  # its first byte
     ended_at: float
     decided: fx.Decided | None  # the last one
-    steps: list[Step]
+    steps: tuple[Step, ...]
     asked: str = ""  # what its client asked for, if that is not `model`
     is_copy: bool = False
 
@@ -83,10 +84,14 @@ class EndedRequests:
         self._kept: deque[EndedRequest] = deque(maxlen=kept_max)
         self._keep = self._kept.append
         self._write = _unwritten if log is None else log.write
+        self._unwritten: list[EndedRequest] = [] if log is None else log.waiting
 
     def add(self, ended: EndedRequest) -> None:
         self._keep(ended)
-        self._write(ended)
+        if self._unwritten:  # as most times: without a call
+            self._unwritten.append(ended)
+        else:
+            self._write(ended)
 
     def of_client(
         self, record: ClientRequest, outcome: str, status: int, detail: str | None = None
@@ -118,8 +123,9 @@ class EndedRequests:
             sent_bytes = len(record.engine_error.body)
         return EndedRequest(
             request.request_id, record.spans.trace_id, "POST", record.path, outcome, status,
-            request.model, record.tenant or "", "", region, replica, peer_held_s, numbers,
-            sent_bytes, is_stream, fault, detail or "", request.arrived_at, record.first_byte_at,
+            intern(request.model), record.tenant or "", "", region, replica, peer_held_s,
+            numbers, sent_bytes, is_stream, fault, detail or "",
+            request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
             "" if request.asked is None else request.asked.model,
         )  # fmt: skip
@@ -145,7 +151,7 @@ class EndedRequests:
         copy = EndedRequest(
             request.request_id, "", "POST", record.path, outcome, status, request.model,
             record.tenant or "", "", region, replica, 0.0, numbers, sent_bytes, is_stream, "",
-            detail, request.arrived_at, started_at, self._clock(), None, [], asked, is_copy=True,
+            detail, request.arrived_at, started_at, self._clock(), None, (), asked, is_copy=True,
         )  # fmt: skip
         self.add(copy)
 
@@ -189,7 +195,7 @@ class EndedRequests:
         self.add(
             EndedRequest(
                 *(request_id, "", method, route, outcome, status, model, "", "", "", "", 0.0),
-                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, []),
+                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, ()),
             )
         )
 
@@ -261,7 +267,7 @@ class EndedRequests:
                 counted.append(one)
         counted_s = max(0.0, min(reaches_s, explain.COUNTED_S))
         newest = counted[: min(number, explain.RECENT_MAX)]
-        answer = self._answer([one._replace(steps=[]) for one in reversed(newest)])
+        answer = self._answer([one._replace(steps=()) for one in reversed(newest)])
         return replace(answer, flows=_flows(counted), counted_s=counted_s)
 
     def _answer(self, found: list[EndedRequest]) -> RouterRequests:

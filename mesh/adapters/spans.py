@@ -8,13 +8,15 @@
                               and mesh.decide below it too
 
 Names and attributes follow `infra.span_conventions`. While a request is under way the contexts of
-its attempts are kept, and nothing else; spans are made of its record's steps when it is over. So a
-request that is not sampled can still be traced if it fails or is slow (`TailRule`), and costs next
-to nothing if not. What other processes do for such a request is not in its trace: they had it as
-not sampled.
+its attempts are kept, and nothing else; spans are made of its record's steps soon after its end.
+So a request that is not sampled can still be traced if it fails or is slow (`TailRule`), and costs
+next to nothing if not. What other processes do for such a request is not in its trace: they had it
+as not sampled.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from math import inf
 from time import time_ns
 from typing import NamedTuple
 
@@ -134,18 +136,17 @@ def request_trace(
 
     `tail` decides about a request that is not sampled; `host` is the request's header.
     """
-    ids = tracing.new_ids()
-    header = tracer.unsampled(parent, ids)
-    if header is None:
-        return RequestSpans(tracer, parent, tracer.begin(parent, ids), host)
-    return UnsampledRequest(tracer, parent, header, tail, host)
+    begun = tracer.begin_request(parent)
+    if isinstance(begun, str):
+        return UnsampledRequest(tracer, parent, begun, tail, host)
+    return RequestSpans(tracer, parent, begun, host)
 
 
 class UnsampledRequest(Trace):
     """A request that is not sampled: most are, so this does the least that lets it be traced if it
     fails or is slow."""
 
-    __slots__ = ("_header", "_host", "_parent", "_sent", "_tail", "_tracer", "trace_id")
+    __slots__ = ("_header", "_host", "_parent", "_sent", "_tail", "_tracer", "quiet_s", "trace_id")
     is_traced = True
 
     def __init__(
@@ -159,19 +160,20 @@ class UnsampledRequest(Trace):
         """`header`: its `traceparent`."""
         self._tracer, self._parent, self._header = tracer, parent, header
         self._tail, self._host = tail, host
-        self._sent: list[fx.Dispatch | fx.Forward] = []
+        self.quiet_s = inf if tail is None else tail.soonest_s
+        self._sent: tuple[fx.Dispatch | fx.Forward, ...] = ()
         self.trace_id = header[TRACE_IN_HEADER]
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         headers[trace_context.PARENT] = self._header
         if self._parent is not None and self._parent.state:
             headers[trace_context.STATE] = self._parent.state
-        self._sent.append(effect)
+        self._sent += (effect,)
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         tail, duration_s = self._tail, now - record.request.arrived_at
-        if tail is None or (duration_s < tail.soonest_s and not ending.error_type):
-            return  # as most: no rule needs to be asked
+        if tail is None:
+            return
         ttft_s, is_stream = _first_byte(record)
         reason = tail.keeps(ending, ttft_s if is_stream else None, duration_s)
         if reason is not None:
@@ -206,7 +208,7 @@ class RequestSpans(_Spans):
         self._sent[effect.attempt] = effect, context, time_ns()
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
-        self._send(record, ending, now, time_ns(), "")
+        self._tracer.later(partial(self._send, record, ending, now, time_ns(), ""))
 
     def end_kept(
         self,
@@ -386,9 +388,10 @@ class IngressSpan(_Spans):
         self._context.write(headers)
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
-        if not self.is_recording:
-            return
-        ended_ns = time_ns()
+        if self.is_recording:
+            self._tracer.later(partial(self._send, record, ending, now, time_ns()))
+
+    def _send(self, record: OpenRequest, ending: Ending, now: float, ended_ns: int) -> None:
         times = _Times(now, self._began_ns, ended_ns, ended_ns)
         for step in record.steps:
             if not isinstance(step.what, fx.Decided):

@@ -385,17 +385,18 @@ class RequestManager:
             return False
         if record.request.asked is not None:
             self._metrics.mapped(record.request.asked.model, record.request.model)
+        now, spans = self._clock(), record.spans
+        duration_s = now - record.request.arrived_at
         self._metrics.ended(
             outcome,
             labels_of(self._metrics, record),
-            self._clock() - record.request.arrived_at,
+            duration_s,
             streamed=record.answer is not None and record.answer.is_event_stream,
             trace_id=exemplar_of(record),
         )
         self.ended.of_client(record, outcome, status, message)
-        if record.spans.is_traced:
-            ending = Ending(outcome, status, error_type, message)
-            record.spans.end(record, ending, self._clock())
+        if spans.is_traced and (error_type or duration_s >= spans.quiet_s):
+            spans.end(record, Ending(outcome, status, error_type, message), now)
         return True
 
     def _spans(self, headers: Mapping[str, str]) -> Trace:

@@ -52,7 +52,7 @@ class RequestObserver(Observer):
 
     def _note(self, record: OpenRequest, what: StepKind, outcome: str = "") -> None:
         if len(record.steps) < STEPS_MAX:
-            record.steps.append(Step(self._clock(), what, outcome))
+            record.steps += (Step(self._clock(), what, outcome),)
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
         if logs_decisions():
@@ -63,7 +63,7 @@ class RequestObserver(Observer):
         if not request.warm and (placement is Placement.LOCAL or placement is Placement.PEER):
             self._metrics.hold.observe(_held_since_last_s(record, effect.decision.held_s))
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
-            record.steps.append(Step(self._clock(), effect))
+            record.steps += (Step(self._clock(), effect),)
         if request.warm:
             return
         if request.answer_inbox is None:

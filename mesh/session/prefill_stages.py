@@ -32,7 +32,7 @@ def opened(whole: OpenRequest, answer: AnswerReceiver) -> OpenRequest:
     stage = copy(whole)
     stage.stage_of = whole
     stage.answer, stage.direct_writer, stage.changed = answer, None, nobody_waits
-    stage.spans, stage.kept_bytes, stage.steps = NO_TRACE, 0, []
+    stage.spans, stage.kept_bytes, stage.steps = NO_TRACE, 0, ()
     stage.adds_usage = False
     return stage
 

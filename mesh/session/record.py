@@ -32,6 +32,7 @@ class Trace:
     __slots__ = ()
     is_traced = False
     is_recording = False
+    quiet_s: float = 0.0  # `end` has nothing to do for a request that ended well and sooner
     trace_id = ""  # in hexadecimal
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
@@ -113,7 +114,7 @@ class OpenRequest:
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
     decided: fx.Decided | None = None  # the last one
-    steps: list[Step] = field(default_factory=list)  # the first STEPS_MAX, as its observer notes
+    steps: tuple[Step, ...] = ()  # the first STEPS_MAX, as its observer notes
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False

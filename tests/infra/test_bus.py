@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import nats
 import nats.errors
 import pytest
 import uvloop
@@ -85,6 +86,60 @@ async def test_a_listener_that_raises_is_logged_and_called_again(nats_server: Na
     assert unprocessed(caplog) == ["a message on b'a.b' could not be processed: ValueError: one"]
     assert problems == []
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "arrived"),
+    [
+        ({"Mesh-Attempt": "1", "traceparent": "00-ab-cd-00"}, None),
+        ({"X": ""}, None),
+        ({"X": "a\r\nY: b"}, {"X": "a  Y: b"}),
+        ({"X": "a\tb"}, {"X": "a\tb"}),
+        ({" X ": "a"}, {"X": "a"}),
+        ({"X_y": "a"}, {"X_y": "a"}),
+        ({}, {}),
+    ],
+)
+async def test_headers_arrive_as_they_would_from_nats_pys_own_client(nats_server, headers, arrived):
+    """Above all no value ends its line, whatever a client had written in it."""
+    received: list[dict[str, str]] = []
+    sent: list[dict[str, int]] = []
+    address = bus.BusAddress(nats_server.url)
+    ours = await bus.connect(address, name="x", inbox_prefix="_INBOX.x")
+    theirs = await nats.connect(nats_server.url)
+    await ours.listen("a", lambda msg: received.append(msg.headers or {}))
+    await bus.flush(ours)
+    await theirs.publish("a", b"text", "b", headers)
+    block = bus.plain_headers(headers)
+    if block is not None:
+        await ours.publish_described("a", b"text", "b", headers, block)
+    for client in (theirs, ours):
+        await client.flush()
+        sent.append({name: client.stats[name] for name in ("out_msgs", "out_bytes")})
+    await bus.flush(ours)
+    assert (block is None) is (arrived is not None)
+    assert received == [headers if arrived is None else arrived] * len(received)
+    assert sent[1:] == [sent[0] if block else {"out_msgs": 0, "out_bytes": 0}]
+    assert len(received) == (2 if block else 1)
+    await theirs.close()
+    await ours.close()
+
+
+@pytest.mark.parametrize(("subject", "reply"), [("a b", ""), ("a", "b 1 1\r\n"), ("", "")])
+async def test_a_subject_that_would_end_its_part_of_the_line_is_refused(
+    nats_server, subject, reply
+):
+    client = await bus.connect(bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x")
+    headers = {"X": "y"}
+    block = bus.plain_headers(headers)
+    assert block is not None
+    with pytest.raises(nats.errors.BadSubjectError):
+        await client.publish_described(subject, b"", reply, headers, block)
+    await client.close()
+
+
+def test_a_header_without_a_legal_name_is_left_to_nats_py():
+    assert bus.plain_headers({"X: y\r\nZ": "a"}) is None
 
 
 @pytest.mark.parametrize("headers", [b"ab", b"NATS/1.0", b"NATS/1.0 \xff\xff\xff\r\n\r\n"])

@@ -5,14 +5,16 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor
 
-from infra import otlp, tracing
+from infra import otlp, trace_context, tracing
 from infra.trace_context import TraceContext
 from tests.support.otlp_collector import otlp_collector
 from tests.support.spans import described, traced
+from tests.support.until import until
 
 ONE_SPAN = """
 import logging, sys, time
@@ -141,3 +143,88 @@ def test_a_span_without_a_kind_of_error_has_no_status() -> None:
         good, bad = ended()
     assert (good.start_time, good.end_time) == (20, 20)
     assert (described(good)[0], described(bad)) == ("UNSET", ("ERROR", "y", "x"))
+
+
+class Sink:
+    """Where a tracer's spans go: it only notes that the last ones were asked for."""
+
+    def __init__(self, made: list[object]) -> None:
+        self.shut_down = partial(made.append, "flushed")
+
+    def send(self, *_: object) -> None:
+        """No span is made here."""
+
+
+def late_tracer(monkeypatch, made: list[object], later_s: float) -> tracing.Tracer:
+    monkeypatch.setattr(tracing, "LATER_S", later_s)
+    return tracing.Tracer(Sink(made), tracing.sampler({}))
+
+
+async def test_spans_are_made_together_in_short_turns_of_the_loop(monkeypatch) -> None:
+    made: list[int] = []
+    turn = 0
+
+    async def turns() -> None:
+        nonlocal turn
+        while len(made) < 3 * tracing.LATER_TOGETHER:
+            turn += 1
+            await asyncio.sleep(0)
+
+    tracer = late_tracer(monkeypatch, [], 0.0)
+    for _ in range(3 * tracing.LATER_TOGETHER):
+        tracer.later(lambda: made.append(turn))
+    assert made == []
+    async with asyncio.timeout(20):
+        await turns()
+    assert max(map(made.count, made)) <= tracing.LATER_TOGETHER
+    tracer.later(lambda: made.append(-1))
+    async with asyncio.timeout(20):
+        await until(lambda: -1 in made)
+
+
+async def test_few_requests_wait_for_their_spans(monkeypatch) -> None:
+    made: list[object] = []
+    tracer, number = late_tracer(monkeypatch, made, 3600.0), 3 * tracing.LATER_MAX
+    for each in range(number):
+        tracer.later(partial(made.append, each))
+        assert each + 1 - len(made) <= tracing.LATER_MAX
+    assert made == list(range(len(made)))
+    tracer.shut_down()
+    assert made == [*range(number), "flushed"]
+
+
+async def test_spans_that_can_not_be_made_cost_no_others(monkeypatch) -> None:
+    made: list[object] = []
+    problems: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context["exception"]))
+    tracer = late_tracer(monkeypatch, made, 0.0)
+    tracer.later(partial(made.append, 1))
+    tracer.later([].pop)
+    tracer.later(partial(made.append, 2))
+    await until(lambda: made == [1, 2])
+    assert [type(problem) for problem in problems] == [IndexError]
+
+
+def test_without_a_loop_spans_are_made_at_once(monkeypatch) -> None:
+    made: list[object] = []
+    late_tracer(monkeypatch, made, 3600.0).later(partial(made.append, 1))
+    assert made == [1]
+
+
+@pytest.mark.parametrize("parent", [None, SAMPLED, UNSAMPLED])
+def test_what_a_request_begins_with_says_the_same_sampled_or_not(parent) -> None:
+    environment = {tracing.SAMPLER: "parentbased_traceidratio", tracing.SHARE: "0.5"}
+    tracer = tracing.Tracer(Sink([]), tracing.sampler(environment))
+    begun = [tracer.begin_request(parent) for _ in range(1000)]
+    contexts = [trace_context.read({trace_context.PARENT: one}) if isinstance(one, str) else one
+                for one in begun]  # fmt: skip
+    sampled = [not isinstance(one, str) for one in begun]
+    assert [context.is_sampled for context in contexts] == sampled
+    assert len({context.span_id for context in contexts}) == 1000
+    if parent is None:
+        assert len({context.trace_id for context in contexts}) == 1000
+        assert 300 < sum(sampled) < 700
+    else:
+        assert {context.trace_id for context in contexts} == {TRACE}
+        assert set(sampled) == {parent.is_sampled}

@@ -31,11 +31,13 @@ LayerParts = tuple[CandidateKind, list[Target], list[tuple[Target, str]]]
 
 
 class UnlistedCandidates(NamedTuple):
-    """What a receipt is made from, as it was at the decision; of the prompt no hashes, of which a
-    long one has thousands."""
+    """What a receipt is made from, as it was at the decision, and no more: of the choice what its
+    candidates need, of the prompt no hashes, of which a long one has thousands."""
 
     layers: Sequence[LayerParts]  # of each the first few; empty where all are scored
-    choice: Choice
+    target: Target | None
+    scores: Sequence[Score]
+    matched_blocks: int
     block_tokens: float
     parts: tuple[tuple[int, float], ...]
     considered: int
@@ -43,7 +45,8 @@ class UnlistedCandidates(NamedTuple):
     def candidates(self) -> tuple[Candidate, ...]:
         """As `receipt` lists them, but for `pending`, which has changed since."""
         layers = [CandidateLayer(*parts) for parts in self.layers]
-        listed, _ = receipt(layers, self.choice, Prompt(0, (), self.block_tokens, self.parts))
+        choice = Choice(self.target, "", self.matched_blocks, self.scores)
+        listed, _ = receipt(layers, choice, Prompt(0, (), self.block_tokens, self.parts))
         return tuple([replace(one, pending=None) for one in listed])
 
 
@@ -51,7 +54,8 @@ def unlisted(
     layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
 ) -> UnlistedCandidates | None:
     """The candidates, to be listed later; None of a policy that scores too many to be kept."""
-    scored, considered = len(choice.scores), 0
+    scores, considered = choice.scores, 0
+    scored = len(scores)
     if scored > SCORES_MAX:
         return None
     for layer in layers:
@@ -62,7 +66,10 @@ def unlisted(
             (layer.kind, layer.free[:CANDIDATES_MAX], layer.busy[:CANDIDATES_MAX])
             for layer in layers
         ]
-    return UnlistedCandidates(few, choice, prompt.block_tokens, prompt.parts, considered)
+    return UnlistedCandidates(
+        few, choice.target, scores, choice.matched_blocks,
+        prompt.block_tokens, prompt.parts, considered,
+    )  # fmt: skip
 
 
 def _ordered(

@@ -28,7 +28,7 @@ HELD = EndedRequest(
     request="r", trace="ab" * 16, method="POST", route="/v1/completions", outcome="ok", status=200,
     model="tiny", tenant="acme", origin="", region="eu", replica="eu-0", peer_held_s=7.75,
     numbers=(10, 4, 3, 0.1), sent_bytes=97, is_stream=True, fault="", detail="", arrived_at=1.0,
-    started_at=9.1, ended_at=9.5, decided=fx.Decided(1, DECISION), steps=[],
+    started_at=9.1, ended_at=9.5, decided=fx.Decided(1, DECISION), steps=(),
 )  # fmt: skip
 PLAIN = HELD._replace(
     trace="", tenant="", peer_held_s=0.0, numbers=UNKNOWN, is_stream=False, decided=None
@@ -105,7 +105,7 @@ async def test_a_pipe_that_nobody_reads_costs_lines_and_not_the_loop():
     log.open()
     for _ in range(2000):  # 600 KB: the pipe holds 64
         log.write(HELD)
-        if len(log._waiting) > 50:
+        if len(log.waiting) > 50:
             log.pass_on()
     got = b""
     while b"access_log_lost=" not in got:  # it is read again, and says what was lost
@@ -146,10 +146,10 @@ async def test_one_turn_of_the_loop_puts_few_lines_into_words(tmp_path):
         for _ in range(2 * LINES_TOGETHER + 1):
             log.write(HELD)
         log.pass_on()
-        waiting = [len(log._waiting)]
-        while log._waiting:
+        waiting = [len(log.waiting)]
+        while log.waiting:
             await asyncio.sleep(0)
-            waiting.append(len(log._waiting))
+            waiting.append(len(log.waiting))
         assert waiting == [LINES_TOGETHER + 1, 1, 0]
         await log.close()
 

@@ -121,7 +121,7 @@ def ended(name: str, at: float, **values):
     values = {"region": "us", "outcome": "ok", "is_stream": True, **values}
     made = decided()
     return HELD._replace(
-        request=name, decided=made, steps=[Step(at, made)], ended_at=at, arrived_at=at - 0.5,
+        request=name, decided=made, steps=(Step(at, made),), ended_at=at, arrived_at=at - 0.5,
         started_at=at - 0.4, **values,
     )  # fmt: skip
 
@@ -168,7 +168,7 @@ def test_how_far_back_is_counted_where_requests_were_forgotten():
 
 def test_candidates_are_listed_when_somebody_asks():
     ring, made = kept(), decided()
-    ring.add(HELD._replace(decided=made, steps=[Step(1.0, made)]))
+    ring.add(HELD._replace(decided=made, steps=(Step(1.0, made),)))
     [life] = ring.find("r").requests
     [step] = life.steps
     assert step.decision is not None
@@ -207,7 +207,7 @@ def test_no_decision_keeps_a_whole_fleet():
 
 def test_an_answer_is_never_larger_than_a_message_may_be():
     ring, made = kept(), decided("x" * 9000)
-    steps = [Step(1.0, made)] * (STEPS_MAX + 50)
+    steps = (Step(1.0, made),) * (STEPS_MAX + 50)
     for _ in range(LIVES_MAX):
         ring.add(HELD._replace(decided=made, steps=steps, detail="y" * 9000))
     found = ring.find("r")

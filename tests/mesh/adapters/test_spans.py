@@ -82,7 +82,7 @@ def decision(placement: Placement, **fields) -> Decision:
 
 def note(record: OpenRequest, what: StepKind, outcome: str = "") -> None:
     """Its next step, a quarter of a second after the one before."""
-    record.steps.append(Step(101.0 + 0.25 * len(record.steps), what, outcome))
+    record.steps += (Step(101.0 + 0.25 * len(record.steps), what, outcome),)
 
 
 def decided(record: OpenRequest, placement: Placement, **fields) -> None:
