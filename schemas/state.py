@@ -9,6 +9,7 @@ readers ignore fields they don't know. The texts under the fields are the descri
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, overload
 
 import orjson
@@ -389,6 +390,7 @@ T = TypeVar("T")
 
 
 SIGNIFICANT = ".4g"  # digits
+ROUNDED_KEPT = 1024
 SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
 
 
@@ -396,6 +398,7 @@ SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
 def rounded(value: float) -> float: ...
 @overload
 def rounded(value: None) -> None: ...
+@lru_cache(maxsize=ROUNDED_KEPT)  # most numbers of a heartbeat are those of the one before
 def rounded(value: float | None) -> float | None:
     """A measured value as a message has it: its SIGNIFICANT digits, and 0 below SMALLEST."""
     if value is None:

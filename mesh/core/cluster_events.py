@@ -286,8 +286,8 @@ class ClusterEvents:
         self._peers.see(digest, now)
         self.ownership.digest_seen(digest, now)
         self.models.see(digest.models, now)
-        if self._held.group_of and digest.replicas_free:
-            self._scheduler.place_waiting(now)
+        if self._held.group_of:
+            self._scheduler.peer_told(digest, now)
 
     def drain(self, now: float) -> None:
         """Accept no new requests from now on."""

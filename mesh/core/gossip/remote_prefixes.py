@@ -158,11 +158,13 @@ class RemotePrefixes:
         if holders:
             self._make_room_for(origin, replicas)
         named = as_received(replicas, holders, len(blocks), lambda name: self._bit(origin, name))
+        masks = {bits: its.shared(own | bits) for bits in dict.fromkeys(named)}
         for block, bits in zip(blocks, named, strict=True):
-            before = known.get(block, 0)
-            its.changed += before > 0
-            others = holders_of.get(block, 0) & ~before
-            known[block] = mask = its.shared(own | bits)
+            mask = masks[bits]
+            if (others := holders_of.get(block, 0)) and (before := known.get(block, 0)):
+                its.changed += 1
+                others &= ~before
+            known[block] = mask
             holders_of[block] = others | mask if others else mask
 
     def remove(self, origin: Origin, blocks: Iterable[int]) -> None:

@@ -3,6 +3,10 @@
 A request that can't use the room (that place failed it before, or it waits for a better one)
 doesn't block those behind it that can.
 
+Where the policy judges load, a try prices all candidates for each request. There it is made once a
+replica or peer has told something new, at the earliest RETRY_S after the one before; and without
+news after UNCHANGED_S, as queues are computed meanwhile.
+
 Where the policy judges load, a request whose prompt is cached goes first: it takes little of a
 replica's time, and while it waits, a prompt that is not cached may evict what it came for. Being
 cached is worth WARM_HEAD_START_S of waiting, as a class is worth HEAD_START_S: no request is
@@ -12,6 +16,7 @@ overtaken by one that arrived that much later.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
+from operator import attrgetter
 
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, effective_arrival, kind_of
 from mesh.core.lifecycle.record import RequestRecord
@@ -22,14 +27,21 @@ from mesh.core.view.bus_status import AWAY
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
+from schemas.state import Digest, Heartbeat
 
 OTHERS_WAIT = "others wait for this model"
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not failed
 # Requests held by the policy's choice that don't block newcomers, and are tried at every event.
 CHOOSY_MAX = 16
-# Heartbeats and ticks closer together don't each cause a try: each try prices all candidates, and a
-# hundred replicas would keep a core busy with the held requests.
-RETRY_S = 0.02
+RETRY_S = 0.02  # a hundred replicas would keep a core busy with the held requests
+UNCHANGED_S = 0.1  # a heartbeat's time
+TOLD_MAX = 32_768  # replicas and peers
+# What the price of a replica, and whether it is available, depend on beside what was sent to it.
+TOLD: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
+    *("state", "models", "full", "pending", "running", "outstanding", "outstanding_max"),
+    *("prefill_queued_tokens", "batch_max", "kv_used_ratio", "kv_capacity_tokens"),
+    *("prefill_s_per_token", "prefill_base_s", "loadable", "loading", "adapters_busy"),
+)
 WARM_HEAD_START_S = 2.0  # five gain 4 % in the mean and lose as much of the last percent
 WARM_TOKENS = 512  # left to compute of a prompt that counts as cached
 WARM_AMONG = 64  # the first held requests
@@ -55,6 +67,9 @@ class QueueScheduler:
         # Held requests for which a place was available when last tried: keys, with their kinds.
         self._choosy: dict[int, RequestKind] = {}
         self._tried_at = float("-inf")
+        # Of each replica and peer: what it had told last. News since the last try.
+        self._told: dict[str, tuple[object, ...]] = {}
+        self._has_news = False
         self._warm: dict[int, tuple[float, bool]] = {}  # by key: looked up when; whether cached
 
     def must_queue(self, newcomer: Request) -> bool:
@@ -100,7 +115,7 @@ class QueueScheduler:
         if self._replicas.bus.is_away(now):
             return
         self._choosy.clear()
-        self._tried_at = now
+        self._tried_at, self._has_news = now, False
         stuck: set[tuple[RequestKind, str, frozenset[str]]] = set()
         kinds_left = len(self._held.held_kinds) * self._placer.policy_count
         ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
@@ -151,18 +166,36 @@ class QueueScheduler:
         return tokens * (1.0 - self._placer.hit_ratio(request)) < WARM_TOKENS
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
-        """Try held requests, as this replica may have room now."""
-        if self._was_just_tried(now):
-            return
+        """Try held requests, if this replica may have room now that it had not before."""
         replica = None if name is None else self._replicas.get(name)
-        if replica is not None and self._placer.may_go(replica, self._held.models(), now):
+        if replica is None:
+            return
+        sent = replica.on_the_way
+        sent_there = sent.count, sent.waiting, sent.tokens, sent.prefill_tokens
+        self._note(replica.heartbeat.replica, (TOLD(replica.heartbeat), sent_there))
+        if self._is_due(now) and self._placer.may_go(replica, self._held.models(), now):
+            self.place_waiting(now)
+
+    def peer_told(self, digest: Digest, now: float) -> None:
+        """The same of a peer, by its digest."""
+        told = digest.router, digest.accepting, digest.replicas_free, digest.queue
+        self._note(digest.region, told)
+        if digest.replicas_free and self._is_due(now):
             self.place_waiting(now)
 
     def tick(self, now: float) -> None:
         """Try held requests, as time has passed."""
-        if not self._was_just_tried(now):
+        if self._is_due(now):
             self.place_waiting(now)
 
-    def _was_just_tried(self, now: float) -> bool:
-        """Whether another try has to wait, which it does where the policy judges load by itself."""
-        return self._placer.judges_load and now - self._tried_at < RETRY_S
+    def _note(self, place: str, told: tuple[object, ...]) -> None:
+        if self._told.get(place) != told:
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()  # one try too many
+            self._told[place] = told
+            self._has_news = True
+
+    def _is_due(self, now: float) -> bool:
+        """Whether a try has not to wait, which it has where the policy judges load by itself."""
+        wait_s = RETRY_S if self._has_news else UNCHANGED_S
+        return not self._placer.judges_load or now - self._tried_at >= wait_s

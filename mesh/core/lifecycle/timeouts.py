@@ -56,8 +56,8 @@ class Timeouts:
         """Its card, by an engine of this region rather than of a peer."""
         if (card := self._replicas.card(model)) is not None:
             return card
-        digests = (digest for _, peer in self._peers for digest in peer.digests.values())
-        cards = (digest.cards.get(model) for digest in digests)
+        sent = (seldom for _, peer in self._peers for seldom in peer.seldom_sent.values())
+        cards = (seldom.cards.get(model) for seldom in sent)
         return next((card for card in cards if card is not None), ModelCard())
 
     def others_serve(self, record: RequestRecord, model: ModelId | None = None) -> bool:
@@ -126,7 +126,7 @@ class Timeouts:
             or now >= record.request.deadline
             or (record.last_frame_at < silent_since and self.lost_because(record, now) is not None)
             or (record.peer is not None and self.is_kept_too_long(record, now))
-            or record.is_foreign_prefill
+            or (record.prefill is not None and record.is_foreign_prefill)
         ]
 
     def is_kept_too_long(self, record: RequestRecord, now: float) -> bool:

@@ -262,7 +262,7 @@ class Ownership:
             for region, peer in self._table
             if region != lost and self._is_living(region, now)
             if self._ground.may_send(region, lost)
-            if (rtts := [d.rtt_s[lost] for d in peer.digests.values() if lost in d.rtt_s])
+            if (rtts := [s.rtt_s[lost] for s in peer.seldom_sent.values() if lost in s.rtt_s])
         ]
         return sum(other < mine for other in others)
 

@@ -20,9 +20,9 @@ prompt's included, and IMBALR is how often it may exceed the ratio of all target
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
@@ -116,6 +116,8 @@ TH_BAL = 1.5  # the authors' code, "HIGH_LOAD_THRESHOLD"
 IMBALR = 2.0  # times the decode ratio of all targets
 WARM = 50  # requests per target before loads are compared; the authors' code
 SCORES_MAX = 16  # of the cheapest, for the receipt
+LOAD_S: Callable[[LoadAccount], float] = attrgetter("load_s")
+GIVEN: Callable[[LoadAccount], int] = attrgetter("given")
 
 
 class E2Cost(NamedTuple):
@@ -240,7 +242,7 @@ class E2(Layered):
     ) -> Choice:
         costs = self._costs(match.holders, request, match)
         best = self._least(costs)
-        lightest = min(account.load_s for account in free)
+        lightest = min(map(LOAD_S, free))
         if self._is_overloaded(best.account, lightest, free):
             light = self._lightest([*free], lightest)
             reason = (
@@ -251,7 +253,7 @@ class E2(Layered):
         prefill_s = best.account.speed.prefill_s(len(prefix.hashes) * request.prompt.block_tokens)
         if others and self._is_warm(free) and self._scaling.overloaded(prefix, prefill_s, now):
             self._scaling.replicated(prefix)
-            light = self._lightest(others, min(account.load_s for account in others))
+            light = self._lightest(others, min(map(LOAD_S, others)))
             reason = "replicate: requests with this prefix wait twice as long as before"
             return self._choice(request, light, free, match, costs, reason)
         ratio = match.blocks / len(request.prompt.hashes)
@@ -274,8 +276,9 @@ class E2(Layered):
         self, accounts: Iterable[LoadAccount], request: Request, match: RadixMatch[LoadAccount]
     ) -> list[E2Cost]:
         """Algorithm 2. L is kept up to date by the window; victims cost their prefill slope."""
-        prompt, matched_of, costs = request.prompt, match.blocks_of, []
-        blocks, none_held = len(prompt.hashes), prompt.uncached_tokens(0)
+        prompt, matched_of, costs = request.prompt, match.blocks_of, list[E2Cost]()
+        blocks, new = len(prompt.hashes), tuple.__new__
+        missed_of: dict[int, int] = {}  # tokens, by blocks matched: many match the same beginning
         for account in accounts:
             matched, speed, load_s = matched_of.get(account, 0), account.speed, account.load_s
             evict_s = 0.0
@@ -284,10 +287,14 @@ class E2(Layered):
                 shared_blocks = self._tree.eviction_cost(account, new_blocks, match.path)
                 evict_tokens = shared_blocks * prompt.block_tokens / account.requests
                 evict_s = evict_tokens * speed.prefill_s_per_token
-            missed_tokens = prompt.uncached_tokens(matched) if matched else none_held
-            prefill_s = speed.prefill_s(missed_tokens)
+            missed_tokens = missed_of.get(matched)
+            if missed_tokens is None:
+                missed_tokens = missed_of[matched] = prompt.uncached_tokens(matched)
+            s_per_token, base_s, _ = speed
+            prefill_s = base_s + missed_tokens * s_per_token  # `Speed.prefill_s`, without the call
             total_s = load_s + evict_s + prefill_s
-            costs.append(E2Cost(account, load_s, evict_s, prefill_s, total_s))
+            # `E2Cost.__new__` takes twice as long.
+            costs.append(new(E2Cost, (account, load_s, evict_s, prefill_s, total_s)))
         return costs
 
     def _least(self, costs: Sequence[E2Cost]) -> E2Cost:
@@ -303,10 +310,10 @@ class E2(Layered):
     ) -> bool:
         if account.load_s <= self._th_bal * lightest_s or not self._is_warm(free):
             return False
-        return account.load_s >= max(other.load_s for other in free)
+        return account.load_s >= max(map(LOAD_S, free))
 
     def _is_warm(self, free: Collection[LoadAccount]) -> bool:
-        return sum(account.given for account in free) >= self._warm * len(free)
+        return sum(map(GIVEN, free)) >= self._warm * len(free)
 
     def _decoding(self, costs: Sequence[E2Cost]) -> LoadAccount | None:
         """The target whose decoding stands out, if any does."""
@@ -314,7 +321,7 @@ class E2(Layered):
         if len(costs) < 2 or not self._is_warm(accounts):
             return None
         decode_s, prefill_s = 0.0, 0.0
-        heavy_s = self._th_bal * min(account.load_s for account in accounts)
+        heavy_s = self._th_bal * min(map(LOAD_S, accounts))
         best, highest = None, 0.0
         for account, load_s, _, own_s, _ in costs:
             its_prefill_s = account.prefill_s

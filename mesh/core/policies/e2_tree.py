@@ -242,6 +242,7 @@ class LoadAccount(Holder):
         "load_s",
         "missed_tokens",
         "output_tokens",
+        "prefill_s",
         "report",
         "requests",
         "speed",
@@ -257,13 +258,8 @@ class LoadAccount(Holder):
         self.missed_tokens = 0
         self.answers = 0
         self.output_tokens = 0
-        self.load_s = 0.0  # Preble's L
-
-    @property
-    def prefill_s(self) -> float:
-        """Time to compute what its requests missed in its cache."""
-        speed = self.speed
-        return self.requests * speed.prefill_base_s + self.missed_tokens * speed.prefill_s_per_token
+        self.prefill_s = 0.0  # to compute what its requests missed in its cache
+        self.load_s = 0.0  # Preble's L: that, and to generate its answers
 
     @property
     def decode_s(self) -> float:
@@ -272,6 +268,9 @@ class LoadAccount(Holder):
         return self.generating * average * self.speed.decode_s_per_token
 
     def reprice(self) -> None:
+        """Its counts or its speed have changed."""
+        base_s, s_per_token = self.speed.prefill_base_s, self.speed.prefill_s_per_token
+        self.prefill_s = self.requests * base_s + self.missed_tokens * s_per_token
         self.load_s = self.prefill_s + self.decode_s
 
 

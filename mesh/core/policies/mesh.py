@@ -47,14 +47,13 @@ from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScor
 from mesh.core.policies.mesh_caches import CacheView, keep
 from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, first_token, own_s, score
-from mesh.core.policies.mesh_prices import TIE_S, Prices, with_prefills
+from mesh.core.policies.mesh_prices import TIE_S, Prices, near_s, with_prefills
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
-TIE_RATIO = 0.01  # beside TIE_S: estimates are no better than that
 QUEUE_S = 0.5
 QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 EXPECTED_MAX = 65_536  # placements whose first token has not come
@@ -124,13 +123,13 @@ class MeshPolicy:
         speeds = self._speeds(request)
         prices = self._prices(speeds, request, now, self._forwards, self._delays)
         if targets[0].prefill is None:
-            rows = prices.rows(targets, self._caches.of(request, targets))
+            rows = prices.rows(targets, self._caches.of(request, targets), SCORES_MAX)
         else:  # pairs come first
             holders = self._caches.of(request, with_prefills(targets))
             rows = prices.with_pairs(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
-        good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
+        good_s = near_s(picked[0])
         if len(cheapest) > 1 and cheapest[1][0] <= good_s:
             picked = self._dice.choice([row for row in rows if row[0] <= good_s])
             if all(row is not picked for row in cheapest):
@@ -143,7 +142,7 @@ class MeshPolicy:
         if not busy or _starves(best, waited_s):
             self._chosen = request.key, best
             others = f", {best.others_s:.3f} s for others" if best.others_s >= TIE_S else ""
-            reason = f"first token in {ttft_s:.3f} s{others}: cheapest of {len(rows)}"
+            reason = f"first token in {ttft_s:.3f} s{others}: cheapest of {len(targets)}"
             held = best.held
             expected = first_token(best)
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess, expected)

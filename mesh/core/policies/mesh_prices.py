@@ -4,6 +4,9 @@ Prices come from heartbeats, digests and hand-offs, at learned speeds (`mesh_spe
 not reported is estimated, never taken for zero; unreported memory or batch sizes are not priced.
 """
 
+import math
+import sys
+from bisect import insort
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -30,7 +33,8 @@ from mesh.core.policies.mesh_speeds import SpeedModel
 # second of work delays each by that second; prompts differ more in length, hence twice that. Up to
 # 60 % busy: beyond it all prompts would wait for the holders of their prefixes.
 WORK_FACTOR, WORK_MAX = 2.0, 3.0
-TIE_S = 0.001  # estimates are no better than that
+TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are no better than that
+ALL = sys.maxsize
 HELD_BY_NONE = PromptHolders({}, {})
 
 
@@ -39,6 +43,11 @@ def with_prefills(targets: Sequence[Target]) -> Sequence[Target]:
     themselves but may hold the prompt."""
     stages = {id(one.prefill): one.prefill for one in targets if one.prefill is not None}
     return [*(first for prefill in stages.values() for first in prefill.among), *targets]
+
+
+def near_s(least_s: float) -> float:
+    """Up to which price candidates are as good as the cheapest."""
+    return least_s + max(TIE_S, TIE_RATIO * least_s)
 
 
 class Prices:
@@ -64,55 +73,68 @@ class Prices:
         self._needed_tokens = request.prompt.tokens + output_tokens
         self._peers = PeerPrices(speeds, request, now, forwards, delays)
 
-    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """The price of each target, none of them a pair; `holders`: of the prompt."""
-        # This loop is half of a decision's cost, so nothing in it is looked up twice.
-        rows: list[PriceRow] = []
+    def rows(
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
+    ) -> list[PriceRow]:
+        """The price of each target, none of them a pair; `holders`: of the prompt.
+
+        `most`: wanted are only rows among so many cheapest, or as good as the cheapest; other
+        replicas' may be missing.
+        """
+        # This loop is a fifth of a decision's cost, so nothing in it is looked up twice. A replica
+        # whose least price is above the limit is left out; `cheapest`: prices, in order.
+        rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
-        held_by = holders.replicas
-        replicas = _replicas_among(targets)
+        usual_tokens = speeds.prefill_tokens  # of a prompt that is held
+        held_by, replicas = holders.replicas, _replicas_among(targets)
         work_weight = self._peers.work_weight = self._weight_of_work(replicas)
         for target in targets:
-            name, load, _, rtt_s, replica, peer, ahead, _ = target
+            name, load, _, rtt_s, replica, _, ahead, _ = target
             if replica is None:
-                if peer is not None:
-                    rows.append(self._peers.of(target, peer, holders))
-                continue
+                break
             known = kept.get(name)
             if known is None or known[0] is not replica.heartbeat:
                 known = speeds.of_replica(replica)
-            (
-                _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room, load_s,
-            ) = known  # fmt: skip
             held = held_by.get(name, HELD_NOTHING)
+            tokens = prompt_tokens - held[1]
+            if known[1] + tokens * known[2] > limit_s:
+                continue
+            (
+                _, _, _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room,
+                load_s,
+            ) = known  # fmt: skip
             sent = replica.on_the_way
             queued: float = sent.prefill_tokens
             if waiting:  # `Replica.prefill_queue_tokens`, without the call
-                left = waiting - (now - replica.seen_at) / s_per_token if s_per_token else waiting
+                left = waiting - (now - replica.seen_at) / s_per_token
                 queued += left if left > 0.0 else 0.0
             elif waiting is None:
                 queued = speeds.usual_queue_tokens(replica)
-            line_s = memory_s = 0.0
-            if ahead:
-                line_s = ahead * speeds.prefill_tokens * s_per_token / replicas
-                stalled += ahead / replicas
-            free_tokens = kv_tokens - sent.tokens + held[1]  # what it holds takes no more memory
-            if load and (free_tokens < needed_tokens or load > room):
-                lacking_tokens = needed_tokens - free_tokens
+            line_s, memory_s = ahead * usual_tokens * s_per_token / replicas, 0.0
+            # What it holds takes no more memory.
+            lacking_tokens = needed_tokens - (kv_tokens - sent.tokens + held[1])
+            if load and (lacking_tokens > 0.0 or load > room):
                 memory_s = speeds.release_s(target, lacking_tokens, load - room, running)
-            if rtt_s is None:
-                rtt_s = RTT_START_S
-            tokens = prompt_tokens - held[1]
+            rtt_s = RTT_START_S if rtt_s is None else rtt_s
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
-            stalled += work_weight * (queued > 0.0)
+            stalled = stalled + ahead / replicas + work_weight * (queued > 0.0)
             others_s = stalled * prefill_s + batch_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
+            if seconds > limit_s:
+                continue
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
                 prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
-        return rows
+            insort(cheapest, seconds)
+            if len(cheapest) >= most:
+                limit_s = (1.0 + TIE_RATIO) * cheapest[most - 1] + TIE_S
+        return rows + self._of_peers(targets[replicas:], holders)
+
+    def _of_peers(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        peers = ((target, target.peer) for target in targets)
+        return [self._peers.of(target, peer, holders) for target, peer in peers if peer is not None]
 
     def with_pairs(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; pairs, a decode replica with the cheapest prefill replica of

@@ -118,6 +118,8 @@ class ReplicaSpeeds(NamedTuple):
     """What a replica's last heartbeat comes to at its speed, for the decisions until the next."""
 
     heartbeat: Heartbeat
+    least_s: float  # of any request's price there
+    least_s_per_token: float  # of that, for each token to compute
     s_per_token: float
     running: float
     base_s: float
@@ -245,17 +247,22 @@ class SpeedModel:
             speed = self._completed(*replica.prefill_line)
         base_s, s_per_token, s_per_decode = speed or self.fleet_speed
         running = replica.load if beat.running is None else beat.running
+        first_s, load_s = base_s + s_per_decode * running, replica.load_s(self._model)
+        batch_s = self.batch_s(running, base_s) + self._displaced_s(replica)
+        stalled = running * self.stall_weight
         speeds = ReplicaSpeeds(
             beat,
+            first_s + batch_s + load_s,
+            s_per_token * (1.0 + stalled),
             s_per_token,
             running,
-            base_s + s_per_decode * running,
-            self.batch_s(running, base_s) + self._displaced_s(replica),
-            running * self.stall_weight,
+            first_s,
+            batch_s,
+            stalled,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
             beat.batch_max - 1 if beat.batch_max else math.inf,
-            replica.load_s(self._model),
+            load_s,
         )
         if beat.running is not None:
             self.kept[beat.replica] = speeds

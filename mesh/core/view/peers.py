@@ -17,14 +17,15 @@ counted over the last pings.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mesh.core.model.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.listed_replicas import ListedReplicas
 from schemas.residency import Label
-from schemas.state import Digest, Health, ModelCapacity
+from schemas.state import Digest, Health, ModelCapacity, ModelCard
 
 RTT_WEIGHT = 0.3  # of a new median in the running average
 RTT_SAMPLES = 5  # the median of so many
@@ -77,12 +78,23 @@ ROUTERS_MAX = 64  # routers of one peer region that are remembered
 PEERS_MAX = 256  # regions
 
 
+class SeldomSent(NamedTuple):
+    """What a router's digests contain now and then; the last ones hold."""
+
+    rtt_s: Mapping[RegionId, float] = {}
+    cards: Mapping[ModelId, ModelCard] = {}
+
+
+NEVER_SENT = SeldomSent()
+
+
 @dataclass(slots=True)
 class Peer:
     """One peer region, by the last digest of each of its routers."""
 
     digests: dict[RouterId, Digest] = field(default_factory=dict)
     heard_at: dict[RouterId, float] = field(default_factory=dict)  # when those arrived
+    seldom_sent: dict[RouterId, SeldomSent] = field(default_factory=dict)  # by the same routers
     seen_at: float = float("-inf")  # the latest arrival
     pings: RoundTripEstimate = field(default_factory=RoundTripEstimate)
     forwarded_at: deque[float] = field(default_factory=deque)
@@ -230,16 +242,15 @@ class PeerTable:
             return
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
-        if known is not None and not (digest.rtt_s and digest.cards):
-            # These come now and then: the last ones hold.
-            digest = replace(
-                digest, rtt_s=digest.rtt_s or known.rtt_s, cards=digest.cards or known.cards
-            )
+        if known is None or digest.rtt_s or digest.cards:
+            rtt_s, cards = peer.seldom_sent.get(digest.router, NEVER_SENT)
+            sent = SeldomSent(digest.rtt_s or rtt_s, digest.cards or cards)
+            peer.seldom_sent[digest.router] = sent
         peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
         # The digest left half a round trip ago: what was forwarded since can't be in it.
-        rtt_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
-        while peer.forwarded_at and peer.forwarded_at[0] < now - rtt_s:
+        away_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
+        while peer.forwarded_at and peer.forwarded_at[0] < now - away_s:
             peer.forwarded_at.popleft()
 
     def forwarded(self, region: RegionId, now: float) -> None:
@@ -260,7 +271,7 @@ class PeerTable:
         for peer in self.by_region.values():
             for router, heard_at in list(peer.heard_at.items()):
                 if now - heard_at > lost_s and now - heard_at - paused_s(heard_at) > lost_s:
-                    del peer.digests[router], peer.heard_at[router]
+                    del peer.digests[router], peer.heard_at[router], peer.seldom_sent[router]
             if not peer.digests:
                 peer.forwarded_at.clear()
 

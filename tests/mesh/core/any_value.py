@@ -7,7 +7,7 @@ from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, Union
 
-from annotated_types import Ge, Le, Lt, MinLen
+from annotated_types import Ge, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
 
 from mesh.core.model.settings import RouterSettings
@@ -86,7 +86,11 @@ def _plain(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     assert hint is str, f"teach this module {hint}"
     patterns = [m.pattern for m in limits if getattr(m, "pattern", None)]
     if patterns:
-        return st.from_regex(patterns[0], fullmatch=True)
+        matching = st.from_regex(patterns[0], fullmatch=True)
+        if MaxLen not in said:
+            return matching
+        longest = said[MaxLen].max_length
+        return matching.filter(lambda text: len(text) <= longest)
     shortest = said[MinLen].min_length if MinLen in said else 0
     return st.text(CHARACTERS, min_size=shortest, max_size=12)
 

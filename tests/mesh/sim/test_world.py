@@ -263,7 +263,7 @@ def test_a_policy_may_see_the_whole_world():
 def test_messages_about_a_forwarded_request_reach_the_router_that_sent_it():
     """Two routers a region; eu, with the larger fleet, loses a replica that serves us' requests."""
     rows = [(0.02 * n, US, node(prompt=900, answer=60, name=1 + n)) for n in range(100)]
-    crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=2.0, until_s=3.0)
+    crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=3.0, until_s=4.0)
     world = World(
         arrivals(*rows),
         config({US: 1, EU: 3}, policy="mesh", routers=2, faults=(crash,), hold_s_max=60.0),

@@ -8,6 +8,7 @@ from mesh.core.lifecycle.queue_scheduler import (
     CHOOSY_MAX,
     OTHERS_WAIT,
     RETRY_S,
+    UNCHANGED_S,
     WARM_AMONG,
     WARM_HEAD_START_S,
     WARM_KNOWN_S,
@@ -176,11 +177,50 @@ def test_a_tick_or_a_heartbeat_just_after_a_try_causes_no_other(region):
     region.ask(1, "c")
     region.hear("b")  # tried at 0.0
     region.policy.asked.clear()
-    for event in (ev.Tick(), ev.HeartbeatSeen(beat("b", 9))):
+    for event in (ev.Tick(), ev.HeartbeatSeen(beat("b", 9, prefill_queued_tokens=7))):
         region.core.handle(event, RETRY_S / 2)
     assert region.policy.asked == []
     region.core.handle(ev.Tick(), RETRY_S)
     assert region.policy.asked == [1]
+
+
+def test_without_news_a_held_request_is_tried_again_after_a_while_only(region):
+    region.ask(1, "c")
+    region.hear("b")  # tried at 0.0
+    region.policy.asked.clear()
+    for event in (ev.HeartbeatSeen(beat("b", 9, served_total=3)), ev.Tick()):
+        region.core.handle(event, UNCHANGED_S / 2)
+    assert region.policy.asked == []
+    region.core.handle(ev.Tick(), UNCHANGED_S)
+    assert region.policy.asked == [1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"prefill_queued_tokens": 1}, {"kv_used_ratio": 0.1}, {"pending": 1}]
+)
+def test_what_a_price_depends_on_is_news(region, change):
+    region.ask(1, "c")
+    region.hear("b")
+    region.policy.asked.clear()
+    region.core.handle(ev.HeartbeatSeen(beat("b", 9, **change)), RETRY_S)
+    assert region.policy.asked == [1]
+
+
+def test_so_is_work_that_a_replica_has_begun_to_answer(region):
+    region.ask(1, "a")  # placed there
+    region.ask(2, "c")
+    region.core.handle(ev.HeartbeatSeen(beat("a", 9)), 0.2)
+    region.policy.asked.clear()
+    region.core.handle(ev.AnswerStarted(1, 1, True), 0.25)
+    assert region.policy.asked == [2]
+
+
+def test_a_digest_is_news_where_its_region_has_other_room(region):
+    region.ask(1, "c")
+    for seq, free, at, tries in ((1, 2, 1.0, 1), (2, 2, 1.03, 1), (3, 1, 1.06, 2), (4, 0, 2.0, 2)):
+        said = digest("eu", seq, replicas_free=free, queue=0)
+        region.core.handle(ev.DigestSeen(said), at)
+        assert len(region.policy.asked) == tries + 1, (seq, region.policy.asked)
 
 
 BUSY = {

@@ -13,7 +13,8 @@ from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, MeshPolicy
+from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, MeshPolicy
+from mesh.core.policies.mesh_prices import TIE_RATIO, TIE_S
 from mesh.core.policies.mesh_speeds import (
     BATCH_MOST,
     BATCH_WEIGHT,

@@ -10,7 +10,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_peers import RTT_START_S
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
-from mesh.core.policies.mesh_prices import WORK_FACTOR, WORK_MAX, Prices
+from mesh.core.policies.mesh_prices import WORK_FACTOR, WORK_MAX, Prices, near_s
 from mesh.core.policies.mesh_speeds import (
     BATCH_WEIGHT,
     RESIDENCE_START_S,
@@ -318,6 +318,42 @@ def test_kept_speeds_change_no_price(seed):
             queued = own.prefill_queue_tokens(now, s_per_token)
             if queued is not None:
                 assert row.queue_s == queued * s_per_token
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32))
+def test_rows_that_cannot_be_wanted_are_left_out_and_no_others(seed):
+    """However replicas differ, and whatever they hold."""
+    dice, speeds, most = Random(seed), SpeedModel(), 4
+    speeds.demand.add(dice.choice([0.0, 5.0]), 99.0)
+    alike = dice.random() < 0.3
+    targets = []
+    for number in range(24):
+        told = {
+            "running": dice.choice([None, 0, 3, 12]),
+            "prefill_queued_tokens": dice.choice([None, 0, 2000]),
+            "kv_used_ratio": dice.choice([None, 0.0, 0.97]),
+            "batch_max": dice.choice([None, 2]),
+            "prefill_s_per_token": dice.choice([None, 1e-4, 2e-4]),
+        }
+        one = replica(f"r{number}", sent=dice.sample([100, 700], dice.randrange(2)), **told)
+        targets.append(replica(f"r{number}") if alike else one)
+    ahead = dice.choice([0, 5])
+    targets = [one._replace(ahead=ahead) for one in targets]
+    held = {one.name: HeldPrefix(1, dice.randrange(1000)) for one in targets if dice.random() < 0.3}
+    prices = Prices(speeds, request(1, prompt=Prompt(1000, ())), 100.0)
+    rows = prices.rows(targets, PromptHolders(held, {}))
+    few = prices.rows(targets, PromptHolders(held, {}), most)
+    seconds = sorted(row[0] for row in rows)
+    limit_s = max(seconds[most - 1], near_s(seconds[0]))
+    assert [row for row in few if row[0] <= limit_s] == [row for row in rows if row[0] <= limit_s]
+
+
+def test_most_of_a_fleet_that_differs_needs_no_row():
+    targets = [replica(f"r{running}", running=running) for running in range(64)]
+    prices = Prices(SpeedModel(), request(1, prompt=Prompt(1000, ())), 100.0)
+    assert len(prices.rows(targets, NO_HOLDERS)) == 64
+    assert len(prices.rows(targets, NO_HOLDERS, 4)) == 4
 
 
 def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():

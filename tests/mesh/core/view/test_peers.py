@@ -51,7 +51,7 @@ def test_a_silent_region_is_not_asked(table):
 def test_round_trips_hold_until_the_next_ones(table):
     def told(seq, **fields):
         table.see(digest("eu", seq, **fields), 0.0)
-        return [one.rtt_s for one in table.get(EU).digests.values()]
+        return [one.rtt_s for one in table.get(EU).seldom_sent.values()]
 
     assert told(1) == [{}]
     assert told(2, rtt_s={AP: 0.2}) == [{AP: 0.2}]

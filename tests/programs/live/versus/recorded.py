@@ -26,7 +26,7 @@ from mesh.sim.workloads.content import Lengths
 from mesh.sim.workloads.skywalker import ChatHabits, conversations
 from mesh.sim.workloads.traces import from_trace
 from schemas.ids import RegionId
-from tests.programs.studies.tables.client_view import PATIENCE_S, SLO_FIXED_S, SLO_PREFILLS, alone_s
+from tests.programs.studies.tables.client_view import PATIENCE_S, SLO_FIXED_S, SLO_PREFILLS
 
 FORMAT = "mooncake"
 WEIGHTS: Mapping[str, float] = {"us": 2.0, "eu": 1.0, "ap": 1.0}
@@ -89,7 +89,7 @@ class Recorded:
 
 def in_time_s(profile: Profile, prompt_tokens: int) -> float:
     """Until when a first token is in time, as the studies judge it."""
-    return min(PATIENCE_S, SLO_FIXED_S + SLO_PREFILLS * alone_s(profile, prompt_tokens))
+    return min(PATIENCE_S, SLO_FIXED_S + SLO_PREFILLS * profile.alone_s(prompt_tokens))
 
 
 def write_conversations(path: Path, requests: int, seed: int = SEED) -> Path:

@@ -16,7 +16,7 @@ from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.policies.mesh_caches import CacheView
 from mesh.core.policies.mesh_peers import PeerDelays
 from mesh.core.policies.mesh_price import Price, PriceRow, PromptHolders
-from mesh.core.policies.mesh_prices import Prices
+from mesh.core.policies.mesh_prices import ALL, Prices
 from mesh.sim.world import World
 
 NEVER_WARM = 10**12  # requests per target before loads are compared: rebalancing never applies
@@ -28,8 +28,10 @@ class PricesWithout(Prices):
 
     term: ClassVar[str]
 
-    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """The sum is less by the term, which is 0 for all rules that read it."""
+    def rows(
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
+    ) -> list[PriceRow]:
+        """All rows: the sum is less by the term, which is 0 for all rules that read it."""
         return [self._less(one) for one in super().rows(targets, holders)]
 
     def _less(self, row: PriceRow) -> Price:
@@ -42,9 +44,11 @@ class PricesWithout(Prices):
 class PricesWithoutLine(Prices):
     """Requests held there neither go first nor wait behind ours."""
 
-    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+    def rows(
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
+    ) -> list[PriceRow]:
         """As if none were held anywhere."""
-        return super().rows([one._replace(ahead=0) for one in targets], holders)
+        return super().rows([one._replace(ahead=0) for one in targets], holders, most)
 
 
 class PricesWithoutWork(Prices):
@@ -57,8 +61,10 @@ class PricesWithoutWork(Prices):
 class PricesWithoutReturns(Prices):
     """The next turns of a conversation pay no round trip."""
 
-    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        """At peers others pay less by the round trips."""
+    def rows(
+        self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
+    ) -> list[PriceRow]:
+        """All rows: at peers others pay less by the round trips."""
         prices = map(Price._make, super().rows(targets, holders))
         return [self._less(one, self._returns_s(one)) for one in prices]
 
