@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.listed_replicas import LISTED_MAX
 from tests.programs.live.control.live import Cost, Scene, cpu_s, look
 from tests.programs.live.control.twin import (
     CONTROL,
@@ -28,8 +29,9 @@ def twin(**scene: int) -> LinkTraffic:
     return traffic
 
 
-def test_in_the_twin_a_link_carries_the_same_whatever_the_replicas() -> None:
-    few, many = (twin(regions=2, replicas=count, elsewhere=2) for count in (2, 40))
+def test_in_the_twin_a_link_carries_the_same_however_many_replicas_are_not_listed() -> None:
+    counts = (LISTED_MAX, 4 * LISTED_MAX)
+    few, many = (twin(regions=2, replicas=count, elsewhere=2) for count in counts)
     assert set(few.messages) == set(many.messages) == set(CONTROL)
     assert control_messages(many) == pytest.approx(control_messages(few), rel=0.1)
     assert control_bytes(many) == pytest.approx(control_bytes(few), rel=0.1)
