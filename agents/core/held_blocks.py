@@ -58,13 +58,25 @@ def _name(parent: int, tokens: Sequence[int]) -> int:
     return int.from_bytes(blake2b(data, digest_size=NAME_BYTES).digest())
 
 
-def names(tokens: Sequence[int], block_tokens: int, lora: str = "") -> list[int]:
-    """The names of a prompt's full blocks."""
-    path, parent = [], _root(lora)
-    for end in range(block_tokens, len(tokens) + 1, block_tokens):
-        parent = _name(parent, tokens[end - block_tokens : end])
-        path.append(parent)
-    return path
+class EnginePrompt:
+    """A prompt's tokens, and the names of its full blocks."""
+
+    __slots__ = ("_named_for", "_names", "model", "tokens")
+
+    def __init__(self, tokens: Sequence[int], model: str = "") -> None:
+        """`model`: as it was requested, which may be the name of an adapter."""
+        self.tokens, self.model = array("I", tokens), model
+        self._named_for = 0, 0
+        self._names: list[int] = []
+
+    def names(self, block_tokens: int, root: int) -> list[int]:
+        """Of its full blocks. They are computed once, and again when an argument has changed."""
+        if self._named_for != (block_tokens, root):
+            self._named_for, self._names = (block_tokens, root), []
+            for end in range(block_tokens, len(self.tokens) + 1, block_tokens):
+                root = _name(root, self.tokens[end - block_tokens : end])
+                self._names.append(root)
+        return self._names
 
 
 class HeldBlocks:
@@ -122,29 +134,27 @@ class HeldBlocks:
         self.changes.clear()
         self.is_whole = False
 
-    def has_stored(self, tokens: Sequence[int], model: str = "") -> bool:
+    def has_stored(self, prompt: EnginePrompt) -> bool:
         """Whether events have shown the last full block of a prompt, and it is still held."""
-        size = self.block_tokens
-        if not size:
+        if not self.block_tokens:
             return False
-        path = names(tokens, size, model if model in self._roots else "")
+        path = self._path(prompt)
         block = self._blocks.get(path[-1]) if path else None
         return not path or (block is not None and bool(block.copies))
 
-    def attach(
-        self, texts: Sequence[int], length: float, tokens: Sequence[int], model: str = ""
-    ) -> None:
-        """A prompt with these text blocks and tokens was computed; report all of its text blocks of
-        which something is known.
+    def _path(self, prompt: EnginePrompt) -> list[int]:
+        if not self.block_tokens:
+            return []
+        return prompt.names(self.block_tokens, self._roots.get(prompt.model, self._roots[""]))
 
-        `length`: of the prompt, in text blocks. `model`: as it was requested, which may be the name
-        of an adapter.
+    def attach(self, texts: Sequence[int], length: float, prompt: EnginePrompt) -> None:
+        """A prompt with these text blocks was computed; report all of them of which something is
+        known. `length`: of the prompt, in text blocks.
         """
-        size = self.block_tokens
-        path = names(tokens, size, model if model in self._roots else "") if size else []
+        size, path = self.block_tokens, self._path(prompt)
         for number, text in enumerate(texts, 1):
             before = self._detach(text)
-            end = number / max(length, number) * len(tokens)
+            end = number / max(length, number) * len(prompt.tokens)
             place = min(max(round(end / size), 1), len(path)) if path else 0
             block = self._blocks.get(path[place - 1]) if place else None
             if block is None:

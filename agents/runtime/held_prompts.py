@@ -4,7 +4,8 @@ Routers send the block hashes of each prompt. When its answer ends, the engine i
 prompt's tokens, one prompt at a time, which name the blocks that its events are about. While it
 runs, its blocks can't be evicted, so routers' own estimate holds. Its events may come later than
 its answer (vLLM's core sends them in a thread that may have to wait): until they do, or for
-LATE_S, nothing is reported, as what has not come yet would count as evicted.
+LATE_S, nothing is reported, as what has not come yet would count as evicted. While not all that the
+engine holds is known, routers ignore what is reported, so no prompt waits.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any
 from agents.adapters.http_client import HttpClient
 from agents.adapters.kv_events import KvEventSource
 from agents.adapters.prompt_tokens import may_have_tokens, prompt_tokens, tokenize_request
+from agents.core.held_blocks import EnginePrompt
 from agents.core.held_log import HeldLog
 from infra.process import run_all
 from schemas.held import HASHES_MAX, HeldAsk, HeldDelta, HeldPart, PromptBlocks
@@ -27,7 +29,8 @@ BLOCKS_MAX = 2.0**32  # of a prompt, in text blocks
 PUBLISH_S = 0.02  # what is evicted must not be counted on; HeldLog bounds the bytes
 LATE_S = 1.0  # from the end of an answer
 LOOK_S = 0.1  # whether late events have come
-WAITING_MAX = 256  # prompts whose answer has ended; the oldest is left alone
+WAITING_MAX = 256  # prompts that wait for their request, for tokens or for late events, each
+LATE_TOKENS_MAX = 1024 * 1024  # of 4 bytes; above a limit, the oldest late prompts wait no longer
 OPEN_MAX = 4096
 BODIES_BYTES_MAX = 64 * 1024 * 1024  # of open requests, kept until their answers end
 
@@ -46,8 +49,7 @@ class LatePrompt:
     """One whose tokens are known, and whose blocks no event has shown yet."""
 
     blocks: PromptBlocks
-    tokens: list[int]
-    model: str
+    prompt: EnginePrompt
     until_s: float
 
 
@@ -69,6 +71,7 @@ class HeldPrompts:
         self._open_bytes = 0
         self._ended: asyncio.Queue[OpenPrompt] = asyncio.Queue(WAITING_MAX)
         self._late: deque[LatePrompt] = deque()
+        self._late_tokens = 0
         self._looked_at = float("-inf")
         self.left_alone = 0  # prompts that were not related
 
@@ -138,12 +141,25 @@ class HeldPrompts:
         if asked is None or tokens is None or blocks is None:
             return False
         model = asked.get("model") if isinstance(asked, dict) else None
-        name = model if isinstance(model, str) else ""
-        if self._held.has_stored(tokens, name) or len(self._late) >= WAITING_MAX:
-            self._held.attach(blocks.hashes, blocks.length, tokens, name)
+        engine_prompt = EnginePrompt(tokens, model if isinstance(model, str) else "")
+        if self._is_awaited(engine_prompt):
+            self._wait(LatePrompt(blocks, engine_prompt, self._clock() + LATE_S))
         else:
-            self._late.append(LatePrompt(blocks, tokens, name, self._clock() + LATE_S))
+            self._held.attach(blocks.hashes, blocks.length, engine_prompt)
         return True
+
+    def _is_awaited(self, prompt: EnginePrompt) -> bool:
+        return self._held.is_whole and not self._held.has_stored(prompt)
+
+    def _wait(self, late: LatePrompt) -> None:
+        self._late.append(late)
+        self._late_tokens += len(late.prompt.tokens)
+        while len(self._late) > WAITING_MAX or self._late_tokens > LATE_TOKENS_MAX:
+            self._settle(self._late.popleft())
+
+    def _settle(self, late: LatePrompt) -> None:
+        self._late_tokens -= len(late.prompt.tokens)
+        self._held.attach(late.blocks.hashes, late.blocks.length, late.prompt)
 
     def _attach_late(self, now: float) -> None:
         """Those whose events have come, and those that have waited for long enough."""
@@ -152,10 +168,10 @@ class HeldPrompts:
         self._looked_at = now
         for _ in range(len(self._late)):
             late = self._late.popleft()
-            if now >= late.until_s or self._held.has_stored(late.tokens, late.model):
-                self._held.attach(late.blocks.hashes, late.blocks.length, late.tokens, late.model)
-            else:
+            if now < late.until_s and self._is_awaited(late.prompt):
                 self._late.append(late)
+            else:
+                self._settle(late)
 
     async def _tokens(self, asked: dict[str, Any] | list[int] | None) -> list[int] | None:
         return await prompt_tokens(self._api, asked) if isinstance(asked, dict) else asked

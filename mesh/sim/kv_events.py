@@ -7,7 +7,7 @@ the agent at once, deltas cross the network like heartbeats. A crashed engine co
 
 from collections.abc import Callable, Sequence
 
-from agents.core.held_blocks import HeldBlocks
+from agents.core.held_blocks import EnginePrompt, HeldBlocks
 from agents.core.held_log import HeldLog
 from agents.core.kv_events import BlocksRemoved, BlocksStored, Tier
 from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
@@ -80,7 +80,8 @@ class ReplicaKvEvents:
         """Its answer is over: relate its prompt to what the engine holds."""
         prompt = request.keys.blocks[: request.node.prompt_tokens // BLOCK_TOKENS]
         texts = request.prompt.hashes
-        self._held.attach(texts, max(len(texts), len(prompt) / EVERY), key_tokens(prompt))
+        length = max(len(texts), len(prompt) / EVERY)
+        self._held.attach(texts, length, EnginePrompt(key_tokens(prompt)))
 
     def asked(self, ask: HeldAsk) -> None:
         self._log.asked(ask.epoch)

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from agents.core.engine_cache import EngineCache
-from agents.core.held_blocks import NOT_HELD, HeldBlocks
+from agents.core.held_blocks import NOT_HELD, EnginePrompt, HeldBlocks
 
 BLOCK = 4
 
@@ -49,7 +49,7 @@ def replayed(cache, batches):
 def followed(cache):
     """The blocks that the agent would report for prompts of one block each."""
     for block in range(20):
-        cache.held.attach([block], 1, [block] * BLOCK)
+        cache.held.attach([block], 1, EnginePrompt([block] * BLOCK))
     return {block for block, _ in cache.held.held()}
 
 

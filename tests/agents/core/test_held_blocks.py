@@ -1,10 +1,12 @@
 """What the engine holds of prompts: against a plain model of an engine's cache."""
 
 import random
+from hashlib import blake2b
 
 import pytest
 
-from agents.core.held_blocks import NOT_HELD, HeldBlocks
+from agents.core import held_blocks
+from agents.core.held_blocks import NOT_HELD, EnginePrompt, HeldBlocks
 from agents.core.held_log import BLOCKS_PER_S, BURST_S, WHOLE_S, HeldLog
 from agents.core.kv_events import AllCleared, BlocksRemoved, BlocksStored, Tier
 from schemas.held import HASHES_MAX, HeldDelta, HeldPart
@@ -23,7 +25,7 @@ def removed(*hashes, tier=Tier.GPU):
 
 
 def attach(held, texts, tokens, **more):
-    held.attach(texts, len(texts), tokens, **more)
+    held.attach(texts, len(texts), EnginePrompt(tokens, **more))
 
 
 @pytest.fixture
@@ -101,6 +103,39 @@ def test_both_limits_hold():
     }  # fmt: skip
 
 
+@pytest.fixture
+def hashed(monkeypatch):
+    """How many bytes were hashed, each time."""
+    sizes = []
+
+    def counting(data, **more):
+        sizes.append(len(data))
+        return blake2b(data, **more)
+
+    monkeypatch.setattr(held_blocks, "blake2b", counting)
+    return sizes
+
+
+def test_a_prompts_blocks_are_named_once_however_often_it_is_looked_up(held, hashed):
+    unknown = EnginePrompt([7] * 16)
+    assert not any(held.has_stored(unknown) for _ in range(100))
+    held.attach([301], 1, unknown)
+    assert len(hashed) == 4
+
+
+def test_a_prompts_blocks_are_named_anew_for_another_length_or_adapter(held, hashed):
+    prompt = EnginePrompt(A, "Ann")
+    assert held.has_stored(prompt)  # as the model's own: no event has shown that adapter
+    held.apply([stored([11, 12, 13], A[:12], lora="Ann")])
+    hashed.clear()
+    assert not held.has_stored(prompt)
+    assert len(hashed) == 4
+    held.apply([stored([14], A[12:], parent=13, lora="Ann")])
+    assert held.has_stored(prompt)
+    held.apply([BlocksStored((21, 22), None, A, 8, Tier.GPU, "Ann", is_plain=True)])
+    assert held.has_stored(prompt)
+
+
 class Engine:
     """A cache as engines keep it: blocks by their path, each in some tiers; any may go."""
 
@@ -161,7 +196,7 @@ def test_the_held_set_is_the_engines_after_any_events(seed):
             tokens = tuple(dice.choices((1, 2), k=BLOCK * dice.randint(1, 4)))
             held.apply(engine.compute(tokens))
             path = [tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)]
-            held.attach([hash(one) for one in path], len(path), tokens)
+            held.attach([hash(one) for one in path], len(path), EnginePrompt(tokens))
             prompts |= {hash(one): one for one in path}
         else:
             held.apply(engine.change())
@@ -176,7 +211,7 @@ def test_the_held_set_is_the_engines_after_any_events(seed):
     for path in list(prompts.values()):
         held.apply(engine.compute(path))
         held.attach([hash(path[:end]) for end in range(BLOCK, len(path) + 1, BLOCK)],
-                    len(path) // BLOCK, path)  # fmt: skip
+                    len(path) // BLOCK, EnginePrompt(path))  # fmt: skip
     assert texts(held) == set(prompts)
 
 

@@ -14,7 +14,7 @@ from agents.core.engine_cache import EngineCache
 from agents.core.held_blocks import HeldBlocks
 from agents.core.held_log import HeldLog
 from agents.core.kv_events import BlocksStored, Tier
-from agents.runtime.held_prompts import LATE_S, HeldPrompts
+from agents.runtime.held_prompts import LATE_S, LATE_TOKENS_MAX, WAITING_MAX, HeldPrompts
 from infra.process import end_all
 from schemas.held import HASHES_MAX, HeldDelta, PromptBlocks
 from tests.agents.scripted_engine import plain, running
@@ -95,6 +95,63 @@ async def test_a_prompt_whose_events_never_come_is_lost():
         await until(lambda: bool(held.published))
         assert (held.published[0].gpu, set(held.published[0].lost)) == ((), {71, 72})
         assert held.waiting == 0
+
+
+async def test_no_prompt_waits_while_not_all_that_the_engine_holds_is_known():
+    async with following() as (held, _):
+        held.engine_blocks.apply([BlocksStored((8,), None, (1, 2), 2, Tier.GPU, "", True)])
+        ended_before_its_events(held)
+        held.engine_blocks.is_whole = False
+        await until(lambda: bool(held.published))
+        [delta] = held.published
+        assert (delta.gpu, delta.lost, held.waiting) == ((71,), (), 0)
+
+
+async def test_prompts_wait_no_longer_once_events_are_lost():
+    async with following() as (held, _):
+        ended_before_its_events(held)
+        await until(lambda: held.waiting == 1)
+        held.engine_blocks.forget()
+        held.now_s = LATE_S / 2
+        await until(lambda: held.waiting == 0)
+        assert held.published == [] and not held.engine_blocks.changes
+
+
+def ended_with(held: Following, text: int, tokens: int) -> None:
+    """A prompt of one text block and so many tokens, of which no event has come."""
+    held.engine_blocks.block_tokens, held.engine_blocks.is_whole = 1024, True
+    held.received(PromptBlocks("inbox", 1.0, (text,)))
+    body = orjson.dumps({"model": "m", "prompt": [text] * tokens})
+    held.started("inbox", COMPLETIONS, body)
+    held.ended("inbox")
+
+
+async def test_the_oldest_late_prompts_are_settled_above_the_limit_of_tokens():
+    async with following() as (held, _):
+        ended_with(held, 1, LATE_TOKENS_MAX // 2)
+        ended_with(held, 2, LATE_TOKENS_MAX // 4)
+        ended_with(held, 3, LATE_TOKENS_MAX // 4)
+        await until(lambda: held.waiting == 3)
+        assert held.published == []
+        ended_with(held, 4, LATE_TOKENS_MAX // 2 + 1)
+        await until(lambda: bool(held.published))
+        assert held.published[0].lost == (1, 2)
+        assert held.waiting == 2
+        held.now_s = LATE_S
+        await until(lambda: held.waiting == 0)
+        ended_with(held, 5, LATE_TOKENS_MAX)  # as much room as at first
+        await until(lambda: held.waiting == 1)
+
+
+async def test_the_oldest_late_prompt_is_settled_above_the_limit_of_prompts():
+    async with following() as (held, _):
+        for text in range(WAITING_MAX):
+            ended_with(held, text, 1024)
+        await until(lambda: held.waiting == WAITING_MAX)
+        assert held.published == []
+        ended_with(held, WAITING_MAX, 1024)
+        await until(lambda: bool(held.published))
+        assert (held.published[0].lost, held.waiting) == ((0,), WAITING_MAX)
 
 
 @pytest.mark.parametrize("length", [float("nan"), float("inf"), 0.0, -1.0, 1e300])
