@@ -261,7 +261,8 @@ class BusClient(Client):
         sizes = f"{len(block)} {len(block) + len(payload)}"
         command = f"HPUB {subject} {reply} {sizes}"
         is_plain = subject and command.isprintable() and command.count(" ") == HPUB_SPACES
-        if not (is_plain and self.is_connected and len(payload) <= self.max_payload):
+        is_open = self.is_connected and not self.is_draining_pubs
+        if not (is_plain and is_open and len(payload) <= self.max_payload):
             await self.publish(subject, payload, reply, headers)  # buffers or refuses it
             return
         self.stats["out_msgs"] += 1

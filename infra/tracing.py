@@ -18,6 +18,7 @@ from typing import Protocol
 
 from opentelemetry.trace import SpanKind
 
+from infra.process import LimitedLog
 from infra.span_conventions import Attributes
 from infra.trace_context import TraceContext
 
@@ -70,6 +71,7 @@ class Tracer:
         self._send, self._flush, self._is_sampled = sink.send, sink.shut_down, sampler
         self._begun: list[TraceContext | str] = []
         self._later: deque[Callable[[], None]] = deque()
+        self._limited = LimitedLog(log)
 
     def begin_request(self, parent: TraceContext | None) -> TraceContext | str:
         """As `begin`; of a trace that is not sampled the `traceparent` alone, which costs a third.
@@ -103,15 +105,16 @@ class Tracer:
             self._make(LATER_TOGETHER)
 
     def _make_some(self) -> None:
-        try:
-            self._make(LATER_TOGETHER)
-        finally:
-            if self._later:
-                asyncio.get_running_loop().call_soon(self._make_some)
+        self._make(LATER_TOGETHER)
+        if self._later:
+            asyncio.get_running_loop().call_soon(self._make_some)
 
     def _make(self, most: int) -> None:
         for _ in range(min(most, len(self._later))):
-            self._later.popleft()()
+            try:
+                self._later.popleft()()
+            except Exception as fault:  # ours: it must cost neither other spans nor a request
+                self._limited.warning("spans", type(fault).__name__, "no span made: %r", fault)
 
     def shut_down(self) -> None:
         """Send what is left; waits for who receives it."""

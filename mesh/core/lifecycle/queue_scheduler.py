@@ -35,17 +35,22 @@ NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not fail
 CHOOSY_MAX = 16
 RETRY_S = 0.02  # a hundred replicas would keep a core busy with the held requests
 UNCHANGED_S = 0.1  # a heartbeat's time
-TOLD_MAX = 32_768  # replicas and peers
-# What the price of a replica, and whether it is available, depend on beside what was sent to it.
+TOLD_MAX = 32_768  # replicas, and routers of peers
+# Most of what the price of a replica, and whether it is available, depend on beside what was sent
+# to it. Where only something else has changed, a request is tried after UNCHANGED_S.
 TOLD: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     *("state", "models", "full", "pending", "running", "outstanding", "outstanding_max"),
     *("prefill_queued_tokens", "batch_max", "kv_used_ratio", "kv_capacity_tokens"),
     *("prefill_s_per_token", "prefill_base_s", "loadable", "loading", "adapters_busy"),
+    *("adapters_free", "prefill_prior"),
 )
 WARM_HEAD_START_S = 2.0  # five gain 4 % in the mean and lose as much of the last percent
 WARM_TOKENS = 512  # left to compute of a prompt that counts as cached
 WARM_AMONG = 64  # the first held requests
 WARM_KNOWN_S = 0.1  # a heartbeat's time; each look walks the index
+
+
+Told = dict[tuple[str, ...], tuple[object, ...]]  # by replica, or region and router
 
 
 class QueueScheduler:
@@ -67,9 +72,10 @@ class QueueScheduler:
         # Held requests for which a place was available when last tried: keys, with their kinds.
         self._choosy: dict[int, RequestKind] = {}
         self._tried_at = float("-inf")
-        # Of each replica and peer: what it had told last. News since the last try.
-        self._told: dict[str, tuple[object, ...]] = {}
-        self._has_news = False
+        # What each replica, and each router of a peer, had told when it was last compared.
+        self._replicas_told: Told = {}
+        self._peers_told: Told = {}
+        self._has_news = False  # since the last try
         self._warm: dict[int, tuple[float, bool]] = {}  # by key: looked up when; whether cached
 
     def must_queue(self, newcomer: Request) -> bool:
@@ -99,6 +105,7 @@ class QueueScheduler:
         place = self._placer.place(request, (), now, ahead, queue)
         if must_wait and place.placement is Placement.LOCAL:
             return self._placer.held(request, OTHERS_WAIT)
+        self._sent_to(place)
         return place
 
     def joined(self, request: Request, place: PlacementResult) -> None:
@@ -131,6 +138,7 @@ class QueueScheduler:
             record.decided(place)
             ahead[work] += place.target is None
             if place.target is not None:
+                self._sent_to(place)
                 self._held.release(request)
                 self._begin(record, place, now)
                 continue
@@ -170,16 +178,19 @@ class QueueScheduler:
         replica = None if name is None else self._replicas.get(name)
         if replica is None:
             return
-        sent = replica.on_the_way
+        if not self._placer.may_go(replica, self._held.models(), now):
+            return
+        beat, sent = replica.heartbeat, replica.on_the_way
         sent_there = sent.count, sent.waiting, sent.tokens, sent.prefill_tokens
-        self._note(replica.heartbeat.replica, (TOLD(replica.heartbeat), sent_there))
-        if self._is_due(now) and self._placer.may_go(replica, self._held.models(), now):
+        told = TOLD(beat), sent_there
+        self._note(self._replicas_told, (beat.replica,), told)
+        if self._is_due(now):
             self.place_waiting(now)
 
     def peer_told(self, digest: Digest, now: float) -> None:
         """The same of a peer, by its digest."""
-        told = digest.router, digest.accepting, digest.replicas_free, digest.queue
-        self._note(digest.region, told)
+        told = digest.accepting, digest.replicas_free, digest.queue
+        self._note(self._peers_told, (digest.region, digest.router), told)
         if digest.replicas_free and self._is_due(now):
             self.place_waiting(now)
 
@@ -188,12 +199,17 @@ class QueueScheduler:
         if self._is_due(now):
             self.place_waiting(now)
 
-    def _note(self, place: str, told: tuple[object, ...]) -> None:
-        if self._told.get(place) != told:
-            if len(self._told) >= TOLD_MAX:
-                self._told.clear()  # one try too many
-            self._told[place] = told
+    def _note(self, table: Told, place: tuple[str, ...], told: tuple[object, ...]) -> None:
+        if table.get(place) != told:
+            if len(table) >= TOLD_MAX:
+                table.clear()  # one try too many
+            table[place] = told
             self._has_news = True
+
+    def _sent_to(self, place: PlacementResult) -> None:
+        """Who is tried from now on sees it there, so that its end is news."""
+        if place.placement is Placement.LOCAL and place.target is not None:
+            self._replicas_told.pop((place.target,), None)
 
     def _is_due(self, now: float) -> bool:
         """Whether a try has not to wait, which it has where the policy judges load by itself."""

@@ -102,7 +102,6 @@ class MeshPolicy:
 
     joint: ClassVar[bool] = True
     judges_load: ClassVar[bool] = True
-    _prices: type[Prices] = Prices
 
     def __init__(
         self, settings: RouterSettings, dice: Random, options: MeshOptions = AS_MEASURED
@@ -121,7 +120,7 @@ class MeshPolicy:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
         speeds = self._speeds(request)
-        prices = self._prices(speeds, request, now, self._forwards, self._delays)
+        prices = self._prices(speeds, request, now)
         if targets[0].prefill is None:
             rows = prices.rows(targets, self._caches.of(request, targets), SCORES_MAX)
         else:  # pairs come first
@@ -281,6 +280,9 @@ class MeshPolicy:
         self._caches.go_on_from(earlier._caches)
         self._expected, self._estimates = {**earlier._expected}, {**earlier._estimates}
         self._prefills = {**earlier._prefills}
+
+    def _prices(self, speeds: SpeedModel, request: Request, now: float) -> Prices:
+        return Prices(speeds, request, now, self._forwards, self._delays)
 
     def _speeds(self, request: Request) -> SpeedModel:
         """Of its model: a fleet of large and small ones has no speed in common."""

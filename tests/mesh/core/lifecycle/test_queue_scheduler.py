@@ -1,5 +1,6 @@
 """Those who are held: who blocks whom, who is asked again and when."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -20,7 +21,7 @@ from mesh.core.policies.base import Choice, Layered
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.exchange import Priority
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RouterId
 from schemas.state import ReplicaState
 from tests.mesh.core.build import MODEL, ROUTER, US, beat, core, digest, request
 
@@ -206,6 +207,25 @@ def test_what_a_price_depends_on_is_news(region, change):
     assert region.policy.asked == [1]
 
 
+def test_what_cannot_serve_a_held_request_is_no_news(region):
+    region.ask(1, "c")
+    region.hear("b")
+    region.policy.asked.clear()
+    for seq in range(1, 4):
+        other = beat("z", seq, models=(OTHER,), running=seq)
+        region.core.handle(ev.HeartbeatSeen(other), RETRY_S * seq)
+    assert region.policy.asked == []
+
+
+def test_the_end_of_a_request_that_was_placed_by_the_last_try_is_news(region):
+    region.ask(1, "b")
+    region.ask(2, "c")
+    region.hear("b")  # 1 goes there
+    region.policy.asked.clear()
+    region.core.handle(ev.ClientGone(1), RETRY_S)
+    assert region.policy.asked == [2]
+
+
 def test_so_is_work_that_a_replica_has_begun_to_answer(region):
     region.ask(1, "a")  # placed there
     region.ask(2, "c")
@@ -221,6 +241,14 @@ def test_a_digest_is_news_where_its_region_has_other_room(region):
         said = digest("eu", seq, replicas_free=free, queue=0)
         region.core.handle(ev.DigestSeen(said), at)
         assert len(region.policy.asked) == tries + 1, (seq, region.policy.asked)
+
+
+def test_two_routers_of_a_region_that_tell_the_same_are_no_news(region):
+    region.ask(1, "c")
+    for seq, router in ((1, "r1"), (2, "r2"), (3, "r1"), (4, "r2")):
+        said = replace(digest("eu", seq, replicas_free=2, queue=0), router=RouterId(router))
+        region.core.handle(ev.DigestSeen(said), 1.0 + 0.03 * seq)
+    assert len(region.policy.asked) == 1 + 2  # as it came, and when each was heard first
 
 
 BUSY = {

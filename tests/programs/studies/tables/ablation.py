@@ -10,13 +10,14 @@ from typing import ClassVar
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import PolicyMaker, PolicyMakers
-from mesh.core.policies.base import CacheEstimate, Target
+from mesh.core.policies.base import CacheEstimate, Choice, Target
 from mesh.core.policies.e2 import E2, E2Options
 from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.policies.mesh_caches import CacheView
 from mesh.core.policies.mesh_peers import PeerDelays
 from mesh.core.policies.mesh_price import Price, PriceRow, PromptHolders
 from mesh.core.policies.mesh_prices import ALL, Prices
+from mesh.core.policies.mesh_speeds import SpeedModel
 from mesh.sim.world import World
 
 NEVER_WARM = 10**12  # requests per target before loads are compared: rebalancing never applies
@@ -24,18 +25,21 @@ OWN_TERMS = ("rtt", "queue", "prefill", "base", "memory", "others")  # of a pric
 
 
 class PricesWithout(Prices):
-    """Without one term."""
+    """Without one term. `whole`: the prices with it, by target, for what is learned from them."""
 
     term: ClassVar[str]
+    whole: Mapping[str, Price]
 
     def rows(
         self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
         """All rows: the sum is less by the term, which is 0 for all rules that read it."""
-        return [self._less(one) for one in super().rows(targets, holders)]
+        prices = [Price._make(row) for row in super().rows(targets, holders)]
+        self.whole = {one.target.name: one for one in prices}
+        return [self._less(one) for one in prices]
 
-    def _less(self, row: PriceRow) -> Price:
-        whole, place = Price._make(row), Price._fields.index(self.term)
+    def _less(self, whole: Price) -> Price:
+        place = Price._fields.index(self.term)
         values = [*whole]
         values[0], values[place] = whole.seconds - getattr(whole, self.term), 0.0
         return Price._make(values)
@@ -115,13 +119,26 @@ class MeshWithout(MeshPolicy):
 
     def __init__(self, settings: RouterSettings, dice: Random, part: str) -> None:
         super().__init__(settings, dice)
-        self._prices = PRICES.get(part, Prices)
+        self._kind = PRICES.get(part, Prices)
         if part == "misses":
             self._caches = CachesUnchecked(settings.index_blocks_max)
         elif part == "names":
             self._caches = CachesWithoutNames(settings.index_blocks_max)
         elif part == "delays":
             self._delays = DelaysUnseen()
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """By prices without the part. What is learned later is compared with the whole price, or
+        speeds and delays would learn what was taken out."""
+        choice = super().choose(request, targets, now)
+        if isinstance(self._last, PricesWithout) and self._chosen is not None:
+            key, price = self._chosen
+            self._chosen = key, self._last.whole.get(price.target.name, price)
+        return choice
+
+    def _prices(self, speeds: SpeedModel, request: Request, now: float) -> Prices:
+        self._last = self._kind(speeds, request, now, self._forwards, self._delays)
+        return self._last
 
 
 PARTS = (*PRICES, "misses", "names", "delays")

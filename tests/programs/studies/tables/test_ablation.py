@@ -7,7 +7,8 @@ import pytest
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import find_maker
-from mesh.core.policies.base import Target
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.policies.mesh_price import Price, PromptHolders
 from mesh.core.policies.mesh_prices import Prices
 from mesh.core.policies.mesh_speeds import SpeedModel
@@ -17,7 +18,13 @@ from schemas.decision import CandidateKind
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request
 from tests.programs.studies.ablation import PARTS as SHOWN
-from tests.programs.studies.tables.ablation import OWN_TERMS, PARTS, PRICES, with_ablations
+from tests.programs.studies.tables.ablation import (
+    OWN_TERMS,
+    PARTS,
+    PRICES,
+    MeshWithout,
+    with_ablations,
+)
 
 NOW = 100.0
 
@@ -82,3 +89,16 @@ def test_every_part_that_the_study_takes_out_can_be():
         known = makers if policy in makers else None
         maker = makers[policy] if known else find_maker(policy)
         assert maker(RouterSettings(), Random(1)).joint
+
+
+def test_what_is_taken_out_is_not_learned_again():
+    policy = MeshWithout(RouterSettings(), Random(1), "rtt")
+    far = [BUSY[1]]
+    for key in range(20):
+        asked = request(key, prompt=Prompt(1000, ()), model=MODEL, streams=True)
+        [score] = policy.choose(asked, far, NOW).scores
+        policy.placed(asked, Destination(CandidateKind.PEER, "eu"), NOW)
+        whole_s = MeshPolicy(RouterSettings(), Random(1)).choose(asked, far, NOW).scores[0].seconds
+        others_s = score.terms["others_s"]
+        policy.began(asked, Destination(CandidateKind.PEER, "eu"), NOW + whole_s - others_s)
+        assert policy._delays.of("eu", NOW) == pytest.approx(0.0, abs=1e-6)
