@@ -116,9 +116,13 @@ class Tracer:
             except Exception as fault:  # ours: it must cost neither other spans nor a request
                 self._limited.warning("spans", type(fault).__name__, "no span made: %r", fault)
 
+    def make_all(self) -> None:
+        """Make and send at once what `later` was called with."""
+        self._make(len(self._later))
+
     def shut_down(self) -> None:
         """Send what is left; waits for who receives it."""
-        self._make(LATER_MAX)
+        self.make_all()
         self._flush()
 
     def begin(self, parent: TraceContext | None, ids: int | None = None) -> TraceContext:

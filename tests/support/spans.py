@@ -75,9 +75,15 @@ def tracer(exporter: InMemorySpanExporter, sampled: float) -> tracing.Tracer:
 def traced(sampled: float = 1.0) -> Iterator[Ended]:
     """Tracing is on. Yields the spans that have ended, in order."""
     exporter = InMemorySpanExporter()
-    before, tracing.active = tracing.active, tracer(exporter, sampled)
+    ours = tracer(exporter, sampled)
+    before, tracing.active = tracing.active, ours
+
+    def ended() -> tuple[ReadableSpan, ...]:
+        ours.make_all()
+        return exporter.get_finished_spans()
+
     try:
-        yield exporter.get_finished_spans
+        yield ended
     finally:
         tracing.active = before
 
