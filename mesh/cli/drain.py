@@ -89,11 +89,11 @@ def _wait(mesh: KnownMesh, target: DrainTarget, timeout_s: float) -> bool:
 
     silent = _run(mesh, target.region, work)
     if silent is None:
-        click.echo(f"{target} is not idle; the order holds until `mesh undrain`")
+        click.echo(f"{target}: not idle; the order holds until `mesh undrain`")
     elif silent:
-        click.echo(f"{target} is drained; no heartbeats of {', '.join(silent)}: they may run some")
+        click.echo(f"{target}: drained; no heartbeats of {', '.join(silent)}: they may run some")
     else:
-        click.echo(f"{target} is drained: nothing runs there")
+        click.echo(f"{target}: drained, nothing runs there")
     return silent is not None
 
 

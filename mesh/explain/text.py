@@ -172,7 +172,7 @@ def verdicts(made: Decision) -> Iterator[tuple[Candidate, str]]:
     """Each candidate with its price, and why it was chosen or was not."""
     best, verdict = chosen_candidate(made), "chosen"
     if best is None and made.placement is Placement.HOLD and made.candidates:
-        best, verdict = made.candidates[0], "cheapest, and busy: waited for"
+        best, verdict = made.candidates[0], "busy, and waited for"
     for one in made.candidates:
         yield one, _verdict(one, best, verdict) if one.available else f"not available: {one.why}"
 

@@ -112,7 +112,7 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
     async with mesh_up(tmp_path, config=config) as mesh, load(mesh) as clients:
         await clients.serves_again("us-0")
         code, said = await mesh_command(tmp_path, "drain", "us-0", "--reason", "new fan")
-        assert (code, said.splitlines()[-1]) == (0, "replica us-0 is drained: nothing runs there")
+        assert (code, said.splitlines()[-1]) == (0, "replica us-0: drained, nothing runs there")
         await clients.others_serve("us-0", 50)
 
         # The order holds for an agent and for a router that start again.
@@ -141,7 +141,7 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
 
         # Everything that is named, once for each region.
         code, said = await mesh_command(tmp_path, "drain", "us-1", "us/us-0", "us", "us-1")
-        assert (code, said.splitlines()[-1]) == (0, "region us is drained: nothing runs there")
+        assert (code, said.splitlines()[-1]) == (0, "region us: drained, nothing runs there")
         served = dict(clients.served)
         await clients.serves_again("eu-0")
         assert {name: clients.served[name] for name in ("us-0", "us-1")} == {

@@ -1,8 +1,8 @@
 """The receipt of one placement: its candidates, each with its price, the best first.
 
-Order: the chosen one, then those that the policy scored, cheapest first, then the other
-available ones, then the unavailable with the reason why. Only the first CANDIDATES_MAX are
-listed, all are counted.
+Order: the one that is chosen or waited for, then those that the policy scored, cheapest first, then
+the other available ones, then the unavailable with the reason why. Only the first CANDIDATES_MAX
+are listed, all are counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class UnlistedCandidates(NamedTuple):
     candidates need, of the prompt no hashes, of which a long one has thousands."""
 
     layers: Sequence[LayerParts]  # of each the first few; empty where all are scored
-    target: Target | None
+    target: Target | None  # that is chosen or waited for
     scores: Sequence[Score]
     matched_blocks: int
     block_tokens: float
@@ -67,7 +67,7 @@ def unlisted(
             for layer in layers
         ]
     return UnlistedCandidates(
-        few, choice.target, scores, choice.matched_blocks,
+        few, choice.target or choice.waits_for, scores, choice.matched_blocks,
         prompt.block_tokens, prompt.parts, considered,
     )  # fmt: skip
 
@@ -91,16 +91,17 @@ def _ordered(
 
 
 def _ranked(choice: Choice) -> list[Score]:
-    """The chosen candidate's score, and then all."""
+    """The score of the candidate that is chosen or waited for, and then all."""
     scored = sorted(choice.scores, key=_rank)
-    if choice.target is None:
+    first = choice.target or choice.waits_for
+    if first is None:
         return scored
-    chosen = _spot(choice.target)
+    spot = _spot(first)
     for score in scored:
-        if score.target is choice.target or _spot(score.target) == chosen:
+        if score.target is first or _spot(score.target) == spot:
             break
     else:
-        score = Score(choice.target)
+        score = Score(first)
     if choice.matched_blocks:
         score = Score(score.target, score.seconds, score.terms, choice.matched_blocks)
     return [score, *scored]

@@ -128,6 +128,7 @@ class Choice(NamedTuple):
     `target` None: hold the request for now; only a joint policy may. `scores`: of the targets
     examined, in any order. `held_tokens`: of the prompt, where the policy knows more than blocks.
     `is_guess`: its seconds come from no answer or report; no request may be shed for them.
+    `waits_for`: the target that a request is held for; only for who reads why.
     """
 
     target: Target | None
@@ -137,6 +138,7 @@ class Choice(NamedTuple):
     held_tokens: int | None = None
     is_guess: bool = False
     expected: "FirstToken | None" = None  # `first_token`, where the policy has computed it
+    waits_for: Target | None = None
 
     @property
     def name(self) -> str | None:

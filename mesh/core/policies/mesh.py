@@ -137,17 +137,21 @@ class MeshPolicy:
         scores = LazyScores(cheapest, score)
         ttft_s, is_guess = best.seconds - best.others_s, not speeds.is_known(best.target)
         waited_s = now - request.arrived_at
-        busy = best.target.peer is None and self._busy_because(best)
+        busy = self._busy_because(best)
         if not busy or _starves(best, waited_s):
             self._chosen = request.key, best
             others = f", {best.others_s:.3f} s for others" if best.others_s >= TIE_S else ""
             reason = f"first token in {ttft_s:.3f} s{others}: cheapest of {len(targets)}"
+            if busy:
+                reason += f"; {busy}, but it has waited {waited_s:.3f} s, longer than expected"
             held = best.held
             expected = first_token(best)
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess, expected)
         reason = f"cheapest is {best.target.name}, first token in {ttft_s:.3f} s, but: {busy}"
         expected = first_token(min(cheapest, key=own_s))
-        return Choice(None, reason, 0, scores, is_guess=is_guess, expected=expected)
+        return Choice(
+            None, reason, 0, scores, is_guess=is_guess, expected=expected, waits_for=best.target
+        )
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
@@ -294,7 +298,9 @@ class MeshPolicy:
         return speeds
 
     def _busy_because(self, price: Price) -> str:
-        """Why it may not be given work now; empty if it may."""
+        """Why it may not be given work now; empty if it may, as a peer always."""
+        if price.target.peer is not None:
+            return ""
         if price.queue_s > self._options.queue_s:
             return f"{price.queue_s:.3f} s of prefill queue there, over {self._options.queue_s:g} s"
         return f"its KV cache has room in {price.memory_s:.3f} s" if price.memory_s > 0.0 else ""

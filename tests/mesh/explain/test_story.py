@@ -100,7 +100,7 @@ def test_the_text_has_each_term_and_who_was_not_chosen():
     assert "0.900 s = queue 0.900: not chosen: 0.590 s more" in text
     assert "not available: full" in text and "and 2 more" in text
     assert "the attempt failed: gone\\x1b[2J" in text
-    assert "0.310 s = rtt 0.080 + prefill 0.230: cheapest, and busy: waited for" in text  # held
+    assert "0.310 s = rtt 0.080 + prefill 0.230: busy, and waited for" in text  # held
     assert "predicted 0.310 s from its dispatch, took 7.000 s: slower than" in text
     order = ["arrived", "held", "placed on us-0", "arrived from us", "first byte", "ended: 200"]
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)

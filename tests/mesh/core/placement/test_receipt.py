@@ -2,7 +2,7 @@
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
-from mesh.core.placement.receipt import CANDIDATES_MAX, receipt
+from mesh.core.placement.receipt import CANDIDATES_MAX, receipt, unlisted
 from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import CandidateKind
 
@@ -38,6 +38,17 @@ def test_a_replica_and_a_region_of_one_name_are_two():
 def test_a_held_receipt_lists_the_unavailable():
     listed, considered = receipt([layer(busy="xyz")], Choice(None, "held"), PROMPT)
     assert [one.available for one in listed] == [False] * 3 and considered == 3
+
+
+def test_what_a_held_request_waits_for_comes_first():
+    near = [Target("a", 0), Target("b", 0)]
+    held = Choice(None, "held", scores=[Score(near[0], 1.0), Score(near[1], 1.001)])
+    for waits_for in near:
+        choice = held._replace(waits_for=waits_for)
+        listed, _ = receipt([layer("ab")], choice, PROMPT)
+        kept = unlisted([layer("ab")], choice, PROMPT)
+        names = [one.name for one in listed], [one.name for one in kept.candidates()]
+        assert names[0] == names[1] == sorted("ab", key=lambda name: name != waits_for.name)
 
 
 def test_only_the_first_few_are_listed():

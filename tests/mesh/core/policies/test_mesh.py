@@ -122,6 +122,20 @@ def test_an_idle_replica_is_worth_something_even_to_a_prompt_that_is_held_by_a_b
         assert policy.choose(asked(2, text), fleet, 0.0).name == name
 
 
+def test_what_a_held_request_waits_for_is_told():
+    fleet = [
+        replica("a", prefill_queued_tokens=queued(2.001 * QUEUE_S)),
+        replica("b", prefill_queued_tokens=queued(2.0 * QUEUE_S)),
+    ]
+    waited = set()
+    for seed in range(20):  # they are as good
+        choice = mesh(seed).choose(asked(1), fleet, 0.0)
+        assert choice.target is None
+        assert choice.reason.startswith(f"cheapest is {choice.waits_for.name}, ")
+        waited.add(choice.waits_for.name)
+    assert waited == {"a", "b"}
+
+
 def test_a_large_batch_on_a_quick_replica_is_no_reason_to_go_to_a_slow_one():
     short = request(1, prompt=Prompt(1, ()))
     for running in (BATCH_MOST, 200):
@@ -172,7 +186,9 @@ def test_it_holds_no_longer_than_what_it_waits_for_takes():
     policy = mesh()
     busy = replica("a", prefill_queued_tokens=queued(2 * QUEUE_S))
     for waited_s, name in ((1.9 * QUEUE_S, None), (2.1 * QUEUE_S, "a")):
-        assert policy.choose(asked(1, arrived_at=-waited_s), [busy], 0.0).name == name
+        choice = policy.choose(asked(1, arrived_at=-waited_s), [busy], 0.0)
+        assert choice.name == name
+        assert ("longer than expected" in choice.reason) == (name is not None)
 
 
 def test_near_ties_are_broken_at_random_and_no_others():
