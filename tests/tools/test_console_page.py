@@ -239,15 +239,21 @@ def open_a_request(chromium: Chromium) -> None:
     chromium.check(not low, f"contrasts of {seen} texts: {low}")
     picture(chromium, "console-request")
     chromium.press(Keys.ESCAPE)
-    focused = chromium.script("return document.activeElement.closest('#requests') !== null")
-    chromium.check(focused, "the keyboard is where it was")
+    until_back_in_requests(chromium)
     choose_order(chromium, "failed")
     chromium.until(lambda: chromium.texts("#requests .c-outcome")[:1] == ["failed"], "failed first")
     chromium.press("3", Keys.HOME, Keys.ENTER)
     chromium.until(lambda: HOSTILE in chromium.text("#detail-body"), "what that router says")
     not_run(chromium)
     chromium.press(Keys.ESCAPE)
+    until_back_in_requests(chromium)
     choose_order(chromium, "newest")
+
+
+def until_back_in_requests(chromium: Chromium) -> None:
+    """A closed dialog gives the focus back a little later: keys typed before would go astray."""
+    within = "return document.activeElement.closest('#requests') !== null"
+    chromium.until(lambda: chromium.script(within), "the keyboard is where it was")
 
 
 def choose_order(chromium: Chromium, name: str) -> None:
