@@ -258,7 +258,7 @@ def until_back_in_requests(chromium: Chromium) -> None:
 
 def choose_order(chromium: Chromium, name: str) -> None:
     chromium.script("document.getElementById('order').focus()")
-    chromium.press(*name)
+    chromium.press(name)  # at once: a list begins a new word after a second
     chromium.until(lambda: chromium.script("return order.value") == name, f"{name} first")
     chromium.script("document.activeElement.blur()")
 
