@@ -24,7 +24,9 @@ from agents.core.requests import (
 )
 from agents.core.routers import Fence, HandoffAcks, RouterLiveness
 from schemas import subjects
+from schemas.engine_routes import ENGINE_PATHS
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
+from schemas.http import COMPLETIONS
 from schemas.ids import ModelId
 from schemas.replies import reply_inbox
 from schemas.state import DownReason, Heartbeat, ReplicaState
@@ -78,7 +80,6 @@ class AgentCore:
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = self._served_total = self._refused_total = 0
         self._example: WorkRequest | None = None  # for probes: the last that was answered well
-        self._has_answered = False
         self._published: tuple[object, ...] | None = None  # what must be published at once
         self.wake_at = self._timer.due_at  # when the next `TimerFired` is due at the latest
         self.outstanding = 0  # requests taken from the bus and not ended
@@ -249,14 +250,13 @@ class AgentCore:
 
     def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         """Its body is whole. An offline request waits for what online ones leave."""
-        if not self._has_answered:
+        if self._example is None and record.work.path in ENGINE_PATHS:
             self._example = record.work
         if record.work.offline:
             return self._offline.hold(record, body, now)
         if self._adapters.is_loaded(record.work.model):
             return self._send(record, body, now)
-        waits = self._adapters.wait(record, body, now)
-        if waits is not None:
+        if (waits := self._adapters.wait(record, body, now)) is not None:
             return waits
         self._forget(record)
         return [self._refuse(record.inbox, Refusal.FULL, "no room for its adapter any more")]
@@ -296,7 +296,7 @@ class AgentCore:
             self._tables.of(record).begin(record, now)
             self._offline.began(event.inbox, now)
             if event.good:
-                self._example, self._has_answered = record.work, True
+                self._example = record.work if record.work.path in ENGINE_PATHS else self._example
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
         return []
 
@@ -412,9 +412,9 @@ class AgentCore:
 
     def _probe(self) -> AgentEffect:
         """The smallest request of a kind that it has answered, for a model that it serves now."""
-        assert self._example is not None, "an engine that hangs was given work"
-        models, model = self._engine.models, self._example.model
-        return effects.ProbeEngine(self._example.path, model if model in models else models[0])
+        models, example = self._engine.models, self._example
+        path, model = (example.path, example.model) if example else (COMPLETIONS, models[0])
+        return effects.ProbeEngine(path, model if model in models else models[0])
 
     # The end, and time.
 

@@ -17,6 +17,7 @@ class Stage(Bench):
 
     steps = 0.0
     models = (MODEL,)
+    paths = ()
     shows_numbers = True
 
     def run(self, seconds: float, *, works: bool = False, held: tuple[str, ...] = ()) -> list:
@@ -28,7 +29,9 @@ class Stage(Bench):
                 waiting=0, running=0, progress=(self.steps,) * self.shows_numbers
             )
             done += self.feed(
-                events.EngineScraped(self.now, reading, self.models, held=frozenset(held))
+                events.EngineScraped(
+                    self.now, reading, self.models, paths=self.paths, held=frozenset(held)
+                )
             )
             done += self.feed(events.AliveArrived("us", "r1", 1))
         return done
@@ -166,6 +169,21 @@ def test_errors_of_its_front_are_no_signs_and_no_probe_is_like_them(stage) -> No
         stage.end(number)
         assert stage.run(HANGS_S / 8) == []
     assert effects.ProbeEngine("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
+
+
+@pytest.mark.parametrize("known", [None, "/v1/embeddings"])
+def test_a_path_that_an_operator_listed_is_no_probe(stage, known) -> None:
+    """What its smallest body would be is not known."""
+    listed, optional = "/invocations", "/v1/embeddings"
+    stage.paths = (listed, optional)
+    stage.run(0.5)
+    for number, path in enumerate([known, listed][known is None :], 20):
+        stage.work(number, **{**LATE, "Mesh-Path": path})
+        stage.run(0.5, works=True)
+        stage.feed(events.RelayBegan(inbox(number)))
+        stage.end(number)
+    stage.work(30, **{**LATE, "Mesh-Path": listed})
+    assert effects.ProbeEngine(known or "/v1/completions", MODEL) in stage.run(2.0 * HANGS_S)
 
 
 def test_a_probe_requests_a_model_that_the_engine_serves(stage) -> None:
