@@ -412,7 +412,7 @@ class AgentCore:
 
     def _probe(self) -> AgentEffect:
         """The smallest request of a kind that it has answered, for a model that it serves now."""
-        models, example = self._engine.models, self._example
+        models, example = self._engine.models or (ModelId(""),), self._example
         path, model = (example.path, example.model) if example else (COMPLETIONS, models[0])
         return effects.ProbeEngine(path, model if model in models else models[0])
 

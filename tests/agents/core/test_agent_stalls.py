@@ -193,3 +193,10 @@ def test_a_probe_requests_a_model_that_the_engine_serves(stage) -> None:
     stage.read(EngineReading(progress=(stage.steps,)), models=("other",))
     stage.models = ("other",)
     assert effects.ProbeEngine("/v1/completions", "other") in stage.run(HANGS_S + 0.5)
+
+
+def test_an_engine_that_lists_no_model_any_more_is_probed_all_the_same(stage) -> None:
+    stage.work(1, **LATE)
+    stage.run(0.5)
+    stage.models = ()
+    assert effects.ProbeEngine("/v1/completions", "") in stage.run(HANGS_S + 0.5)
