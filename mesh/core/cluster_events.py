@@ -287,7 +287,7 @@ class ClusterEvents:
         self.ownership.digest_seen(digest, now)
         self.models.see(digest.models, now)
         if self._held.group_of:
-            self._scheduler.peer_told(digest, now)
+            self._scheduler.digest_arrived(digest, now)
 
     def drain(self, now: float) -> None:
         """Accept no new requests from now on."""

@@ -4,8 +4,8 @@ A request that can't use the room (that place failed it before, or it waits for 
 doesn't block those behind it that can.
 
 Where the policy judges load, a try prices all candidates for each request. There it is made once a
-replica or peer has told something new, at the earliest RETRY_S after the one before; and without
-news after UNCHANGED_S, as queues are computed meanwhile.
+replica or peer has reported something new, at the earliest RETRY_S after the one before; and
+without news after UNCHANGED_S, as queues are computed meanwhile.
 
 Where the policy judges load, a request whose prompt is cached goes first: it takes little of a
 replica's time, and while it waits, a prompt that is not cached may evict what it came for. Being
@@ -35,10 +35,10 @@ NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not fail
 CHOOSY_MAX = 16
 RETRY_S = 0.02  # a hundred replicas would keep a core busy with the held requests
 UNCHANGED_S = 0.1  # a heartbeat's time
-TOLD_MAX = 32_768  # replicas, and routers of peers
+REPORTS_MAX = 32_768  # replicas, and routers of peers
 # Most of what the price of a replica, and whether it is available, depend on beside what was sent
 # to it. Where only something else has changed, a request is tried after UNCHANGED_S.
-TOLD: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
+PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     *("state", "models", "full", "pending", "running", "outstanding", "outstanding_max"),
     *("prefill_queued_tokens", "batch_max", "kv_used_ratio", "kv_capacity_tokens"),
     *("prefill_s_per_token", "prefill_base_s", "loadable", "loading", "adapters_busy"),
@@ -50,7 +50,7 @@ WARM_AMONG = 64  # the first held requests
 WARM_KNOWN_S = 0.1  # a heartbeat's time; each look walks the index
 
 
-Told = dict[tuple[str, ...], tuple[object, ...]]  # by replica, or region and router
+Reports = dict[tuple[str, ...], tuple[object, ...]]  # by replica, or region and router
 
 
 class QueueScheduler:
@@ -72,9 +72,9 @@ class QueueScheduler:
         # Held requests for which a place was available when last tried: keys, with their kinds.
         self._choosy: dict[int, RequestKind] = {}
         self._tried_at = float("-inf")
-        # What each replica, and each router of a peer, had told when it was last compared.
-        self._replicas_told: Told = {}
-        self._peers_told: Told = {}
+        # What each replica, and each router of a peer, had reported when it was last compared.
+        self._replica_reports: Reports = {}
+        self._peer_reports: Reports = {}
         self._has_news = False  # since the last try
         self._warm: dict[int, tuple[float, bool]] = {}  # by key: looked up when; whether cached
 
@@ -182,15 +182,15 @@ class QueueScheduler:
             return
         beat, sent = replica.heartbeat, replica.on_the_way
         sent_there = sent.count, sent.waiting, sent.tokens, sent.prefill_tokens
-        told = TOLD(beat), sent_there
-        self._note(self._replicas_told, (beat.replica,), told)
+        report = PRICED_BY(beat), sent_there
+        self._note(self._replica_reports, (beat.replica,), report)
         if self._is_due(now):
             self.place_waiting(now)
 
-    def peer_told(self, digest: Digest, now: float) -> None:
+    def digest_arrived(self, digest: Digest, now: float) -> None:
         """The same of a peer, by its digest."""
-        told = digest.accepting, digest.replicas_free, digest.queue
-        self._note(self._peers_told, (digest.region, digest.router), told)
+        report = digest.accepting, digest.replicas_free, digest.queue
+        self._note(self._peer_reports, (digest.region, digest.router), report)
         if digest.replicas_free and self._is_due(now):
             self.place_waiting(now)
 
@@ -199,17 +199,17 @@ class QueueScheduler:
         if self._is_due(now):
             self.place_waiting(now)
 
-    def _note(self, table: Told, place: tuple[str, ...], told: tuple[object, ...]) -> None:
-        if table.get(place) != told:
-            if len(table) >= TOLD_MAX:
+    def _note(self, table: Reports, place: tuple[str, ...], report: tuple[object, ...]) -> None:
+        if table.get(place) != report:
+            if len(table) >= REPORTS_MAX:
                 table.clear()  # one try too many
-            table[place] = told
+            table[place] = report
             self._has_news = True
 
     def _sent_to(self, place: PlacementResult) -> None:
         """Who is tried from now on sees it there, so that its end is news."""
         if place.placement is Placement.LOCAL and place.target is not None:
-            self._replicas_told.pop((place.target,), None)
+            self._replica_reports.pop((place.target,), None)
 
     def _is_due(self, now: float) -> bool:
         """Whether a try has not to wait, which it has where the policy judges load by itself."""
