@@ -35,7 +35,7 @@ KNOWN_ANSWERED_WITHIN_S = 10.0
 
 # What differs from one answer to the next: times, names, and what a cache changes.
 _OWN = re.compile(
-    rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))":("[^"]*"|[0-9.e+-]+)'
+    rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))":("(?:[^"\\]|\\.)*"|[0-9.e+-]+)'
 )
 # vLLM says it in the last event, which is taken out if it has the token counts.
 _LAST = re.compile(rb',"system_fingerprint":"[^"]*"')

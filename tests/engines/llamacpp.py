@@ -10,7 +10,7 @@ from tests.engines.engine import RealEngine
 from tests.programs.bench.processes import Absent
 
 PORT_WITHIN_S, PORT_RETRY_S = 20.0, 0.5
-PORT_TAKEN = "HTTP server error"  # the last words of a server that can't listen
+PORT_TAKEN = "Failed to init server"  # the last words of a server that can't listen
 
 
 class LlamaCpp(RealEngine):
