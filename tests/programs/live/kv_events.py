@@ -16,8 +16,6 @@ has.
 """
 
 import asyncio
-import itertools
-import os
 import random
 import sys
 import tempfile
@@ -43,7 +41,6 @@ from tests.engines.vllm_server import Vllm
 from tests.programs.bench.proc import cpu_s
 from tests.programs.bench.processes import Absent, Processes
 from tests.programs.studies.tables.markdown import table
-from tests.support.cores import on_cores
 from tests.support.nats_server import running_nats_server
 from tests.support.result_page import result_page
 from tests.support.router_process import router_process
@@ -177,10 +174,8 @@ async def play(
 async def _engines(folder: Path) -> AsyncIterator[tuple[Sequence[SmallVllm], Processes]]:
     async with Processes(folder / "logs", ready_within_s=Vllm.start_within_s) as processes:
         engines = [SmallVllm(processes, f"vllm-{n}", folder) for n in range(ENGINES)]
-        cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
         for engine in engines:  # one after the other: each takes a while of a core to start
-            with on_cores({next(cores)}):
-                await engine.start()
+            await engine.start()
         yield engines, processes
 
 
