@@ -137,6 +137,7 @@ class Refusal(StrEnum):
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region without a free replica for this model
+    ELSEWHERE = "elsewhere"  # a peer region that held it: another serves it sooner by now
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
     NO_OFFLINE_ROOM = "no_offline_room"  # offline work, and the replica or region takes no more now

@@ -245,8 +245,14 @@ class RouterCore:
             self._forwarded_queue.notify(request, now)
 
     def _begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
-        """Begin an attempt, unless it would be too late, which at home depends on an objective."""
+        """Begin an attempt, unless it would be too late, which at home depends on an objective.
+
+        A peer's request that another region serves sooner goes back to its own.
+        """
         request = record.request
+        if request.answer_inbox is not None and place.placement is Placement.PEER:
+            self._completion.hand_back(record, request.answer_inbox, now)
+            return
         if record.held_since is not None:
             self._admission.released(request, now)
         may_be_late = request.slo_ttft_s is not None or place.placement is not Placement.LOCAL

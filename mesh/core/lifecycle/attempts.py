@@ -315,6 +315,12 @@ class Completion:
         """Refuse a peer's request, placed or held; `inbox`: of the peer's router."""
         self._effects.append(fx.RefusePeer(request.key, inbox, why, self._fresh(now)))
 
+    def hand_back(self, record: RequestRecord, inbox: str, now: float) -> None:
+        """Let the peer place its request elsewhere, which was held here; `inbox`: of its router."""
+        self.end(record, now)
+        self._forwarded_queue.leave(record.request)
+        self.refuse(record.request, inbox, Refusal.ELSEWHERE, now)
+
     def end_copy(self, record: RequestRecord, now: float) -> bool:
         """End the copy of a request, which neither waits nor is tried again; False for others."""
         if record.request.shadow:

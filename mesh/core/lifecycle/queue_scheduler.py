@@ -134,7 +134,7 @@ class QueueScheduler:
                 ahead[work] += 1
                 continue
             queue = len(self._held)
-            place = self._placer.place(request, avoid, now, ahead[work], queue)
+            place = self._placer.place(request, avoid, now, ahead[work], queue, is_held=True)
             record.decided(place)
             ahead[work] += place.target is None
             if place.target is not None:

@@ -207,18 +207,27 @@ class Placer:
         return self.residency.refuses_here(request, self._replicas)
 
     def place(
-        self, request: Request, avoid: Collection[str], now: float, ahead: int = 0, queue: int = 1
+        self,
+        request: Request,
+        avoid: Collection[str],
+        now: float,
+        ahead: int = 0,
+        queue: int = 1,
+        *,
+        is_held: bool = False,
     ) -> PlacementResult:
         """Choose a place; changes no state. Places in `avoid` failed this request before.
 
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
-        here, held ones and this one.
+        here, held ones and this one. `is_held`: it is one of them; of a peer's request, a peer is
+        chosen if it is to be handed back, for a region that serves it sooner.
         """
         pair = self._pair_of(request)
         local = self._local_layer(pair, request, avoid, now, ahead)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
-        if request.answer_inbox is not None or not self._may_forward or request.shadow:
+        stays = request.answer_inbox is not None and not (is_held and pair.local.judges_load)
+        if stays or not self._may_forward or request.shadow:
             if local.free:
                 return self._choose(pair, pair.local, request, local.free, now, local)
             within = self.residency.within(request)

@@ -25,8 +25,9 @@ All places that serve the model are candidates, busy or not, because the busy ho
 prefix may still be the quickest. A replica is *open* while the prompts queued there take less than
 QUEUE_S: enough to keep it busy until its next heartbeat. If the cheapest is a replica that is not
 open, the request is held, to be placed by later information. If it is a peer, it goes there, and
-waits there if it must: which of its replicas becomes free is known there first. Near ties are
-broken at random. Of a large fleet the candidates are a sample (`mesh.core.view.replica_sampling`).
+waits there if it must: which of its replicas becomes free is known there first. If another region
+becomes cheaper meanwhile, it is handed back. Near ties are broken at random. Of a large fleet the
+candidates are a sample (`mesh.core.view.replica_sampling`).
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first, peers only
 when full (a distant idle replica is often nearer in seconds); charging how much one more in a batch

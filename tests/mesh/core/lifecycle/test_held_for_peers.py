@@ -5,9 +5,10 @@ import pytest
 from mesh.core.lifecycle.forwarded import HELD_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
 from schemas.exchange import HELD_S, Refusal
-from schemas.state import ReplicaState
-from tests.mesh.core.build import ROUTER, beat, core, digest, foreign, request
+from schemas.state import ModelCapacity, ReplicaState
+from tests.mesh.core.build import AP, MODEL, ROUTER, beat, core, digest, foreign, request
 
 BUSY = {"prefill_queued_tokens": 20_000, "pending": 4, "running": 8}  # two seconds of work
 IDLE = {"prefill_queued_tokens": 0, "pending": 0, "running": 0}
@@ -17,7 +18,7 @@ class Region:
     """Region us with one replica."""
 
     def __init__(self, **settings):
-        self.core = core(policy="mesh", **settings)
+        self.core = core(**({"policy": "mesh"} | settings))
         self.seq = 0
 
     def hear(self, now=0.0, **fields):
@@ -108,6 +109,60 @@ def test_it_goes_no_further_whatever_its_hops_say(region):
     for key, hops in enumerate((0, 1, 2)):
         assert of(fx.TellHeld, region.ask(foreign(key, hops=hops)))
     assert not of(fx.Forward, region.tick(0.1))
+
+
+def digest_of(region, wait_s):
+    """Of a region with one replica, whose queue takes so long; ours takes two seconds."""
+    capacity = ModelCapacity(ready=1, free=1, wait_s=wait_s, running=0.0)
+    return digest(region, models={MODEL: capacity}, prefill_s_per_token=1e-4)
+
+
+def handed_back(effects):
+    return [(r.key, r.answer_inbox) for r in of(fx.RefusePeer, effects) if r.reason == "elsewhere"]
+
+
+@pytest.mark.parametrize("sooner", ["ap", "eu"], ids=["a third region", "its own region"])
+def test_it_is_handed_back_once_another_region_serves_it_sooner(region, sooner):
+    region.ask(foreign(1))
+    assert not handed_back(region.tick(0.2)), "no other region is known"
+    effects = region.core.handle(ev.DigestSeen(digest_of(sooner, 0.0)), 0.3)
+    assert handed_back(effects) == [(1, "inbox-1")]
+    assert not of(fx.Forward, effects)
+    assert not region.core.inflight
+    assert not len(region.core.held)
+    assert not of(fx.TellHeld, region.tick(2 * HELD_S))
+
+
+def test_it_stays_where_it_is_served_soonest(region):
+    region.ask(foreign(1))
+    assert not handed_back(region.core.handle(ev.DigestSeen(digest_of("ap", 9.0)), 0.1))
+    assert placed(region.hear(0.2, **IDLE)) == [(1, "inbox-1")]
+
+
+def test_it_is_not_handed_back_by_a_region_that_looks_at_no_peers():
+    region = Region(hops_max=0)
+    region.hear(**BUSY)
+    assert of(fx.TellHeld, region.ask(foreign(1)))
+    assert not handed_back(region.core.handle(ev.DigestSeen(digest_of("ap", 0.0)), 0.1))
+
+
+def test_it_is_not_handed_back_by_a_policy_that_prices_nothing(region):
+    region.ask(foreign(1))
+    region.hear(0.1, **BUSY, full=True)
+    region.core.handle(ev.SettingsChanged(RouterSettings(policy="least-load")), 0.1)
+    assert not handed_back(region.core.handle(ev.DigestSeen(digest_of("ap", 0.0)), 0.2))
+    assert placed(region.hear(0.3, **IDLE)) == [(1, "inbox-1")]
+
+
+def test_what_was_handed_back_is_placed_anew_at_home():
+    home = Region()
+    home.hear(**BUSY)
+    home.core.handle(ev.DigestSeen(digest_of("ap", 0.0)), 0.0)
+    [sent] = of(fx.Forward, home.ask(request(1)))
+    assert sent.peer == AP
+    home.hear(0.5, **IDLE)
+    refused = ev.AttemptRefused(1, sent.attempt, Refusal.ELSEWHERE, AP, None, -1, -1)
+    assert placed(home.core.handle(refused, 0.5)) == [(1, None)]
 
 
 def test_a_peers_held_request_does_not_block_forwarding(region):
