@@ -47,7 +47,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheView, keep
 from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
-from mesh.core.policies.mesh_price import Price, first_token, own_s, score
+from mesh.core.policies.mesh_price import Price, PriceRow, first_token, own_s, score
 from mesh.core.policies.mesh_prices import TIE_S, Prices, near_s, with_prefills
 from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
 from mesh.core.prefixes.prefix_index import PrefixIndex
@@ -57,6 +57,11 @@ from schemas.ids import ModelId
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 QUEUE_S = 0.5
 QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
+# A peer's held request is handed back once it costs over so many times as much here as in another
+# region: prices of far replicas are by older news. Simulated, two seeds, video questions on L4s at
+# load 0.6 and long documents on H100s at load 1.0: with 1 requests were placed 1.5 and 2.4 times,
+# with 1.5 1.1 times each, and mean times to first token were 0.56 and 0.55 of those without.
+CLEARLY = 1.5
 EXPECTED_MAX = 65_536  # placements whose first token has not come
 MODELS_MAX = 256  # with speeds of their own; the oldest out first
 
@@ -127,6 +132,8 @@ class MeshPolicy:
         else:  # pairs come first
             holders = self._caches.of(request, with_prefills(targets))
             rows = prices.with_pairs(targets, holders)
+        if request.answer_inbox is not None:
+            rows = _here_unless_dear(rows)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = near_s(picked[0])
@@ -309,6 +316,13 @@ class MeshPolicy:
     def _weigh(self, speeds: SpeedModel) -> None:
         speeds.stall_weight = self._options.stall_weight
         speeds.batch_weight = self._options.batch_weight if speeds.generates else 0.0
+
+
+def _here_unless_dear(rows: list[PriceRow]) -> list[PriceRow]:
+    """Of a peer's request that waits here: without other regions, if none is clearly cheaper."""
+    here = [row for row in rows if row[1].peer is None]
+    least_s = min([row[0] for row in rows])
+    return here if here and least_s * CLEARLY > min([row[0] for row in here]) else rows
 
 
 def _starves(price: Price, waited_s: float) -> bool:

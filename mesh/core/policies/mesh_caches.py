@@ -4,7 +4,8 @@
 it is computed, a prompt is in the queue that is priced as well); what peers announce; and answers,
 which engines keep too. The next turn of a chat begins with the last prompt *and its answer*, whose
 text a router doesn't read; so a prompt that continues exactly where a served one ended counts as
-held as far as that prompt and its answer were long.
+held as far as that prompt and its answer were long. What was forwarded to a peer counts as held
+until it is answered; if the peer announces it by then, the peer alone says how long it holds it.
 
 Estimates are checked against what engines report, unless their KV events say more. An engine
 evicts by age: if it no longer had a block last used at time t, everything last used before t is
@@ -35,6 +36,7 @@ SETTLED_S = 5.0
 SCALE_MIN = 0.1  # of an owner's room
 SCALE_LOST = 0.25  # how far one miss goes from the room credited to what is left
 SCALE_GAINED = 1.01  # by each confirmed hit
+NOT_ENDED: Mapping[str, int] = {}
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -137,7 +139,8 @@ class CacheView:
         for name, depths in announced.holders(prompt.hashes, names).items():
             known, depth = there.get(name, HELD_NOTHING), depths.pop("")
             if depth > known.blocks:
-                tokens = min(prompt.held_tokens(depth), most)
+                ended = self._peers.ends.get(prompt.hashes[depth - 1], NOT_ENDED).get(name, 0)
+                tokens = min(max(prompt.held_tokens(depth), ended), most)
                 known = there[name] = HeldPrefix(depth, max(tokens, known.tokens))
             for replica, depth in depths.items():
                 # Of an answer that followed the prompt only the region is known.
@@ -174,8 +177,18 @@ class CacheView:
             tokens = request.prompt.tokens + served.output_tokens
             self._layer(spot).ended(spot.name, hashes[-1], tokens)
         # A region chooses among its replicas itself: a miss of one says nothing about the others.
-        if estimate is not None and spot.kind is CandidateKind.REPLICA:
+        if spot.kind is CandidateKind.PEER:
+            self._leave_to_peer(spot.name, hashes)
+        elif estimate is not None:
             self.check(request, spot.name, served, estimate)
+
+    def _leave_to_peer(self, name: str, hashes: Sequence[int]) -> None:
+        """Of a prompt that a peer announces rely on that alone: it tells when it evicts it."""
+        index = self._peers.index
+        if index.announced is None:
+            return
+        if index.announced.depths(hashes, (name,)).get(name) == len(hashes):
+            index.remove(name, hashes)
 
     def check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
         """Correct what a replica is taken to hold by what it turned out to have cached."""

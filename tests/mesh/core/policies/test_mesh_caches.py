@@ -260,3 +260,55 @@ def test_what_a_reporting_replica_will_evict_for_others_is_not_counted_on(caches
     assert held(caches, again, "a") == [HeldPrefix(2, 200)]
     caches.placed(asked(6, "MNOPQ"), spot("a"), 6.0)
     assert held(caches, again, "a") == [HELD_NOTHING]
+
+
+class Announced:
+    """How much of each prompt region eu announces, and that no replica is named."""
+
+    def __init__(self, blocks=0):
+        self.blocks = blocks
+
+    def depths(self, hashes, owners):
+        return {"eu": min(self.blocks, len(hashes))} if self.blocks else {}
+
+    def holders(self, hashes, owners):
+        return {owner: {"": depth} for owner, depth in self.depths(hashes, owners).items()}
+
+
+def answered_by_peer(caches, announced_blocks, output_tokens=None):
+    """A prompt of three blocks is forwarded, and so much of it announced when it is answered."""
+    announced = Announced(announced_blocks)
+    caches.indexes[CandidateKind.PEER].announced = announced
+    one = asked(1, "ABC")
+    caches.placed(one, EU, 0.0)
+    caches.served(one, EU, Served(output_tokens=output_tokens))
+    return announced
+
+
+def held_by_peer(caches, one):
+    return caches.of(one, [Target("eu", 0, CandidateKind.PEER, peer=object())]).peers.get("eu")
+
+
+def test_what_a_peer_announced_is_held_there_until_it_says_otherwise(caches):
+    announced = answered_by_peer(caches, 3)
+    assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(3, 300)
+    announced.blocks = 1
+    assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(1, 100)
+
+
+@pytest.mark.parametrize("blocks", [0, 2], ids=["nothing", "a part"])
+def test_what_a_peer_did_not_announce_by_then_still_counts(caches, blocks):
+    announced = answered_by_peer(caches, blocks)
+    announced.blocks = 0
+    assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(3, 300)
+
+
+def test_what_is_on_its_way_to_a_peer_counts_before_it_is_announced(caches):
+    caches.indexes[CandidateKind.PEER].announced = Announced()
+    caches.placed(asked(1, "ABC"), EU, 0.0)
+    assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(3, 300)
+
+
+def test_the_answer_after_an_announced_prompt_is_held_too(caches):
+    answered_by_peer(caches, 3, output_tokens=50)
+    assert held_by_peer(caches, asked(2, "ABC", more_tokens=90)) == HeldPrefix(3, 350)
