@@ -104,7 +104,7 @@ async def test_it_is_explained_from_either_side(tmp_path):
         assert held["placement"] == "hold"
         assert f"held (policy mesh): {held['reason']}" in text
         assert made["held_s"] == pytest.approx(asked["peer_held_s"], abs=1e-3)
-        assert [each["name"] for each in made["candidates"]] == ["eu-0"]
+        assert [each["name"] for each in made["candidates"]] == ["eu-0", "us"]
 
         shutil.copytree(tmp_path / "rendered" / "eu", tmp_path / "only-eu" / "eu")
         status, text, errors = await explained(tmp_path, "only-eu", "held-1")
