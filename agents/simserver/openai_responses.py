@@ -107,7 +107,8 @@ class KeptResponses:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         self._found(request)
-        raise ApiError(400, "Cannot cancel a synchronous response.", "response_id")
+        message = "Cannot cancel a synchronous response."
+        raise ApiError(400, message, "response_id", "response_not_cancellable")
 
     async def _input(self, request: web.Request) -> web.Response:
         name, kept, _ = self._found(request)
