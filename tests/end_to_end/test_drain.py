@@ -138,6 +138,8 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         assert (code, said) == (0, "replica us-0: work is sent there again\n")
         await is_open(mesh, "us-0")
         await clients.serves_again("us-0")
+        code, said = await mesh_command(tmp_path, "undrain", "us-0", "us-1")
+        assert (code, said) == (0, "replicas us-0, us-1: not drained, nothing changes\n")
 
         # Everything that is named, once for each region.
         code, said = await mesh_command(tmp_path, "drain", "us-1", "us/us-0", "us", "us-1")
@@ -159,8 +161,9 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         header, *rows = [re.split(r"  +", line) for line in said.splitlines()]
         assert header == ["region", "number", "at", "by", "command", "then drained", "reason"]
         assert [[row[1], *row[4:]] for row in rows] == [
-            ["4", "undrain region us", "none"],
-            ["3", "drain region us", "all"],
+            ["5", "undrain region us", "none"],
+            ["4", "drain region us", "all"],
+            ["3", "undrain replicas us-0, us-1", "none"],
             ["2", "undrain replica us-0", "none"],
             ["1", "drain replica us-0", "us-0", "new fan"],
         ]
