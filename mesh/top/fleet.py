@@ -331,7 +331,7 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
         kv_used_ratio=beat.kv_used_ratio,
         prefix_hit_ratio=beat.prefix_hit_ratio,
         queued_tokens=beat.prefill_queued_tokens,
-        decode_tokens_per_s=beat.decode_tokens_per_s,
+        decode_tokens_per_s=beat.decode_tokens_per_s if beat.running or beat.outstanding else None,
         served=beat.served_total,
         refused=beat.refused_total,
         engine=beat.engine if beat.kv is None else f"{beat.engine} {beat.kv.role}",

@@ -115,6 +115,16 @@ def test_before_its_first_connection_succeeds_or_fails_a_bus_is_connecting_witho
     assert fleet.frame(1.0).notes == ("us: its bus is away: no bus at x",)
 
 
+def test_the_speed_of_answers_is_that_of_replicas_that_run_some():
+    fleet = watched("us")
+    fast = {"decode_tokens_per_s": 40.0}
+    fleet.heartbeat(beat("us-0", **fast, running=1, outstanding=0), 1.0)
+    fleet.heartbeat(beat("us-1", **fast, running=0, outstanding=0), 1.0)
+    fleet.heartbeat(beat("eu-0", **fast, running=None, outstanding=2), 1.0)
+    shown = {name: row.decode_tokens_per_s for name, row in replicas(fleet, 1.0).items()}
+    assert shown == {"us-0": 40.0, "us-1": None, "eu-0": 40.0}
+
+
 def test_while_a_bus_is_away_the_last_state_stays_with_its_age():
     fleet = watched("us", "eu")
     fleet.heartbeat(beat("us-0"), 1.0)
