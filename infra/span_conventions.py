@@ -30,7 +30,7 @@ _TYPES = {PUBLISH: "send", PROCESS: "process"}
 _OPERATIONS: Mapping[str, str] = {
     CHAT: "chat",
     COMPLETIONS: "text_completion",
-    RESPONSE: "kept_response",
+    RESPONSE: "responses",
 }
 SERVER_ERROR = 500
 
