@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from schemas import subjects
 from schemas.http import CHAT, COMPLETIONS
+from schemas.response_calls import RESPONSE
 
 Attribute = str | int | float | bool
 Attributes = dict[str, Attribute]
@@ -26,7 +27,11 @@ INGRESS_TEMPLATE = subjects.ingress("{region}")
 INGRESS_WITHIN_TEMPLATE = subjects.ingress_within("{region}", "{label}")
 PUBLISH, PROCESS = "publish", "process"
 _TYPES = {PUBLISH: "send", PROCESS: "process"}
-_OPERATIONS: Mapping[str, str] = {CHAT: "chat", COMPLETIONS: "text_completion"}
+_OPERATIONS: Mapping[str, str] = {
+    CHAT: "chat",
+    COMPLETIONS: "text_completion",
+    RESPONSE: "responses",
+}
 SERVER_ERROR = 500
 
 

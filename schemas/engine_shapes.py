@@ -26,8 +26,8 @@ class MessagesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """OpenAI's Responses, without state: `previous_response_id`, `conversation` and `background`
-    are refused. Every other field passes to the engine untouched."""
+    """OpenAI's Responses. `conversation` and `background` are refused. Every other field passes to
+    the engine untouched."""
 
     __pydantic_config__ = ConfigDict(extra="allow")
 

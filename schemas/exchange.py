@@ -54,6 +54,7 @@ H_WARM = "Mesh-Warm"  # "1": a warm-up, which no client waits for; only where th
 H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
+H_CALL = "Mesh-Call"  # about a response that the keeper keeps, e.g. "GET /v1/responses/resp_…"
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 H_STAGE = "Mesh-Stage"  # "prefill" or "decode": the agent's engine computes one stage of a pair
 H_KV_PARAMS = "Mesh-Kv-Params"  # of the decode stage: what the prefill engine answered, as JSON
@@ -137,6 +138,7 @@ class Refusal(StrEnum):
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region without a free replica for this model
+    NOT_KEPT = "not_kept"  # a peer region without the replica that kept the response; none has it
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
     NO_OFFLINE_ROOM = "no_offline_room"  # offline work, and the replica or region takes no more now

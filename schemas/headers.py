@@ -20,6 +20,7 @@ from schemas.kv_transfer import (
 )
 from schemas.request_headers import ENGINE_HEADERS
 from schemas.residency import TEXT_CHARS_MAX
+from schemas.response_calls import CALL_CHARS_MAX, CALL_PATTERN
 from schemas.subjects import INBOX_ROOT
 
 _NAME = NAME_PATTERN.removeprefix("^").removesuffix("$")
@@ -113,6 +114,13 @@ REQUEST = (
             NAME_PATTERN,
             "The replica, of the region that is asked, which keeps the response that it goes on "
             "with.",
+        ),
+        Header(
+            exchange.H_CALL,
+            CALL_PATTERN,
+            "What is asked about a response that the keeper keeps: method and target. Then there "
+            "is no body, and the model is not read.",
+            chars_max=CALL_CHARS_MAX,
         ),
         Header(
             exchange.H_WARM,

@@ -314,9 +314,9 @@ class Fault(Enum):
         400,
         BAD,
         "previous_response_not_found",
-        "The request builds on a response or conversation that an engine would have to keep; the "
-        "mesh keeps none. Send the whole input.",
+        "No replica keeps the response or conversation that it builds on. Send the whole input.",
     )
+    RESPONSE_UNKNOWN = FaultKind(404, BAD, "response_not_found", "No replica keeps it.")
     REQUEST_TIMEOUT = FaultKind(
         408, BAD, "request_timeout", "The request's headers or body arrive too slowly."
     )

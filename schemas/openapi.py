@@ -7,12 +7,13 @@ from schemas import http
 from schemas.batch import Purpose
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, FILES_MAX, FileUpload
 from schemas.describe import COMPONENT, components
-from schemas.engine_routes import ENGINE_ROUTES, error_form
+from schemas.engine_routes import GENERATING_PATHS, error_form
 from schemas.engine_shapes import AnthropicError, EngineAnswer
 from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
 from schemas.headers import LABELS_PATTERN
 from schemas.http import Answer, ErrorForm, Fault
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.response_calls import METHODS
 from schemas.routes import FORMS, ROUTES, Route
 
 VERSION = "1.0.0"
@@ -103,6 +104,16 @@ RESIDENCY_ONLY = (http.H_REQUEST_ID, http.H_RESIDENCY)  # that a batch obeys
 ORDERS = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}
 AFTER = {"type": "string"}
 QUERIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "retrieveResponse": {
+        "include": ("What else the answer is to have; the engine's.", {"type": "string"}),
+        "stream": ("Kept responses are not streamed again.", {"enum": [False]}),
+    },
+    "listInputItems": {
+        "limit": ("Most items; the engine's.", {"type": "integer", "minimum": 1}),
+        "order": ("By their place in the input; the engine's.", ORDERS),
+        "after": ("Only items behind the one of this id; the engine's.", AFTER),
+        "include": ("What else the items are to have; the engine's.", {"type": "string"}),
+    },
     "listFiles": {
         "purpose": ("Only files of this purpose.", {"enum": [each.value for each in Purpose]}),
         "limit": ("Most files.", {"type": "integer", "minimum": 1, "maximum": FILES_MAX,
@@ -118,6 +129,7 @@ QUERIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 PATH_PARAMETERS = {
     "model": "Model name; its slashes need no escape.",
+    "response_id": "As createResponse gives it.",
     "file_id": "As uploads and lists give it.",
     "batch_id": "As createBatch and lists give it.",
 }
@@ -198,7 +210,8 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     names = [http.H_REQUEST_ID]
-    if route.request is not None and route.request is not FileUpload:
+    is_work = route.request is not None or route.path in METHODS
+    if is_work and route.request is not FileUpload:
         names = list(RESIDENCY_ONLY if route.path == http.BATCHES else REQUEST_HEADERS)
     found: list[dict[str, Any]] = [_ref("parameters", name) for name in names]
     for name, about in PATH_PARAMETERS.items():
@@ -252,7 +265,7 @@ def _error(faults: list[Fault], shape: type[Any]) -> dict[str, Any]:
 
 
 def _generates(path: str) -> bool:
-    return ENGINE_ROUTES[path].generates
+    return path in GENERATING_PATHS
 
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ SECRET_BYTES = 16  # whoever guesses an id reads another's conversation
 OWNER_HEX = 16
 CHARS_MAX = 128  # two names of 32, the secret and the owner have 124
 _NAME = NAME_PATTERN.removeprefix("^").removesuffix("$")
+ID_PATTERN = (  # without the names of its parts, for documents
+    rf"resp_mesh_{_NAME}_{_NAME}_[0-9a-f]{{{2 * SECRET_BYTES + OWNER_HEX}}}"
+)
 _HEX = rf"(?P<secret>[0-9a-f]{{{2 * SECRET_BYTES}}})(?P<owner>[0-9a-f]{{{OWNER_HEX}}})"
 _ID = re.compile(rf"resp_mesh_(?P<region>{_NAME})_(?P<replica>{_NAME})_{_HEX}")
 

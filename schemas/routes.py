@@ -57,6 +57,7 @@ from schemas.http import (
     Readiness,
     RegionList,
 )
+from schemas.response_calls import RESPONSE, RESPONSE_CANCEL, RESPONSE_INPUT
 
 
 class Route(NamedTuple):
@@ -83,12 +84,18 @@ _ELSEWHERE = frozenset(
     (
         *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.KEY_MISSING, Fault.NO_BATCH),
         *(Fault.FILE_UNKNOWN, Fault.BATCH_UNKNOWN, Fault.BATCH_OVER, Fault.FILE_TOO_LARGE),
-        Fault.STATE_GONE,
+        *(Fault.STATE_GONE, Fault.RESPONSE_UNKNOWN),
         *(Fault.RANGE_WRONG, Fault.BATCHES_FULL, Fault.TRANSFERS_FULL),
         *(Fault.STORE_AWAY, Fault.STORE_FULL),
     )
 )
 _OPTIONAL_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
+_OF_BODIES = (Fault.BODY_TOO_LARGE, Fault.REQUEST_TIMEOUT, Fault.EXPECTATION)
+_OF_MODELS = (Fault.MODEL_UNKNOWN, Fault.PATH_UNSERVED)
+_CALL_FAULTS = (
+    *(fault for fault in _OPTIONAL_FAULTS if fault not in (*_OF_BODIES, *_OF_MODELS)),
+    Fault.RESPONSE_UNKNOWN,
+)
 _WORK_FAULTS = tuple(fault for fault in _OPTIONAL_FAULTS if fault is not Fault.PATH_UNSERVED)
 _PROMPT_WORK = (
     (RERANK, "rerank", "Documents by how well they fit a query; `/rerank` is the same."),
@@ -97,6 +104,12 @@ _PROMPT_WORK = (
     (POOLING, "pool", "What a model's pooler makes of texts."),
     (TOKENIZE, "tokenize", "The tokens of a text or a chat."),
     (DETOKENIZE, "detokenize", "The text of tokens."),
+)
+_RESPONSE_CALLS = (
+    ("GET", RESPONSE, "retrieveResponse", "A response, from the replica that keeps it."),
+    ("DELETE", RESPONSE, "deleteResponse", "Forget it, where the engine can."),
+    ("POST", RESPONSE_CANCEL, "cancelResponse", "Stop it, where the engine can."),
+    ("GET", RESPONSE_INPUT, "listInputItems", "Its input, where the engine lists that."),
 )
 _NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
 ROUTES = (
@@ -144,10 +157,14 @@ ROUTES = (
         "POST",
         RESPONSES,
         "createResponse",
-        "OpenAI's Responses without state, where an engine of the model answers them.",
+        "OpenAI's Responses, where an engine of the model answers them.",
         (*_OPTIONAL_FAULTS, Fault.STATE_GONE),
         ResponsesRequest,
         EngineAnswer,
+    ),
+    *(
+        Route(method, path, name, about, _CALL_FAULTS, answer=EngineAnswer)
+        for method, path, name, about in _RESPONSE_CALLS
     ),
     Route(
         "POST",

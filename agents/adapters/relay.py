@@ -128,7 +128,7 @@ class Relay:
         """`adapter`: the one that the request is for, if it is not for a model. `transfer`: of KV
         caches between engines, where this one has a part in pairs."""
         self._adapter = adapter
-        self._stage, self._transfer = start.stage, transfer
+        self._stage, self._transfer, self._call = start.stage, transfer, start.call
         self._inbox, self._path, self._request_id = start.inbox, start.path, start.request_id
         self._body = start.body
         self._engine = engine
@@ -144,7 +144,7 @@ class Relay:
         self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         self._for_engine = for_engine(start.headers)
         named = start.headers.get(H_MODEL)
-        self._model = None if named is None else decode_model(named)
+        self._model = None if named is None or self._call else decode_model(named)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
@@ -175,7 +175,7 @@ class Relay:
 
     async def run(self) -> RelayEnded:
         result = self._aborted or await self._result()
-        usage = self._usage() if self._tail.total else NO_USAGE
+        usage = self._usage() if self._tail.total and not self._call else NO_USAGE  # not its own
         ttft_s = -1.0 if self._first_byte_at is None else self._first_byte_at - self._started_at
         if self._trace.is_recording:
             self._send_spans(result, usage)
@@ -212,6 +212,7 @@ class Relay:
         ttft_s = None if began_at is None else began_at - self._started_at
         self._trace.send(
             Answered(result.outcome, result.detail, usage, self._status, ttft_s, self._streamed),
+            method="POST" if self._call is None else self._call.method,
             path=self._path,
             region=self._region,
             replica=self._replica,
@@ -240,20 +241,15 @@ class Relay:
         headers = {"Content-Type": JSON, **self._trace.headers, **self._for_engine}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
-        api = self._engine.api
+        api, method, target = self._engine.api, "POST", self._path
         try:
             body, self._body = self._body, b""
-            if self._transfer is not None:
-                body = self._for_transfer(body, self._transfer, headers)
-            if self._adds_usage and self._engine.asks_usage:
-                body = with_usage_requested(body)
-                self._removal = UsageEventRemoval()
-            if self._path == RESPONSES and self._engine.takes_response_ids:
-                secret = os.urandom(SECRET_BYTES)
-                name = response_id(self._region, self._replica, secret, self._tenant)
-                body = with_response_id(body, name)
+            if self._call is None:
+                body = self._own_body(body, headers)
+            else:
+                method, target, body = self._call.method, self._call.target, b""
             named, body = self._engine.addressed(headers, body, self._adapter)
-            response = await api.request("POST", self._path, named, body)
+            response = await api.request(method, target, named, body)
             del body  # up to 32 MiB that are not needed during a long response
             self._response = response
             relay = self._hand_out if self._is_prefill else self._relay
@@ -267,6 +263,19 @@ class Relay:
             return self._received or RelayResult(Outcome.ENGINE_LOST, _described(problem))
         except (HttpBroken, StageInvalid) as problem:
             return self._received or RelayResult(Outcome.ENGINE_BROKEN, _described(problem))
+
+    def _own_body(self, body: bytes, headers: dict[str, str]) -> bytes:
+        """The client's body with what this engine is to have besides. Raises StageInvalid."""
+        if self._transfer is not None:
+            body = self._for_transfer(body, self._transfer, headers)
+        if self._adds_usage and self._engine.asks_usage:
+            body = with_usage_requested(body)
+            self._removal = UsageEventRemoval()
+        if self._path == RESPONSES and self._engine.takes_response_ids:
+            secret = os.urandom(SECRET_BYTES)
+            name = response_id(self._region, self._replica, secret, self._tenant)
+            body = with_response_id(body, name)
+        return body
 
     def _for_transfer(self, body: bytes, kind: TransferKind, headers: dict[str, str]) -> bytes:
         """The body for an engine that gives its KV cache to others, or gets it. Raises
@@ -416,7 +425,7 @@ class Relay:
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()
-        if self._is_good:
+        if self._is_good and self._call is None:  # an engine that hangs may answer such a call
             self._engine.last_byte_at = now
         self._tail.add(chunk)
         if self._removal is not None and self._streamed:

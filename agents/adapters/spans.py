@@ -72,6 +72,7 @@ class AnswerTrace:
         self,
         answered: Answered,
         *,
+        method: str,
         path: str,
         region: RegionId,
         replica: ReplicaId,
@@ -79,12 +80,13 @@ class AnswerTrace:
         engine: Address,
     ) -> None:
         """Send both spans, soon. `kind`: of the engine."""
-        send = partial(self._send, answered, path, region, replica, kind, engine, time_ns())
+        send = partial(self._send, answered, method, path, region, replica, kind, engine, time_ns())
         self._tracer.later(send)
 
     def _send(
         self,
         answered: Answered,
+        method: str,
         path: str,
         region: RegionId,
         replica: ReplicaId,
@@ -114,7 +116,7 @@ class AnswerTrace:
         )
         if not self._engine_began_ns:
             return  # it was cancelled before
-        call = self._call(answered, path, kind, engine)
+        call = self._call(answered, method, path, kind, engine)
         self._tracer.send(
             f"{call[names.OPERATION]} {call[names.MODEL]}".strip(),
             self._engine,
@@ -126,11 +128,13 @@ class AnswerTrace:
             error=answered.detail if error else "",
         )
 
-    def _call(self, answered: Answered, path: str, kind: str, engine: Address) -> Attributes:
+    def _call(
+        self, answered: Answered, method: str, path: str, kind: str, engine: Address
+    ) -> Attributes:
         """The attributes of the request to the engine."""
         usage = answered.usage
         about = names.asked_of_model(path, _model(self._received), kind)
-        about |= {names.ADDRESS: engine.host, names.PORT: engine.port, names.METHOD: "POST"}
+        about |= {names.ADDRESS: engine.host, names.PORT: engine.port, names.METHOD: method}
         about |= names.tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         if answered.status is not None:
             about[names.STATUS] = answered.status

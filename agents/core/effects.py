@@ -7,6 +7,7 @@ from agents.core.events import RouterKey
 from agents.core.kv_stages import KvStage
 from schemas.exchange import BodyWanted, Outcome, Refused
 from schemas.ids import ModelId
+from schemas.response_calls import ResponseCall
 from schemas.state import Heartbeat
 
 
@@ -53,6 +54,7 @@ class StartRelay:
     body: bytes
     headers: Mapping[str, str]  # of the work message: they carry the trace
     stage: KvStage | None = None  # the engine computes only that
+    call: ResponseCall | None = None  # with no body: this instead of a POST to the path
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from typing import NamedTuple
 
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
 from schemas.engine_routes import PLAIN_PATHS
+from schemas.http import RESPONSES
 from schemas.ids import ModelId
+from schemas.response_calls import METHODS
 from schemas.state import ModelCard
 
 SETTLED_MAX = 4096  # remembered between two scrapes
@@ -298,7 +300,9 @@ class EngineLoad:
             self.adapters = event.adapters
 
     def serves(self, model: ModelId, path: str) -> bool:
-        """Whether it has the model and answers on that path."""
+        """Whether it has the model and answers on that path; a call about a response names none."""
+        if path in METHODS:
+            return self.answers_on(RESPONSES)
         return model in self.models and self.answers_on(path)
 
     def answers_on(self, path: str) -> bool:

@@ -20,10 +20,11 @@ administrative endpoints through its agent: one of the table of routes, or one t
 operator lists (`EngineLoad.serves`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import TypeVar
 
 from agents.core.effects import StartRelay
 from agents.core.engine_load import PrefillLine, ScrapeCounters
@@ -35,6 +36,7 @@ from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import (
     BODY_BYTES_MAX,
     H_BODY_BYTES,
+    H_CALL,
     H_DEADLINE_MS,
     H_FROM,
     H_HANDOFF,
@@ -61,7 +63,9 @@ from schemas.ids import (
 )
 from schemas.kv_transfer import KvRole
 from schemas.residency import Labels, parse_labels
+from schemas.response_calls import ResponseCall, parse_call
 
+V = TypeVar("V")
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
 DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
@@ -99,6 +103,7 @@ class WorkRequest:
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
     stage: KvStage | None = None  # of a pair's two, the one that this engine computes
+    call: ResponseCall | None = None  # about a response that the engine keeps: of whatever model
 
     @property
     def generates(self) -> bool:
@@ -131,8 +136,9 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
     path = headers.get(H_PATH, "")
     if not is_path(path):
         raise BadWork(f"{H_PATH} {path[:80]!r} is no path of an engine's route")
-    parts = _body_bytes(headers)
-    if parts is None and not body:
+    call = _optional(headers, H_CALL, parse_call)
+    path, parts = (path, _body_bytes(headers)) if call is None else (call.path, None)
+    if parts is None and not body and call is None:
         raise BadWork("an empty body")
     request_id = headers.get(H_REQUEST, "")
     try:
@@ -140,19 +146,20 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
     except ValueError as error:
         raise BadWork(f"{H_MODEL}: {error}"[:300]) from error
     return WorkRequest(
-        model=model,
+        model=model if call is None else ModelId(""),
         path=path,
         deadline_s=_deadline_s(headers),
         body_bytes=parts,
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
         may_queue=headers.get(H_MAY_QUEUE) == "1",
-        residency=_residency(headers),
+        residency=_optional(headers, H_RESIDENCY, parse_labels) or (),
         warm=headers.get(H_WARM) == "1",
         offline=headers.get(H_OFFLINE) == "1",
         owner=_owner(headers),
         term=_number(headers.get(H_TERM, "")),
         stage=_stage(headers, path) if H_STAGE in headers else None,
         request_id=request_id if is_request_id(request_id) else "",
+        call=call,
     )
 
 
@@ -167,12 +174,17 @@ def parse_handoff(headers: Mapping[str, str]) -> HandoffNumber | None:
     return None if number is None else HandoffNumber(RouterId(router), number, owner)
 
 
-def _owner(headers: Mapping[str, str]) -> RegionId | None:
-    owner = headers.get(H_OWNER)
+def _optional(headers: Mapping[str, str], name: str, read: Callable[[str], V]) -> V | None:
+    """What `read` makes of that header, which raises ValueError; None if there is none."""
+    text = headers.get(name)
     try:
-        return None if owner is None else RegionId(checked_name("region", owner))
-    except NameInvalid as error:
-        raise BadWork(f"{H_OWNER}: {error}"[:300]) from error
+        return None if text is None else read(text)
+    except ValueError as error:
+        raise BadWork(f"{name}: {error}"[:300]) from error
+
+
+def _owner(headers: Mapping[str, str]) -> RegionId | None:
+    return _optional(headers, H_OWNER, lambda name: RegionId(checked_name("region", name)))
 
 
 def _stage(headers: Mapping[str, str], path: str) -> KvStage:
@@ -182,14 +194,6 @@ def _stage(headers: Mapping[str, str], path: str) -> KvStage:
         return parse_stage(headers)
     except StageInvalid as error:
         raise BadWork(str(error)) from error
-
-
-def _residency(headers: Mapping[str, str]) -> Labels:
-    text = headers.get(H_RESIDENCY)
-    try:
-        return () if text is None else parse_labels(text)
-    except ValueError as error:  # an unreadable label may have excluded this replica
-        raise BadWork(f"{H_RESIDENCY}: {error}"[:300]) from error
 
 
 def _deadline_s(headers: Mapping[str, str]) -> float:
@@ -273,7 +277,8 @@ class AgentRequest:
     def relay(self, body: bytes) -> StartRelay:
         """What sends it to the engine, with its whole body."""
         work = self.work
-        return StartRelay(self.inbox, work.path, work.request_id, body, self.headers, work.stage)
+        about = self.headers, work.stage, work.call
+        return StartRelay(self.inbox, work.path, work.request_id, body, *about)
 
 
 class RequestTable:

@@ -3,15 +3,20 @@
 A request is read as the chat of the same words, so both hit the same KV.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
+from aiohttp import web
 from pydantic import BeforeValidator, PositiveInt
 
 from agents.simserver.requests import ApiError, Flag, GenerationRequest, Part, RequestParser
 from agents.simserver.responses import AnswerText
+from schemas.response_calls import RESPONSE, RESPONSE_CANCEL, RESPONSE_INPUT
 
 KEPT_MAX = 1024
+ITEMS_LISTED = 20  # unless a client wants fewer, or more
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -54,11 +59,73 @@ class _Body(Part):
     stamp: Flag = False
 
 
+@dataclass(slots=True)
+class _Kept:
+    """One response. `turns`: of its conversation; `given`: those of its own input; `answer`: once
+    it is complete."""
+
+    turns: list[dict[str, Any]]
+    given: list[dict[str, Any]]
+    answer: dict[str, Any] | None = None
+
+
 class KeptResponses:
-    """The conversations of the latest responses, by their ids."""
+    """The latest responses and their conversations, by their ids."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, list[dict[str, Any]]] = {}
+        self._kept: dict[str, _Kept] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """What clients may do with a response. None can be cancelled: none is made in the
+        background."""
+        return [
+            web.get(RESPONSE, self._show),
+            web.delete(RESPONSE, self._forget),
+            web.post(RESPONSE_CANCEL, self._cancel),
+            web.get(RESPONSE_INPUT, self._input),
+        ]
+
+    def completed(self, name: str, answer: dict[str, Any]) -> None:
+        """The answer of that id is complete; of one that is not kept nothing is."""
+        if name in self._kept:
+            self._kept[name].answer = answer
+
+    def _found(self, request: web.Request) -> tuple[str, _Kept, dict[str, Any]]:
+        name = request.match_info["response_id"]
+        kept = self._kept.get(name)
+        if kept is None or kept.answer is None:
+            raise _not_found(name, "response_id")
+        return name, kept, kept.answer
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return _json(self._found(request)[2])
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        name, _, _ = self._found(request)
+        del self._kept[name]
+        return _json({"id": name, "object": "response", "deleted": True})
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        self._found(request)
+        message = "Cannot cancel a synchronous response."
+        raise ApiError(400, message, "response_id", "response_not_cancellable")
+
+    async def _input(self, request: web.Request) -> web.Response:
+        name, kept, _ = self._found(request)
+        items = [
+            {"id": f"in_{number}_{name}", "type": "message", "role": turn["role"],
+             "status": "completed", "content": [{"type": "input_text", "text": turn["content"]}]}
+            for number, turn in enumerate(kept.given)
+        ]  # fmt: skip
+        if request.query.get("order") != "asc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        begin = ids.index(after) + 1 if (after := request.query.get("after", "")) in ids else 0
+        limit = request.query.get("limit", str(ITEMS_LISTED))
+        listed = items[begin:][: int(limit) if limit.isdecimal() else ITEMS_LISTED]
+        about = {"object": "list", "has_more": begin + len(listed) < len(items)}
+        first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
+        return _json({**about, "data": listed, "first_id": first, "last_id": last})
 
     def read(self, parser: RequestParser, raw: bytes, own_id: str) -> tuple[str, GenerationRequest]:
         """A /v1/responses body: the id of its answer, which is kept from now on unless it is not to
@@ -66,10 +133,9 @@ class KeptResponses:
         body = _Body.read(raw)
         before: list[dict[str, Any]] = []
         if (previous := body.previous_response_id) is not None:
-            if previous not in self._turns:
-                message = f"Response with id {previous!r} not found."
-                raise ApiError(404, message, "previous_response_id")
-            before = self._turns[previous]
+            if previous not in self._kept:
+                raise _not_found(previous, "previous_response_id")
+            before = self._kept[previous].turns
         messages = before + body.input
         first = [{"role": "system", "content": body.instructions}] if body.instructions else []
         chat = {"model": body.model, "messages": first + messages}
@@ -78,20 +144,34 @@ class KeptResponses:
         job = parser.chat(orjson.dumps(chat | more))
         name = body.request_id or own_id
         if body.store is not False:
-            while len(self._turns) >= KEPT_MAX:
-                del self._turns[next(iter(self._turns))]
+            while len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
             said = {"role": "assistant", "content": job.answer.text}
-            self._turns[name] = [*messages, said]
+            self._kept[name] = _Kept([*messages, said], body.input)
         return name, job
+
+
+def _not_found(name: str, param: str) -> ApiError:
+    return ApiError(404, f"Response with id {name!r} not found.", param)
+
+
+def _json(content: object) -> web.Response:
+    return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
 class ResponseRenderer:
     """The answer to one request, whole or as events; see `responses.SseRenderer`."""
 
     def __init__(
-        self, job: GenerationRequest, response_id: str, created: int, attempt: str = ""
+        self,
+        job: GenerationRequest,
+        response_id: str,
+        created: int,
+        attempt: str = "",
+        completed: Callable[[str, dict[str, Any]], None] = lambda name, answer: None,
     ) -> None:
-        """`attempt`: what names this one in stamps."""
+        """`attempt`: what names this one in stamps. `completed`: called with its id and answer."""
+        self._name, self._on_completed = response_id, completed
         self._job, self._words, self._number = job, AnswerText(job, attempt), 0
         self._frame = {"id": response_id, "object": "response", "created_at": created}
         self._frame |= {"model": job.model, "error": None, "instructions": None, "metadata": {}}
@@ -137,7 +217,7 @@ class ResponseRenderer:
     def _completed(self, cached_tokens: int) -> dict[str, Any]:
         job, text = self._job, self._words.whole()
         is_cut = job.answer.finish_reason == "length"
-        return {
+        answer = {
             **self._frame,
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -150,6 +230,8 @@ class ResponseRenderer:
                 "total_tokens": job.prompt_tokens + job.answer.tokens,
             },
         }
+        self._on_completed(self._name, answer)
+        return answer
 
     def _of_part(self, name: str, **fields: object) -> bytes:
         where = {"item_id": self._item["id"], "output_index": 0, "content_index": 0}

@@ -150,6 +150,7 @@ class SimServer:
                 web.post(MESSAGES, self._messages),
                 web.post(COUNT_TOKENS, self._count_message_tokens),
                 web.post(RESPONSES, self._response),
+                *self._responses.routes(),
                 *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
                 *(web.post(path, self._audio) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
                 *self._adapters.routes(),
@@ -267,7 +268,7 @@ class SimServer:
             await kv.fetch(params, self._keys(job), job.prompt_tokens)
         stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
-        answer = _renderer(request, job, attempt, name)
+        answer = self._renderer(request, job, attempt, name)
         ended = "abort"
         try:
             if job.stream:
@@ -293,13 +294,27 @@ class SimServer:
             host, port = request.get_extra_info("sockname")[:2]
             here, tokens = Address(host, port), job.prompt_tokens
             handed_out = await kv.handed_out(params, self._keys(job), tokens, here)
-            answer = _renderer(request, job, f"{self._nonce}-{stream.id:x}", "")
+            answer = self._renderer(request, job, f"{self._nonce}-{stream.id:x}", "")
             body = orjson.loads(answer.whole(stream.cached_tokens))
             ended = "length"
             return _json(body | {"kv_transfer_params": handed_out})
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
+
+    def _renderer(
+        self, request: web.Request, job: GenerationRequest, attempt: str, name: str
+    ) -> EventRenderer:
+        """What writes the answer to a request, by its path; `name`: of a response."""
+        given = request.headers.get("x-request-id", "")
+        own = given if is_request_id(given) else attempt
+        if request.path == MESSAGES:
+            return MessageRenderer(job, f"msg_{own}", attempt)
+        if request.path == RESPONSES:
+            completed = self._responses.completed
+            return ResponseRenderer(job, name, int(time.time()), attempt, completed)
+        response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
+        return SseRenderer(job, response_id, int(time.time()), attempt)
 
     def _keys(self, job: GenerationRequest) -> list[int]:
         return block_keys(job.sequence(), self._block_bytes)
@@ -390,17 +405,3 @@ class SimServer:
 
 def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
-
-
-def _renderer(
-    request: web.Request, job: GenerationRequest, attempt: str, name: str
-) -> EventRenderer:
-    """What writes the answer to a request, by its path; `name`: of a response."""
-    given = request.headers.get("x-request-id", "")
-    own = given if is_request_id(given) else attempt
-    if request.path == MESSAGES:
-        return MessageRenderer(job, f"msg_{own}", attempt)
-    if request.path == RESPONSES:
-        return ResponseRenderer(job, name, int(time.time()), attempt)
-    response_id = f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
-    return SseRenderer(job, response_id, int(time.time()), attempt)

@@ -122,7 +122,7 @@ class EndedRequests:
         elif record.pass_engine_error and record.engine_error is not None:
             sent_bytes = len(record.engine_error.body)
         return EndedRequest(
-            request.request_id, record.spans.trace_id, "POST", record.path, outcome, status,
+            request.request_id, record.spans.trace_id, record.method, record.path, outcome, status,
             intern(request.model), record.tenant or "", "", region, replica, peer_held_s,
             numbers, sent_bytes, is_stream, fault, detail or "",
             request.arrived_at, record.first_byte_at,

@@ -31,6 +31,7 @@ from mesh.adapters.http_server import (
     ConnectionLimit,
 )
 from mesh.adapters.read_request import (
+    ParsedRequest,
     RequestReader,
     RequestRefused,
     check_given_once,
@@ -39,6 +40,7 @@ from mesh.adapters.read_request import (
     request_id,
 )
 from mesh.adapters.request_body import BodyReader
+from mesh.adapters.response_calls import parsed_call
 from mesh.core.model.geo import GeoLocation, parse_location
 from schemas import http
 from schemas.engine_routes import ALIASES, ENGINE_PATHS, error_form
@@ -46,6 +48,8 @@ from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.problems import did_you_mean
 from schemas.request_headers import ENGINE_HEADERS
+from schemas.response_calls import ID as RESPONSE_ID
+from schemas.response_calls import ResponseCall
 from schemas.routes import ROUTES
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ OTHER_WORK = (
     *("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),
     *("createTranscription", "createTranslation"),
 )
+RESPONSE_CALLS = ("retrieveResponse", "deleteResponse", "cancelResponse", "listInputItems")
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
 PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
@@ -109,6 +114,7 @@ class HttpApi:
             "health": self._health,
             "ready": self._ready,
             "metrics": self._metrics,
+            **dict.fromkeys(RESPONSE_CALLS, self._call),
             **{name: partial(self._files_and_batches, name) for name in BATCH_ROUTES},
         }
         self._by_path: dict[str, dict[str, RouteHandler]] = {}
@@ -243,19 +249,46 @@ class HttpApi:
         return web.Response(status=204, headers=self._headers(request, known_id) | dict(allowed))
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        client = cast(AiohttpConnection, request.protocol).client
         headers = {name.lower(): request.headers[name] for name in request.headers}
         for name in ENGINE_HEADERS:
             if len(lines := request.headers.getall(name, ())) > 1:  # RFC 9110, 5.3: they are one
                 headers[name] = ", ".join(lines)
         parsed = await self._bodies.read(request, _path(request), headers, known_id)
+        return await self._work(request, known_id, parsed, headers)
+
+    async def _call(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        """A call about a response. A body, which it need not have, is not read."""
+        route = self._route(request)
+        if request.method == "HEAD":
+            allowed = ", ".join(self._by_path[route])
+            message = f"{route} takes {allowed}"
+            raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
+        before, _, after = route.partition(RESPONSE_ID)
+        name = _path(request).removeprefix(before).removesuffix(after)
+        call = ResponseCall(request.method, route, name, request.rel_url.raw_query_string)
+        headers = {name.lower(): request.headers[name] for name in request.headers}
+        try:
+            parsed = parsed_call(call, headers, known_id)
+        except RequestRefused as error:
+            self._reader.refused(error, charged=0)
+            raise
+        return await self._work(request, known_id, parsed, headers)
+
+    async def _work(
+        self,
+        request: web.BaseRequest,
+        known_id: RequestId,
+        parsed: ParsedRequest,
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        client = cast(AiohttpConnection, request.protocol).client
         over = asyncio.Event()
         writer = AnswerWriter(
             client,
             self._door,
             self._headers(request, known_id),
             over.set,
-            keep_alive=request.keep_alive and not client.is_last,
+            keep_alive=request.keep_alive and not client.is_last and request.content.is_eof(),
             minor=int(request.version >= HttpVersion11),
         )
         client.answer_by(writer)

@@ -49,15 +49,11 @@ from schemas.http import (
     RESPONSES,
     Fault,
 )
-from schemas.ids import (
-    MODEL_CHARS_MAX,
-    ModelId,
-    RequestId,
-    is_request_id,
-)
+from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
 from schemas.problems import did_you_mean
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS, fits
 from schemas.residency import Labels, parse_labels
+from schemas.response_calls import ResponseCall
 from schemas.response_ids import ResponsePlace, place_of
 
 
@@ -166,8 +162,9 @@ class ParsedRequest:
     adds_usage: bool = False  # see BodyFields
     streams: bool = False
     for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
-    previous: ResponsePlace | None = None  # of the response that it goes on with
+    previous: ResponsePlace | None = None  # of the response that it goes on with, or is about
     model_place: ModelPlace | None = None  # as in BodyFields
+    call: ResponseCall | None = None  # about a response, with neither a model nor a body
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class RequestSpans(_Spans):
         if request.warm:
             return about
         about |= {
-            names.METHOD: "POST",
+            names.METHOD: record.method,
             names.ROUTE: record.path,
             names.URL_PATH: record.path,
             names.URL_SCHEME: "http",

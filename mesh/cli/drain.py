@@ -7,7 +7,7 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ LOOK_S = 0.2
 KNOWN_CHARS_MAX = 300  # of the names in an error
 SHOWN_S = 2.0  # between two lines while requests finish
 HEADER = ("region", "number", "at", "by", "command", "then drained", "reason")
+WORKS_AGAIN, NOT_DRAINED = "work is sent there again", "not drained, nothing changes"
 SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
 TIMEOUT_S = 600.0  # as long as a request may last
 
@@ -117,9 +118,25 @@ def undrain(names: tuple[str, ...], config: Path | None, credentials: Path, reas
     """Let replicas, or all of a region's, take work again."""
     mesh = find_mesh(config, credentials)
     targets = _find(mesh.topology, names)
-    _order_all(mesh, targets, "undrain", reason)
+    before = _order_all(mesh, targets, "undrain", reason)
     for target in targets:
-        click.echo(f"{target}: work is sent there again")
+        for line in _undrained(target, before[target.region]):
+            click.echo(line)
+
+
+def _undrained(target: DrainTarget, before: RegionControl) -> Iterator[str]:
+    """What an undrain came to, by the orders before it."""
+    replicas = target.replicas
+    if replicas is None:
+        is_drained = before.all_drained or before.drained
+        yield f"{target}: {WORKS_AGAIN if is_drained else NOT_DRAINED}"
+        return
+    for names, what in (
+        (tuple(name for name in replicas if name in before.drained), WORKS_AGAIN),
+        (tuple(name for name in replicas if name not in before.drained), NOT_DRAINED),
+    ):
+        if names:
+            yield f"{DrainTarget(target.region, names)}: {what}"
 
 
 @click.command()
@@ -237,8 +254,11 @@ def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
     )
 
 
-def _order_all(mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str) -> None:
-    """Change the orders of each region."""
+def _order_all(
+    mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str
+) -> dict[RegionId, RegionControl]:
+    """Change the orders of each region. Returns those that held before."""
+    before: dict[RegionId, RegionControl] = {}
     for target in targets:
         change = target.undrained if verb == "undrain" else target.drained
 
@@ -248,11 +268,13 @@ def _order_all(mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reaso
             change: Callable[[RegionControl], RegionControl] = change,
         ) -> None:
             def changed(orders: RegionControl) -> RegionControl:
+                before[target.region] = orders
                 return signed(change(orders), f"{verb} {target}", reason)
 
             await change_orders(client, target.region, changed)
 
         _run(mesh, target.region, work)
+    return before
 
 
 class Idleness:

@@ -21,6 +21,7 @@ from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import PREVIOUS, BodyBudget, ParsedRequest, RequestRefused
+from mesh.adapters.response_calls import unknown_response
 from mesh.adapters.spans import PassedOn, request_trace
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.adapters.tenants import Tenants
@@ -29,7 +30,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.core.model.prompt_shapes import NOT_KEPT
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import keeper_name, served_name
+from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
@@ -55,6 +56,7 @@ from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
+from schemas.response_ids import ResponsePlace
 from schemas.state import ModelCard
 
 log = logging.getLogger(__name__)
@@ -241,10 +243,9 @@ class RequestManager:
             if self._may_be_limited or options.residency:
                 residency = self.residency(options.residency, headers)
                 tenant = self._tenants.tenant(headers)
-            asked = self.mapping.apply(parsed, residency, tenant)
+            asked = None if parsed.call else self.mapping.apply(parsed, residency, tenant)
             model, options = parsed.model, parsed.options
-            now = self._clock()
-            spans = self._spans(headers)
+            now, spans = self._clock(), self._spans(headers)
             answer_tokens: int | None = None
             if parsed.path not in PLAIN_PATHS:
                 model = self._on_path(model, parsed, tenant or "")
@@ -278,6 +279,7 @@ class RequestManager:
             adds_usage=parsed.adds_usage,
             for_engine=parsed.for_engine,
             keeper=None if parsed.previous is None else parsed.previous.replica,
+            call=parsed.call,
             body=parsed.body,
             model_place=parsed.model_place,
             tenant=tenant,
@@ -293,6 +295,8 @@ class RequestManager:
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:
         """The model on that optional path. Raises RequestRefused if no replica serves it there."""
+        if parsed.call is not None:
+            return self._keeping(parsed.previous, tenant)
         path = parsed.path
         name = served_name(model, path)
         if self._core.known_models() and not self._core.knows(name):
@@ -304,11 +308,29 @@ class RequestManager:
         if not previous.is_of(tenant):
             raise RequestRefused(Fault.STATE_GONE, NOT_KEPT, PREVIOUS)
         region, replica = previous.region, previous.replica
-        for kept in (keeper_name(name, region, replica), keeper_name(name, region)):
-            if self._core.is_served(kept):
-                return kept
-        message = f"{replica} of {region}, which kept that response, is gone; send all as input"
-        raise RequestRefused(Fault.STATE_GONE, message, PREVIOUS)
+        kept = self._served(keeper_name(name, region, replica), keeper_name(name, region))
+        if kept is None:
+            message = f"{replica} of {region}, which kept that response, is gone; send all as input"
+            raise RequestRefused(Fault.STATE_GONE, message, PREVIOUS)
+        return kept
+
+    def _keeping(self, place: ResponsePlace | None, tenant: str) -> ModelId:
+        """What a call about a response asks for. Raises RequestRefused if nobody keeps it."""
+        if place is None or not place.is_of(tenant):
+            raise unknown_response()
+        region, replica = place.region, place.replica
+        kept = self._served(kept_name(region, replica), kept_name(region))
+        if kept is None:
+            raise unknown_response(f"{replica} of {region}, which kept that response, is gone")
+        return kept
+
+    def _served(self, *names: ModelId) -> ModelId | None:
+        """The first of them that somebody serves. Raises RequestRefused while nobody is known to
+        serve anything: a router that has just started can't say what is gone."""
+        name = next(filter(self._core.is_served, names), None)
+        if name is None and (because := self.not_ready_because()) is not None:
+            raise RequestRefused(*because)
+        return name
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""

@@ -29,7 +29,7 @@ from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import ingress_trace
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText
-from mesh.core.model.prompt_shapes import text_at
+from mesh.core.model.prompt_shapes import CALL_TEXT, text_at
 from mesh.core.offline.events import answer_tokens_max
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (
@@ -260,6 +260,8 @@ def _prompt(
     data: bytes, headers: Mapping[str, str], path: str, model: ModelId, read_prompt: ReadPrompt
 ) -> Prompt:
     try:
+        if exchange.H_CALL in headers:
+            return read_prompt(model, CALL_TEXT, "", read_tenant(headers))
         if exchange.H_BODY_BYTES in headers:
             sketch = wire.decode_as(exchange.Sketch, data)
             if not 0 < sketch.prompt_tokens <= exchange.BODY_BYTES_MAX:

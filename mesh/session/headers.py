@@ -29,6 +29,7 @@ from schemas.ids import (
     is_request_id,
 )
 from schemas.residency import Labels, labels_text, parse_labels
+from schemas.response_calls import RESPONSE, ResponseCall
 
 # Honest routers send far lower numbers; higher ones are refused.
 DEADLINE_MS_MAX = 10**12
@@ -90,7 +91,7 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
     if record.adds_usage:
         headers[exchange.H_ADD_USAGE] = "1"
     if record.keeper is not None:
-        headers[exchange.H_KEEPER] = record.keeper
+        headers.update(_of_keeper(record.keeper, record.call))
     if record.for_engine:
         headers.update(record.for_engine)
     if request.priority is not Priority.NORMAL:
@@ -106,6 +107,15 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
     if request.offline:
         headers[exchange.H_OFFLINE] = "1"
     return headers
+
+
+def _of_keeper(keeper: ReplicaId, call: ResponseCall | None) -> dict[str, str]:
+    """What goes on with a response that is kept, or is about one. The path of the latter is one
+    that agents know whatever is asked."""
+    if call is None:
+        return {exchange.H_KEEPER: keeper}
+    about = {exchange.H_KEEPER: keeper, exchange.H_CALL: call.text}
+    return {**about, exchange.H_PATH: RESPONSES}
 
 
 def _deadline_ms(request: Request, now: float) -> str:
@@ -158,12 +168,15 @@ def read_forwarded(
     """The request that a peer's message asks `home` to place; its answer goes to `inbox`.
 
     `label`: the residency label in the message's subject. `prompt`: reads it, by model and path.
+    A call about a response has the name that `kept_name` gives.
     """
     try:
         path = headers[exchange.H_PATH]
         request_id = RequestId(headers[exchange.H_REQUEST])
         if not is_path(path) or not is_request_id(request_id):
             raise IngressInvalid("path or request id")
+        if exchange.H_CALL in headers:
+            path = RESPONSE
         model, priority = served_name(_model(headers), path), _priority(headers)
         if exchange.H_KEEPER in headers and home is not None:
             model = keeper_name(model, home, _keeper(headers))

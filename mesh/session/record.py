@@ -20,6 +20,7 @@ from schemas.engine_routes import PLAIN_PATHS
 from schemas.held import PromptBlocks
 from schemas.http import CHAT, Fault
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.response_calls import ResponseCall
 
 
 class Trace:
@@ -105,7 +106,8 @@ class OpenRequest:
     path: str = CHAT  # the HTTP path that is requested of the engine
     adds_usage: bool = False  # an agent may add `stream_options` to its body
     for_engine: Mapping[str, str] | None = None  # of its headers, by their names on the bus
-    keeper: ReplicaId | None = None  # the replica that has what it goes on with, if it is at a peer
+    keeper: ReplicaId | None = None  # the replica that has what it goes on with, or is about
+    call: ResponseCall | None = None  # what is asked about it, without model and body
     body: bytes = b""
     model_place: ModelPlace | None = None  # in its body, if it was mapped to another model
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
@@ -123,6 +125,11 @@ class OpenRequest:
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
     kv_room: int = 0  # of its attempt on a pair
     kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
+
+    @property
+    def method(self) -> str:
+        """Of HTTP."""
+        return "POST" if self.call is None else self.call.method
 
     def retarget(self, model: ModelId) -> None:
         """That model serves it, by its served name; the body says so."""

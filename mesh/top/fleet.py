@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from mesh.top.rows import (
+    CONNECTING,
     STALE_S,
     Frame,
     RegionRow,
@@ -61,7 +62,14 @@ class RegionSeen:
     def bus(self) -> str:
         if not self.has_login:
             return NO_LOGIN
-        return AWAY if self.connected_at is None else CONNECTED
+        if self.connected_at is not None:
+            return CONNECTED
+        return AWAY if self.why_away else CONNECTING
+
+    @property
+    def unseen(self) -> str:
+        """The state of what nothing was received of."""
+        return CONNECTING if self.bus == CONNECTING else UNSEEN
 
 
 class Fleet:
@@ -169,7 +177,7 @@ class Fleet:
         seen = self._regions[name]
         digests = self._current_digests(seen, now)
         values = [one.value for one in digests]
-        live = [row for row in replicas if row.state not in (SILENT, UNSEEN)]
+        live = [row for row in replicas if row.state not in (SILENT, UNSEEN, CONNECTING)]
         ready: int | None = sum(row.state == ReplicaState.READY for row in live)
         kv = _mean(row.kv_used_ratio for row in live)
         if not seen.heartbeats and seen.connected_at is None:
@@ -204,7 +212,7 @@ class Fleet:
         if not digests:
             if (owner := self._adopter(name, now)) is not None:
                 return f"adopted by {owner}"
-            return UNSEEN if since is None or now - since <= STALE_S else SILENT
+            return seen.unseen if since is None or now - since <= STALE_S else SILENT
         if seen.orders is not None and seen.orders.all_drained:
             return "drained"
         is_accepting = any(one.value.accepting for one in digests)
@@ -303,7 +311,7 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
     last = seen.heartbeats.get(name)
     is_silent = _is_silent(last, seen.connected_at, now)
     if last is None:
-        return ReplicaRow(region, name, SILENT if is_silent else UNSEEN)
+        return ReplicaRow(region, name, SILENT if is_silent else seen.unseen)
     beat, age_s = last.value, now - last.at
     if is_silent:
         return ReplicaRow(region, name, SILENT, engine=beat.engine, models=beat.models, age_s=age_s)
@@ -323,7 +331,7 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
         kv_used_ratio=beat.kv_used_ratio,
         prefix_hit_ratio=beat.prefix_hit_ratio,
         queued_tokens=beat.prefill_queued_tokens,
-        decode_tokens_per_s=beat.decode_tokens_per_s,
+        decode_tokens_per_s=beat.decode_tokens_per_s if beat.running or beat.outstanding else None,
         served=beat.served_total,
         refused=beat.refused_total,
         engine=beat.engine if beat.kv is None else f"{beat.engine} {beat.kv.role}",

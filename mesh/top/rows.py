@@ -15,15 +15,18 @@ STALE_S = 2.0  # as long as routers wait for a silent replica
 UNKNOWN = "–"
 GOOD = {"serving", "ready", "connected", "ok", "none"}
 WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed"}
+CONNECTING = "connecting"  # to its bus for the first time
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRow:
     region: str
     bus: str
-    """connected, away, or none: no credentials, so that its state comes by its peers' buses."""
+    """connecting, connected, away, or none: no credentials, so that its state comes by its peers'
+    buses."""
     state: str
-    """What its routers say: serving, draining, adopted by another region, or silent."""
+    """What its routers say: serving, draining, adopted by another region, or silent; connecting or
+    unknown where nothing was received yet."""
     replicas: int
     ready: int | None
     pending: int | None
@@ -268,7 +271,7 @@ class Level(StrEnum):
     GOOD = "good"
     WARNING = "warning"
     BAD = "bad"
-    OLD = "old"  # its data is
+    OLD = "old"  # its data is, or there is none yet
 
 
 def level(row: Row) -> Level:
@@ -282,10 +285,10 @@ def level(row: Row) -> Level:
             words = [row.outcome]
         case _:
             words = []
-    if any(word not in GOOD | WARNING for word in words):
+    if any(word not in GOOD | WARNING | {CONNECTING} for word in words):
         return Level.BAD
     age_s = getattr(row, "age_s", None)
-    if age_s is not None and age_s >= STALE_S:
+    if CONNECTING in words or (age_s is not None and age_s >= STALE_S):
         return Level.OLD
     return Level.WARNING if any(word in WARNING for word in words) else Level.GOOD
 

@@ -30,7 +30,6 @@ RETRY_S = 2.0  # until the next attempt to connect, each of which lasts up to 10
 ORDERS_RETRY_S = 30.0
 EXPLAIN_S = 3.0
 RECENT = encode_question(RequestQuestion(recent=RECENT_MAX))
-CONNECTING = "connecting"
 H_STREAM, H_SEQUENCE = "Nats-Stream", "Nats-Sequence"  # of what a stream republishes
 
 
@@ -104,7 +103,6 @@ class _RegionBus:
         self._orders_seq = 0
         self._orders_due_at: float | None = None
         self.connected_at: float | None = None
-        fleet.disconnected(region, CONNECTING)
 
     async def run(self) -> None:
         while True:

@@ -80,6 +80,7 @@ class ScriptedEngine:
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
     also_serves: tuple[str, ...] = ()  # optional paths that the script sees
+    scripts_all: bool = False  # the script sees whatever is not posted, too
     embeds: bool = False  # else a POST there is a 404 that the script does not see
     hangs: bool = False  # takes scrapes and never answers them
     silent: frozenset[str] = frozenset()  # paths of scrapes that it never answers
@@ -115,7 +116,7 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, request: Request, reader, writer) -> None:
-        is_post = request.method == "POST"
+        is_post = request.method == "POST" or self.scripts_all
         is_embedding = request.path == "/v1/embeddings" and self.embeds
         is_served = is_embedding or request.path in self.also_serves
         if request.path in OPTIONAL_PATHS and not is_served:

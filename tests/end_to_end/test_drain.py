@@ -26,6 +26,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.timeout(240)
 
 END_S = 90.0
+UNDRAINED = ["replica us-0: work is sent there again", "replica us-1: not drained, nothing changes"]
 CLIENTS = 6
 PAUSE_S = 0.05  # between two requests of a client: the commands have the machine too
 DRAINING = ReplicaState.DRAINING
@@ -134,8 +135,8 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         clients.failed.clear()  # of the router that was killed
         await clients.others_serve("us-0", 50)
 
-        code, said = await mesh_command(tmp_path, "undrain", "us-0")
-        assert (code, said) == (0, "replica us-0: work is sent there again\n")
+        code, said = await mesh_command(tmp_path, "undrain", "us-0", "us-1")
+        assert (code, said.splitlines()) == (0, UNDRAINED)
         await is_open(mesh, "us-0")
         await clients.serves_again("us-0")
 
@@ -161,7 +162,7 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         assert [[row[1], *row[4:]] for row in rows] == [
             ["4", "undrain region us", "none"],
             ["3", "drain region us", "all"],
-            ["2", "undrain replica us-0", "none"],
+            ["2", "undrain replicas us-0, us-1", "none"],
             ["1", "drain replica us-0", "us-0", "new fan"],
         ]
         await _only_admins_write(mesh)

@@ -28,6 +28,7 @@ from schemas.http import (
     SCORE,
     TOKENIZE,
 )
+from schemas.response_calls import ID, RESPONSE, RESPONSE_CANCEL, RESPONSE_INPUT
 from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import MeshOverEngines
 
@@ -37,7 +38,7 @@ LISTED, MODELS_ROW, CONTINUED = (
     f"`GET {MODELS}`",
     "`previous_response_id`",
 )
-NOT_SERVED_CODES = ("path_not_served", "previous_response_not_found")
+NOT_SERVED_CODES = ("path_not_served", "previous_response_not_found", "response_not_found")
 OF_ANTHROPIC = "no replica that serves the model"  # these errors have no code
 TOKENS = 4
 CHATS = {"messages": [{"role": "user", "content": "Where are you?"}]}
@@ -63,12 +64,33 @@ class Asking:
         return f"`{self.path}`{', streamed' if self.stream else ''}"
 
 
+@dataclass(frozen=True)
+class Calling:
+    """One row: a call about a response that the engine keeps; `has`: whether its answer is one."""
+
+    method: str
+    path: str
+    has: Callable[[dict[str, Any]], object]
+
+    @property
+    def row(self) -> str:
+        return f"`{self.method} {self.path}`"
+
+
+CALLS = (
+    Calling("GET", RESPONSE, lambda a: a["status"]),
+    Calling("GET", RESPONSE_INPUT, lambda a: a["data"]),
+    Calling("POST", RESPONSE_CANCEL, lambda a: a["status"]),
+    Calling("DELETE", RESPONSE, lambda a: a["deleted"]),
+)
+
+
 def _generating(path: str, fields: dict[str, object], has: Callable[..., object]) -> list[Asking]:
     return [Asking(path, fields, has), Asking(path, fields | {"stream": True}, stream=True)]
 
 
 # A random model may end at once, with an answer that is empty.
-RESPONSE = {"input": "Where are you?", "max_output_tokens": TOKENS}
+GIVEN = {"input": "Where are you?", "max_output_tokens": TOKENS}
 ASKED = (
     *_generating(CHAT, {**CHATS, "max_tokens": TOKENS}, lambda a: a["choices"][0]["message"]),
     *_generating(
@@ -76,7 +98,7 @@ ASKED = (
         {"prompt": "Where", "max_tokens": TOKENS},
         lambda a: a["choices"][0]["finish_reason"],
     ),
-    *_generating(RESPONSES, RESPONSE, lambda a: a["status"]),
+    *_generating(RESPONSES, GIVEN, lambda a: a["status"]),
     *_generating(MESSAGES, {**CHATS, "max_tokens": TOKENS}, lambda a: a["stop_reason"]),
     Asking(COUNT_TOKENS, CHATS, lambda a: a["input_tokens"]),
     Asking(EMBEDDINGS, {"input": "a river"}, lambda a: a["data"][0]["embedding"]),
@@ -98,7 +120,10 @@ async def found(mesh: MeshOverEngines) -> dict[str, str]:
         for asking in ASKED:
             cells[asking.row] = await _asked(http, asking)
             if asking.path == RESPONSES and not asking.stream:
-                cells[CONTINUED] = await _continued(http)
+                earlier = await _kept(http)
+                cells[CONTINUED] = await _continued(http, earlier)
+                for call in CALLS:
+                    cells[call.row] = await _called(http, call, earlier)
         for path in (TRANSCRIPTIONS, TRANSLATIONS):
             cells[f"`{path}`"] = await _recording(http, path)
         listed = next(iter(mesh.engines.values())).listed_route
@@ -136,15 +161,31 @@ async def _asked(http: aiohttp.ClientSession, asking: Asking) -> str:
         return f"fails: {data[:80]!r}"
 
 
-async def _continued(http: aiohttp.ClientSession) -> str:
-    """A response that goes on from one that the engine keeps."""
-    async with http.post(RESPONSES, json={"model": MODEL, **RESPONSE, "store": True}) as answer:
+async def _kept(http: aiohttp.ClientSession) -> str:
+    """The id of a response that the engine keeps if it can; or why there is none, for the table."""
+    async with http.post(RESPONSES, json={"model": MODEL, **GIVEN, "store": True}) as answer:
         data = await answer.read()
-    if answer.status != 200:
-        return _refused(answer.status, data)
-    earlier = orjson.loads(data)["id"]
-    more = Asking(RESPONSES, {**RESPONSE, "previous_response_id": earlier}, lambda a: a["status"])
+    return _refused(answer.status, data) if answer.status != 200 else orjson.loads(data)["id"]
+
+
+async def _continued(http: aiohttp.ClientSession, earlier: str) -> str:
+    """A response that goes on from one that the engine keeps."""
+    if not earlier.startswith("resp"):
+        return earlier
+    more = Asking(RESPONSES, {**GIVEN, "previous_response_id": earlier}, lambda a: a["status"])
     return await _asked(http, more)
+
+
+async def _called(http: aiohttp.ClientSession, call: Calling, earlier: str) -> str:
+    """A call about that response; the engine's refusal to cancel one that is complete is its
+    answer, too."""
+    if not earlier.startswith("resp"):
+        return earlier
+    async with http.request(call.method, call.path.replace(ID, earlier)) as answer:
+        data = await answer.read()
+    if answer.status == 200:
+        return WORKS if call.has(orjson.loads(data)) else f"fails: {data[:80]!r}"
+    return _refused(answer.status, data)
 
 
 async def _recording(http: aiohttp.ClientSession, path: str) -> str:

@@ -6,6 +6,7 @@ from schemas import http
 from schemas.engine_routes import ENGINE_PATHS
 from schemas.engine_shapes import EngineAnswer
 from schemas.http import Fault, error_body, error_event, error_headers
+from schemas.response_calls import METHODS
 from schemas.routes import ROUTES
 
 
@@ -42,4 +43,8 @@ def test_a_path_has_one_row():
     assert len(set(places)) == len(places)
     answers = http.Answer, http.Embeddings, EngineAnswer
     asked = {route.path for route in ROUTES if route.answer in answers}
-    assert asked == ENGINE_PATHS
+    assert asked == ENGINE_PATHS | METHODS.keys()
+    calls = {route.path: set() for route in ROUTES if route.path in METHODS}
+    for route in ROUTES:
+        calls.get(route.path, set()).add(route.method)
+    assert calls == {path: set(methods) for path, methods in METHODS.items()}

@@ -11,6 +11,7 @@ const WITHIN_MS = 8000;
 const SILENT_MS = 3500; // without a frame: what is shown is old
 const SAID_MS = 6000;
 const THEMES = ["auto", "light", "dark"];
+const BUS_LEVEL = { away: "bad", connecting: "old" };
 const BAD_FIRST = { bad: 0, warning: 1 };
 
 let frame = null;
@@ -104,7 +105,7 @@ function drawPanel() {
   const region = frame.regions.find((one) => one.region === chosen);
   setText(byId("panel-title"), region ? region.region : "Overview");
   const state = region ? [pill(region.state, region.level),
-    region.bus === "connected" ? null : pill(`bus ${region.bus}`, region.bus === "away" ? "bad" : "warning"),
+    region.bus === "connected" ? null : pill(`bus ${region.bus}`, BUS_LEVEL[region.bus] ?? "warning"),
     region.age_s !== null && region.age_s >= frame.stale_s ? el("span", { class: "muted" }, ` ${ago(region.age_s)} old`) : null] : [];
   redrawn(byId("panel-state"), state);
   redrawn(byId("panel-body"), region ? regionPanel(frame, region) : overview(frame));

@@ -17,10 +17,13 @@ from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import KEPT_RESPONSE, is_keeper_name, model_of
 from mesh.core.model.settings import RouterSettings
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ReplicaId
+
+KEEPER_GONE = "the replica that kept that response is gone"
 
 
 class FailedAttempts:
@@ -71,6 +74,11 @@ class FailedAttempts:
             self._completion.fail(
                 record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
             )
+            return
+        if event.reason == Refusal.NOT_KEPT and is_keeper_name(record.request.model):
+            is_call = model_of(record.request.model) == KEPT_RESPONSE
+            fault = Fault.RESPONSE_UNKNOWN if is_call else Fault.STATE_GONE
+            self._completion.fail(record, now, fault, KEEPER_GONE)
             return
         if event.prefill and not record.is_prefilling:
             self._attempts.cancel(record)  # the other stage was sent at once

@@ -30,12 +30,14 @@ from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import is_keeper_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.exchange import HELD_S, Refusal
+from schemas.ids import ModelId
 
 HELD_MAX = 128  # bodies are kept with them, in the one budget for all bodies
 
@@ -94,6 +96,8 @@ class ForwardedRequests:
             return Refusal.DRAINING
         if request.warm:
             return Refusal.NOT_IDLE
+        if is_keeper_name(request.model) and self._is_gone(request.model):
+            return Refusal.NOT_KEPT
         may_wait = self._goal_s is None and self._placer.judges_load
         if not may_wait and self._scheduler.must_queue(request):
             return self._placer.forbids_here(request) or Refusal.OWN_WORK
@@ -108,6 +112,10 @@ class ForwardedRequests:
         if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
             return Refusal.OWN_WORK
         return place
+
+    def _is_gone(self, keeper: ModelId) -> bool:
+        """Whether no replica has that name; a router that knows none can't say."""
+        return len(self._replicas) > 0 and not self._replicas.serving(keeper)
 
     def _leaves_room(
         self, request: Request, place: PlacementResult, goal_s: float, now: float

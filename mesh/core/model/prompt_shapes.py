@@ -21,6 +21,7 @@ from mesh.core.model.prompt_parts import part_kind
 from schemas.engine_routes import PromptShape, engine_route
 from schemas.response_ids import place_of
 
+CALL_TEXT = PromptText(b"", is_certain=False, token_ids=1, is_prefix=False)  # there is none
 NOT_KEPT = "no replica of this mesh keeps that response; send the whole conversation as input"
 INPUT_SHAPE = (
     "input must be a string, or an array of strings, of token ids, or of arrays of token ids; "
@@ -164,7 +165,7 @@ def _check_state(body: Mapping[str, Any]) -> bool:
         message = "conversations are not kept by this mesh; send the whole conversation as input"
         raise StateUnknown(message, "conversation")
     if body.get("background"):
-        message = "background responses can't be fetched here; leave out background"
+        message = "responses are not made in the background here; leave out background"
         raise PromptInvalid(message, "background")
     return is_whole
 

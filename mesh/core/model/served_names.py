@@ -19,16 +19,21 @@ from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.http import RESPONSES
 from schemas.ids import MODEL_CHARS_MAX, ModelId, RegionId, ReplicaId
 from schemas.kv_transfer import KvRole
+from schemas.response_calls import RESPONSE
 from schemas.state import Digest, Heartbeat, ModelCapacity
 
 _ON = " on /"
 _AT = " at "
 _PREFILL = "/prefill"  # no path of an engine
+KEPT_RESPONSE = ModelId("kept response")  # calls about one name no model
 
 
 def served_name(model: ModelId, path: str) -> ModelId:
     """What a request for that path asks for."""
     return model if path in PLAIN_PATHS else ModelId(f"{model} on {path}")
+
+
+_ANY_KEPT = served_name(KEPT_RESPONSE, RESPONSE)
 
 
 def model_of(name: ModelId) -> ModelId:
@@ -40,6 +45,12 @@ def keeper_name(name: ModelId, region: RegionId, replica: ReplicaId | None = Non
     """What a request asks for that only one replica can answer, as it keeps what came before: of
     its own region's routers by the replica, of others by the region alone."""
     return ModelId(f"{name}{_AT}{region}/{replica or ''}")
+
+
+def kept_name(region: RegionId, replica: ReplicaId | None = None) -> ModelId:
+    """What a call about a response asks for, that the replica keeps: as `keeper_name`, of any
+    model."""
+    return keeper_name(served_name(KEPT_RESPONSE, RESPONSE), region, replica)
 
 
 def is_keeper_name(name: ModelId) -> bool:
@@ -68,7 +79,9 @@ def work_name(name: ModelId) -> ModelId:
     if _ON not in name:
         return name
     model, _, path = name.rpartition(_ON)
-    return ModelId(model) if "/" + path.partition(" ")[0] in GENERATING_PATHS else name
+    if "/" + path.partition(" ")[0] in GENERATING_PATHS:
+        return ModelId(model)
+    return _ANY_KEPT if model == KEPT_RESPONSE else name  # of whichever replica
 
 
 def is_model(name: ModelId) -> bool:
@@ -110,9 +123,8 @@ def with_keeper_names(beat: Heartbeat) -> Heartbeat:
         return beat
     on_path = (served_name(model, RESPONSES) for model in beat.models if is_model(model))
     names = (keeper_name(name, beat.region, beat.replica) for name in on_path)
-    return replace(
-        beat, models=(*beat.models, *(name for name in names if len(name) <= MODEL_CHARS_MAX))
-    )
+    fitting = (name for name in names if len(name) <= MODEL_CHARS_MAX)
+    return replace(beat, models=(*beat.models, *fitting, kept_name(beat.region, beat.replica)))
 
 
 def beat_of_pair(beat: Heartbeat, has_prefill: Callable[[ModelId], bool]) -> Heartbeat:
@@ -142,9 +154,12 @@ def digest_by_name(digest: Digest) -> Digest:
         if path not in PLAIN_PATHS
         for model, capacity in models.items()
     }
-    for name, known in list(names.items()):
-        if name.endswith(f" on {RESPONSES}"):
-            names[keeper_name(name, digest.region)] = known
+    keeping = {name: known for name, known in names.items() if name.endswith(f" on {RESPONSES}")}
+    for name, known in keeping.items():
+        names[keeper_name(name, digest.region)] = known
+    if keeping:
+        most = max(keeping.values(), key=lambda known: known[1].ready)
+        names[kept_name(digest.region)] = most
     if not names:
         return digest
     more = {name: capacity for name, (_, capacity) in names.items()}

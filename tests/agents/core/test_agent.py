@@ -8,8 +8,11 @@ from agents.core.heartbeat import GAP_MIN_S
 from agents.core.requests import HELD_BYTES_MAX, PART_TIMEOUT_S
 from agents.core.routers import RouterKey
 from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
+from schemas.http import RESPONSES
+from schemas.response_calls import RESPONSE
+from schemas.response_ids import response_id
 from schemas.state import ReplicaState
-from tests.agents.core.bench import HEADERS, Bench, inbox
+from tests.agents.core.bench import HEADERS, MODEL, Bench, inbox
 
 
 @pytest.fixture
@@ -50,6 +53,23 @@ def test_refusals(bench, prepare, headers, reason) -> None:
     assert refuse.message.reason == reason
     assert (refuse.message.region, refuse.message.replica) == ("us", "g0")
     assert bench.beat.refused_total == 1
+
+
+CALL = {
+    "Mesh-Path": RESPONSES,
+    "Mesh-Call": f"GET /v1/responses/{response_id('us', 'g0', bytes(16))}",
+    "Mesh-Model": "whatever",
+}
+
+
+def test_a_call_about_a_response_is_taken_where_responses_are_made(bench) -> None:
+    assert (
+        only(bench.work(1, body=b"", **CALL), effects.Refuse).message.reason == Refusal.WRONG_MODEL
+    )
+    bench.feed(events.EngineScraped(bench.now, NOTHING_KNOWN, (MODEL,), paths=(RESPONSES,)))
+    hand = only(bench.work(2, body=b"", **CALL), effects.StartRelay)
+    assert (hand.call.text, hand.path, hand.body) == (CALL["Mesh-Call"], RESPONSE, b"")
+    assert bench.core.adapter_of(inbox(2)) is None
 
 
 def test_a_refusal_carries_the_fresh_load(bench) -> None:

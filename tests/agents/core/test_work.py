@@ -4,7 +4,11 @@ import pytest
 
 from agents.core.requests import BadWork, WorkRequest, parse_handoff, parse_work
 from agents.core.routers import HandoffNumber
+from schemas.http import RESPONSES
+from schemas.response_calls import RESPONSE, ResponseCall
+from schemas.response_ids import response_id
 
+ID = response_id("us", "g0", bytes(16))
 GOOD = {"Mesh-Model": "org=2Fllama", "Mesh-Path": "/v1/completions", "Mesh-Request": "r-1"}
 
 
@@ -43,11 +47,23 @@ def test_deadlines_are_bounded(headers, deadline_s) -> None:
         ({"Mesh-Residency": "EU"}, b"{}", "Mesh-Residency"),
         ({"Mesh-Residency": ""}, b"{}", "Mesh-Residency"),
         ({}, b"", "empty body"),
+        ({"Mesh-Call": "GET /metrics"}, b"", "Mesh-Call"),
+        ({"Mesh-Call": f"GET /v1/responses/{ID}/../x"}, b"", "Mesh-Call"),
+        ({"Mesh-Call": f"GET /v1/responses/{ID}", "Mesh-Stage": "prefill"}, b"", "Mesh-Stage"),
     ],
 )
 def test_unreadable_work_names_the_header(headers, body, complaint) -> None:
     with pytest.raises(BadWork, match=complaint):
         parse_work({**GOOD, **headers}, body)
+
+
+def test_a_call_about_a_response_has_neither_a_body_nor_a_model() -> None:
+    call = ResponseCall("GET", RESPONSE, ID, "include=x")
+    headers = {**GOOD, "Mesh-Path": RESPONSES, "Mesh-Call": call.text}
+    for body, more in ((b"", {}), (b'{"input":"x"}', {}), (b"", {"Mesh-Body-Bytes": "9"})):
+        work = parse_work(headers | more, body)
+        assert (work.call, work.path, work.model, work.body_bytes) == (call, RESPONSE, "", None)
+        assert work.is_odd and not work.generates
 
 
 def test_a_wild_request_id_is_left_out() -> None:

@@ -26,8 +26,8 @@ KNOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def arguments(method: Any) -> dict[str, Any]:
-    """A value for each parameter that has no default."""
+def arguments(method: Any, client: openai.OpenAI) -> dict[str, Any]:
+    """A value for each parameter that has no default; of a response, one that is just made."""
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -37,6 +37,8 @@ def arguments(method: Any) -> dict[str, Any]:
                 found[name] = ("a.wav", io.BytesIO(b"RIFF" + bytes(6400)))
         elif parameter.default is parameter.empty or name in ("model", "input"):
             found[name] = KNOWN.get(name, "x1")
+            if name == "response_id":
+                found[name] = client.responses.create(model="tiny", input="hi").id
     return found
 
 
@@ -56,10 +58,10 @@ def methods(resource: Any, path: str) -> list[tuple[str, Any]]:
     return found
 
 
-def outcome(method: Any) -> str:
+def outcome(method: Any, client: openai.OpenAI) -> str:
     """What became of a call."""
     try:
-        answer = method(**arguments(method))
+        answer = method(**arguments(method, client))
         if hasattr(answer, "__enter__") and not isinstance(answer, openai.BaseModel):
             with answer as entered:
                 if hasattr(entered, "__iter__"):
@@ -78,7 +80,7 @@ def outcome(method: Any) -> str:
 def main() -> None:
     given = {"base_url": sys.argv[1], "api_key": "unused", "admin_api_key": "unused"}
     client = openai.OpenAI(**given, max_retries=0, timeout=20)
-    print(json.dumps({name: outcome(method) for name, method in methods(client, "")}))
+    print(json.dumps({name: outcome(method, client) for name, method in methods(client, "")}))
 
 
 main()

@@ -14,11 +14,13 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import served_name
+from mesh.core.model.served_names import kept_name, served_name
 from mesh.session.answer import AnswerReceiver
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind
 from schemas.decision import Decision, Placement
 from schemas.exchange import End, Head, Placed
+from schemas.response_calls import RESPONSE, RESPONSE_CANCEL, ResponseCall
+from schemas.response_ids import response_id
 from tests.support.spans import SAMPLED, UNSAMPLED, described, traced
 
 FORWARD = fx.Forward(1, 2, "eu")
@@ -343,6 +345,29 @@ def test_embeddings_name_the_model_as_its_engine_does(ended):
     [root] = ended()
     assert root.name == "embeddings tiny"
     assert root.attributes["gen_ai.request.model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("DELETE", RESPONSE, "responses kept response"),
+        ("POST", RESPONSE_CANCEL, "cancel kept response"),
+    ],
+)
+def test_a_call_about_a_response_has_its_method_and_not_its_id(ended, method, path, name):
+    spans = request_trace(tracing.active)
+    kept = response_id("us", "us-0", bytes(16))
+    record = ClientRequest(
+        request=request(model=kept_name("us", "us-0")),
+        path=path,
+        call=ResponseCall(method, path, kept),
+        spans=spans,
+    )
+    spans.end(record, OK, NOW)
+    [root] = ended()
+    assert (root.name, root.attributes["http.request.method"]) == (name, method)
+    assert root.attributes["http.route"] == path
+    assert kept not in repr(root.attributes)
 
 
 def test_an_attempt_begins_when_it_is_sent_whatever_the_loop_s_clock_says(ended):

@@ -123,6 +123,25 @@ def test_only_the_named_replicas_are_undrained():
     assert DrainTarget("us", ("d", "a")).drained(orders).drained == ("a", "b", "c", "d")
 
 
+@pytest.mark.parametrize(
+    ("replicas", "drained", "all_drained", "lines"),
+    [
+        (("a",), ("a", "b"), False, ["replica a: work is sent there again"]),
+        (("a",), ("b",), False, ["replica a: not drained, nothing changes"]),
+        (
+            ("a", "b", "c"), ("b",), False,
+            ["replica b: work is sent there again", "replicas a, c: not drained, nothing changes"],
+        ),
+        (None, (), True, ["region us: work is sent there again"]),
+        (None, ("a",), False, ["region us: work is sent there again"]),
+        (None, (), False, ["region us: not drained, nothing changes"]),
+    ],
+)  # fmt: skip
+def test_an_undrain_of_what_was_not_drained_says_so(replicas, drained, all_drained, lines):
+    before = RegionControl(region="us", drained=drained, all_drained=all_drained)
+    assert list(drain._undrained(DrainTarget("us", replicas), before)) == lines
+
+
 @pytest.mark.parametrize("command", ["doctor", "drain", "explain", "top"])
 def test_commands_that_ask_a_mesh_refuse_a_mesh_toml_as_a_router_does(tmp_path, command):
     """With a policy that this version has not."""

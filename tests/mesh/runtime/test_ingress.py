@@ -1,6 +1,7 @@
 """A peer's message as a request: read whole, or refused with a word, whatever it holds."""
 
 import contextlib
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -17,6 +18,7 @@ from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget
 from mesh.core.model import effects as fx
 from mesh.core.model.prompt import PromptReader, PromptText
+from mesh.core.model.served_names import KEPT_RESPONSE, kept_name, with_keeper_names
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
@@ -27,9 +29,10 @@ from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.decision import Decision, Placement
 from schemas.exchange import Priority
-from schemas.http import COMPLETIONS
+from schemas.http import COMPLETIONS, RESPONSES
 from schemas.ids import RegionId, ReplicaId, RouterId
-from tests.mesh.core.build import core, digest
+from schemas.response_ids import response_id
+from tests.mesh.core.build import beat, core, digest
 
 INBOX = subjects.inbox("eu", "r1", "1-1-1")
 GOOD = {
@@ -78,6 +81,23 @@ def test_wishes_arrive_as_they_were_sent():
 def test_a_peer_s_request_has_passed_a_region():
     with pytest.raises(IngressInvalid, match="hops"):
         read(**{exchange.H_HOPS: "0"})
+
+
+def test_a_call_about_a_response_is_for_the_replica_that_keeps_it_whatever_its_model_and_body():
+    call = f"GET /v1/responses/{response_id('us', 'g0', bytes(16))}"
+    about = {exchange.H_PATH: RESPONSES, exchange.H_CALL: call, exchange.H_KEEPER: "g0"}
+    named = about | {exchange.H_MODEL: subjects.encode_model(KEPT_RESPONSE)}
+    for data in (b"", b"no JSON", BODY):
+        record = foreign(data, **named)
+        assert record.request.model == kept_name("us", "g0")
+        assert record.received[exchange.H_CALL] == call
+        assert not record.request.prompt.hashes and record.request.answer_tokens == 0
+    for model in (read(b"", **about).model, read(b"", **(named | {exchange.H_KEEPER: None})).model):
+        assert model not in with_keeper_names(replace(beat("g0"), paths=(RESPONSES,))).models
+    with pytest.raises(IngressInvalid, match=exchange.H_CALL):
+        read(b"", **(named | {exchange.H_CALL: "GET /metrics"}))
+    with pytest.raises(IngressInvalid):  # as an older router reads it
+        read(b"", **(named | {exchange.H_CALL: None}))
 
 
 def test_what_it_has_waited_counts_up_to_a_minute():

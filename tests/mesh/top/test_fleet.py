@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.top.fleet import REPLICAS_MAX, REQUESTS_MAX, ROUTERS_MAX, Fleet, percentile
-from mesh.top.rows import STALE_S
+from mesh.top.rows import STALE_S, Level, level
 from schemas.control import RegionControl
 from schemas.explain import RequestFlow, RequestLife, RouterRequests
 from schemas.state import Digest, Heartbeat, Lease, OfflineState, ReplicaState
@@ -96,6 +96,33 @@ def test_a_silent_replica_counts_no_more():
     rows = replicas(fleet, 5.0)
     assert (rows["us-0"].state, rows["us-0"].age_s, rows["us-0"].pending) == ("silent", 4.0, None)
     assert (region(fleet, now=5.0).ready, region(fleet, now=5.0).running) == (1, 2)
+
+
+def test_before_its_first_connection_succeeds_or_fails_a_bus_is_connecting_without_alarm():
+    fleet = Fleet(REGIONS, ("us", "eu"))
+    frame = fleet.frame(0.0)
+    assert frame.notes == ()
+    assert [(row.bus, row.state, level(row)) for row in frame.regions] == [
+        ("connecting", "connecting", Level.OLD)
+    ] * 2
+    assert {(row.state, level(row)) for row in frame.replicas} == {("connecting", Level.OLD)}
+    assert region(fleet).ready in (0, None)
+    fleet.disconnected("us", "no bus at x")
+    fleet.connected("eu", 1.0)
+    away, there = region(fleet, "us"), region(fleet, "eu")
+    assert (away.bus, away.state, level(away)) == ("away", "unknown", Level.BAD)
+    assert (there.bus, there.state, level(there)) == ("connected", "unknown", Level.WARNING)
+    assert fleet.frame(1.0).notes == ("us: its bus is away: no bus at x",)
+
+
+def test_the_speed_of_answers_is_that_of_replicas_that_run_some():
+    fleet = watched("us")
+    fast = {"decode_tokens_per_s": 40.0}
+    fleet.heartbeat(beat("us-0", **fast, running=1, outstanding=0), 1.0)
+    fleet.heartbeat(beat("us-1", **fast, running=0, outstanding=0), 1.0)
+    fleet.heartbeat(beat("eu-0", **fast, running=None, outstanding=2), 1.0)
+    shown = {name: row.decode_tokens_per_s for name, row in replicas(fleet, 1.0).items()}
+    assert shown == {"us-0": 40.0, "us-1": None, "eu-0": 40.0}
 
 
 def test_while_a_bus_is_away_the_last_state_stays_with_its_age():

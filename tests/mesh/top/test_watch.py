@@ -34,6 +34,8 @@ async def watching(directory):
     logins = read_logins(regions.topology, directory / "seen")
     assert all(one == Logins(observer=one.observer) for one in logins.values())
     watch = FleetWatch(regions.topology, logins)
+    first = watch.frame()
+    assert (first.notes, {row.bus for row in first.regions}) == ((), {"connecting"})
     task = asyncio.create_task(watch.run())
     try:
         await regions.start()

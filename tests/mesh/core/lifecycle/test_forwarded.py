@@ -1,12 +1,18 @@
 """What a region takes of its peers' work, and what it keeps for its own clients."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from schemas.exchange import Refusal
+from schemas.http import RESPONSES, Fault
 from schemas.ids import ModelId
-from tests.mesh.core.build import beat, core, foreign, request
+from schemas.state import ModelCapacity
+from tests.mesh.core.build import MODEL, beat, core, digest, foreign, request
 
 SPEED = {"prefill_s_per_token": 0.001, "prefill_base_s": 0.05, "prefill_queued_tokens": 0}
 
@@ -33,6 +39,40 @@ def asked(router, key=1, now=0.0, tokens=1000, **fields):
 def test_without_a_goal_whatever_fits_is_taken():
     router = region(beat("a", **SPEED))
     assert asked(router) == "a"
+
+
+def test_what_goes_on_with_a_response_is_refused_where_its_keeper_is_gone():
+    for keeper in (
+        partial(kept_name, "us"),
+        partial(keeper_name, served_name(MODEL, RESPONSES), "us"),
+    ):
+        router = region(replace(beat("a", **SPEED), paths=(RESPONSES,)))
+        assert asked(router, 1, model=keeper("a")) == "a"
+        assert asked(router, 2, model=keeper("b")) is Refusal.NOT_KEPT
+        just_started = region()
+        assert asked(just_started, model=keeper("b")) is Refusal.NO_REPLICA
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (kept_name("eu"), Fault.RESPONSE_UNKNOWN),
+        (keeper_name(served_name(MODEL, RESPONSES), "eu"), Fault.STATE_GONE),
+        (MODEL, None),
+    ],
+)
+def test_a_peer_s_word_that_a_keeper_is_gone_is_the_end(name, fault):
+    router = region()
+    paths = {RESPONSES: {MODEL: ModelCapacity(ready=1, free=1)}}
+    there = digest("eu", models=paths[RESPONSES], models_by_path=paths)
+    router.handle(ev.DigestSeen(there), 0.0)
+    [forward] = [
+        effect for effect in router.handle(ev.RequestArrived(request(1, model=name)), 0.0)
+        if isinstance(effect, fx.Forward)
+    ]  # fmt: skip
+    refused = ev.AttemptRefused(1, forward.attempt, Refusal.NOT_KEPT, "eu", None, -1, -1)
+    found = [each for each in router.handle(refused, 0.1) if isinstance(each, fx.Fail)]
+    assert [each.fault for each in found] == ([] if fault is None else [fault])
 
 
 def test_what_would_spoil_the_own_goal_is_refused():

@@ -3,16 +3,23 @@
 from dataclasses import replace
 
 from mesh.core.model.served_names import (
+    KEPT_RESPONSE,
     beat_by_name,
     digest_by_name,
+    is_for_others,
+    is_keeper_name,
     is_model,
+    kept_name,
     model_of,
     models_by_path,
     models_only,
     served_name,
+    with_keeper_names,
+    work_name,
 )
-from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.response_calls import RESPONSE
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import MODEL, beat, digest
 
@@ -48,6 +55,23 @@ def test_a_digest_says_the_same_after_it_was_sent():
     assert sent.models == {MODEL: TWO}
     assert sent.models_by_path == {EMBEDDINGS: {MODEL: ONE}}
     assert digest_by_name(sent).models == capacities
+
+
+def test_calls_about_responses_go_to_any_replica_or_region_that_makes_some():
+    plain = beat("a", region="us")
+    assert with_keeper_names(plain) is plain
+    named = with_keeper_names(replace(plain, paths=(RESPONSES,)))
+    here, abroad = kept_name("us", "a"), kept_name("us")
+    assert here in named.models and abroad not in named.models
+    assert {work_name(here), work_name(abroad)} == {f"{KEPT_RESPONSE} on {RESPONSE}"}
+    assert is_keeper_name(here) and not is_for_others(abroad) and not is_model(here)
+    more = {RESPONSES: {ModelId("b"): ONE, MODEL: TWO}}
+    sent = digest("us", models={MODEL: TWO, ModelId("b"): ONE}, models_by_path=more)
+    assert digest_by_name(sent).models[abroad] == TWO
+    assert (
+        abroad not in digest_by_name(digest("us", models_by_path={EMBEDDINGS: {MODEL: ONE}})).models
+    )
+    assert RESPONSE not in models_by_path(digest_by_name(sent).models)
 
 
 def test_within_a_label_the_path_counts_as_the_model_does():
