@@ -11,6 +11,9 @@ The host's loop:
         for effect in core.handle(event, clock()):
             execute(effect)                 # in this order, before the next event
 
+What a new request's decision leaves to be learned, such as that its replica holds its prompt from
+now on, is done first thing in the next `handle`. A host that can't wait calls `finish`.
+
 The host's duties:
 
 1. `now` is seconds on any clock that never goes back; `dice` is the only source of chance; `epoch`

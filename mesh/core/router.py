@@ -177,9 +177,18 @@ class RouterCore:
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """The effects of one event, in order. `now`: seconds, never going back."""
+        if self._attempts.unlearned is not None:
+            self._attempts.learn()
         if now >= self.ownership.release_at:
             self.ownership.release_expired(now)
         self._handlers[type(event)](event, now)
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    def finish(self) -> list[fx.Effect]:
+        """Learn where the last event's request went, which else the next event begins with."""
+        self._attempts.learn()
         effects = self._effects.copy()
         self._effects.clear()
         return effects
@@ -227,8 +236,10 @@ class RouterCore:
                 place = self._scheduler.place_new(request, now)
             else:
                 place = self._placer.place(request, (), now)
-            go = self._hold if place.target is None else self._begin
-            go(record, place, now)
+            if place.target is None:
+                self._hold(record, place, now)
+            else:
+                self._begin(record, place, now, is_new=True)
 
     def _on_forwarded(self, request: Request, inbox: str, now: float) -> None:
         place = self._forwarded_requests.place(request, now, draining=self.draining)
@@ -244,23 +255,25 @@ class RouterCore:
             self._scheduler.joined(request, place)
             self._forwarded_queue.notify(request, now)
 
-    def _begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
+    def _begin(
+        self, record: RequestRecord, place: PlacementResult, now: float, *, is_new: bool = False
+    ) -> None:
         """Begin an attempt, unless it would be too late, which at home depends on an objective.
 
-        A peer's request that another region serves sooner goes back to its own.
+        A peer's held request that another region serves sooner goes back to its own.
         """
         request = record.request
-        if request.answer_inbox is not None and place.placement is Placement.PEER:
-            self._completion.hand_back(record, request.answer_inbox, now)
-            return
         if record.held_since is not None:
+            if request.answer_inbox is not None and place.placement is Placement.PEER:
+                self._completion.hand_back(record, request.answer_inbox, now)
+                return
             self._admission.released(request, now)
         may_be_late = request.slo_ttft_s is not None or place.placement is not Placement.LOCAL
         if may_be_late and self._completion.shed_if_too_late(record, place, now):
             return
         self._admission.begun.count(now)
         if request.answer_inbox is None:
-            self._attempts.begin(record, place, now)
+            self._attempts.begin(record, place, now, learn_later=is_new)
             return
         self._forwarded_queue.leave(request)
         del self.inflight[request.key]

@@ -73,9 +73,10 @@ class SimRouter(SessionHost):
         assert self.core is not None
         if type(event) is not ev.RequestArrived:
             return self.core.handle(event, now)
+        # A policy may be shared with other routers, so it learns at once.
         meter = self._world.meter
         began = meter.clock() if meter.clock else 0.0
-        effects = self.core.handle(event, now)
+        effects = [*self.core.handle(event, now), *self.core.finish()]
         meter.seconds += meter.clock() - began if meter.clock else 0.0
         meter.decisions += 1
         return effects

@@ -9,10 +9,10 @@ inside libraries; `make bench-workers` and `make decide` measure that.
 
 Six acts: a plain request and a stream of 32 chunks, from HTTP bytes in to HTTP bytes out through
 the real server, session, core and a real bus, each frame of the answer heard alone; a heartbeat;
-and a decision among 64 replicas that hold 20,000 blocks; and the same two requests at an agent
-(`agent`). `test_gate.py` holds them to `bytecodes.json`, which `renew` writes.
-Other versions of Python compile to other bytecodes: 3.13 to a tenth fewer than 3.11. So the file
-says of which one its figures are, and any other one has more room.
+and a decision among 64 replicas that hold 20,000 blocks, with what it leaves to be learned; and
+the same two requests at an agent (`agent`). `test_gate.py` holds them to `bytecodes.json`, which
+`renew` writes. Other versions of Python compile to other bytecodes: 3.13 to a tenth fewer than
+3.11. So the file says of which one its figures are, and any other one has more room.
 """
 
 import asyncio
@@ -266,6 +266,7 @@ def count_decisions() -> Figures:
     for asked in decide.asks(seen, COUNTED, dice):
         with counter:
             deciding(asked)
+            core.finish()
         leaving(asked)
     return {f"a decision among {DECISION_REPLICAS}": counter.count / COUNTED}
 

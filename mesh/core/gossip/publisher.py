@@ -17,12 +17,12 @@ Rejected: a Merkle tree over the set: streams are in order and complete nearly a
 number finds every difference; a tree would spend on each change what it saves of a rare 150 kB
 snapshot.
 
-`SiblingPublisher` publishes each prompt that this router placed, with its replica, at once and
-whole, because every sibling's index evicts by age like the engine: a prompt that is used again
-makes all of its path young there as here. A prompt published a moment ago is not published again. A
-sibling that missed something gets all of the replicas concerned, as of then. Rejected: the deltas
-again (they would make old prompts young, and restore what a replica lost since); only what is new
-to a replica (a system prompt that every request uses would look like the oldest).
+`SiblingPublisher` publishes each prompt that this router placed, with its replica, with the next
+event and whole, because every sibling's index evicts by age like the engine: a prompt that is used
+again makes all of its path young there as here. A prompt published a moment ago is not published
+again. A sibling that missed something gets all of the replicas concerned, as of then. Rejected: the
+deltas again (they would make old prompts young, and restore what a replica lost since); only what
+is new to a replica (a system prompt that every request uses would look like the oldest).
 """
 
 from collections import deque

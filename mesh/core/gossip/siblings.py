@@ -8,11 +8,11 @@ is entered, and dropped if its replica stays unknown. Times are those of arrival
 compared.
 
 The stream is numbered and repaired like the one to peers. It stays on the region's own bus, so it
-names the replica, and is sent at once. There is no leader: every router publishes what it placed
-itself, and a router that starts gets everything from a sibling that is *warm*: one that has the
-whole index, or that found no sibling to ask when it started (`StateSync`). Until then a router
-serves as well as it can. Rejected: a lone router's own set back from a peer: peers know what the
-region holds, not which replica holds it, nor that one was restarted meanwhile.
+names the replica, and is sent with the router's next event. There is no leader: every router
+publishes what it placed itself, and a router that starts gets everything from a sibling that is
+*warm*: one that has the whole index, or that found no sibling to ask when it started (`StateSync`).
+Until then a router serves as well as it can. Rejected: a lone router's own set back from a peer:
+peers know what the region holds, not which replica holds it, nor that one was restarted meanwhile.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

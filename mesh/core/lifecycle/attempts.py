@@ -52,6 +52,8 @@ class Attempts:
         self._placer = placer
         self._effects = effects
         self._terms = terms
+        # A request that goes to a replica, and that policies are still to learn of.
+        self.unlearned: tuple[Request, Destination, float] | None = None
 
     def decided(
         self, request: Request, place: PlacementResult, *, attempt: int = 1, held_s: float = 0.0
@@ -75,11 +77,19 @@ class Attempts:
         )
         self._effects.append(fx.Decided(request.key, decision, place.unlisted))
 
-    def begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
+    def begin(
+        self,
+        record: RequestRecord,
+        place: PlacementResult,
+        now: float,
+        *,
+        learn_later: bool = False,
+    ) -> None:
         """Begin an attempt at `place`.
 
         A peer's request ends here with it, as the replica answers to the peer's inbox, or with its
-        prefill stage.
+        prefill stage. `learn_later`: policies learn of it by `learn`, which is called before
+        anything else happens. That takes as long as the decision, and the replica need not wait.
         """
         request, name = record.request, place.target
         assert name is not None, "an attempt goes to a place"
@@ -94,7 +104,10 @@ class Attempts:
         destination = Destination(CandidateKind.REPLICA, name)
         record.dispatch(destination, handoff, now)
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
-        self._placer.placed(request, destination, now)
+        if learn_later:
+            self.unlearned = request, destination, now
+        else:
+            self._placer.placed(request, destination, now)
         self._effects.append(
             self._work(
                 record, replica, handoff, request.answer_inbox, prefill_tokens, place.may_queue
@@ -103,6 +116,12 @@ class Attempts:
         if request.answer_inbox is not None:
             self._replicas.relay(replica, request.answer_inbox, request.deadline)
             record.end()
+
+    def learn(self) -> None:
+        """Let policies learn of the last request, if they have not."""
+        if (unlearned := self.unlearned) is not None:
+            self.unlearned = None
+            self._placer.placed(*unlearned)
 
     def _work(
         self,

@@ -16,7 +16,8 @@ anew; gone are the blocks of the same age (`forget_until`).
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import compress, islice, repeat, takewhile
+from functools import reduce
+from itertools import compress, groupby, islice, repeat, takewhile
 from operator import itemgetter, or_
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ ALL = -1  # every bit
 NO_BLOCKS: dict[int, float] = {}
 NO_TIERS: dict[int, int] = {}
 NEVER = float("-inf")
+FEW_BITS = 8  # are sooner found one by one than among a thousand
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as false and true
 
 
@@ -342,16 +344,13 @@ class PrefixIndex(Generic[OwnerT]):
         """As `holders`, with bits of owners."""
         found: list[tuple[int, int]] = []
         depth, before = 0, ALL if among is None else self._mask(among)
-        last: int | None = ALL
-        for owners in map(self._owners_of.get, hashes):
-            if owners != last:  # mostly they are the same as of the block before
-                last, here = owners, before & (owners or 0)  # after a gap nothing counts
-                if depth and (left := before & ~here):
-                    found.append((depth, left))
-                if not here:
-                    return found
-                before = here
-            depth += 1
+        for owners, blocks in groupby(map(self._owners_of.get, hashes)):
+            here = before & (owners or 0)  # after a gap nothing counts
+            if depth and (left := before & ~here):
+                found.append((depth, left))
+            if not here:
+                return found
+            before, depth = here, depth + len(list(blocks))
         if depth:
             found.append((depth, before))
         return found
@@ -385,10 +384,7 @@ class PrefixIndex(Generic[OwnerT]):
             self.outgoing.gone(owner)
 
     def _mask(self, owners: Iterable[OwnerT]) -> int:
-        mask, bit_of = 0, self._bit_of
-        for owner in owners:
-            mask |= bit_of.get(owner, 0)
-        return mask
+        return reduce(or_, map(self._bit_of.get, owners, repeat(0)), 0)
 
     def _note_missed(self, owner: OwnerT, at: float) -> None:
         missed_at = self._missed_at
@@ -432,5 +428,12 @@ class PrefixIndex(Generic[OwnerT]):
             self.outgoing.left(owner, shared)
 
     def _names(self, bits: int) -> tuple[OwnerT, ...]:
+        if bits.bit_count() <= FEW_BITS:
+            found = []
+            while bits:
+                lowest = bits & -bits
+                found.append(self._owners[lowest.bit_length() - 1])
+                bits ^= lowest
+            return tuple(found)
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first
         return tuple(compress(self._owners, digits))

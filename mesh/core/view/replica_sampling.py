@@ -90,11 +90,12 @@ class ModelReplicas(Generic[Member]):
             return []
         if self._listed is None:
             self._listed = list(self.members)
-        named = (ReplicaId(name) for name in first)
+        members = self.members
+        named = filter(members.__contains__, map(ReplicaId, first))
         # Others are drawn with replacement: a few coincide, and it takes a quarter of the time.
         others = dice.choices(self._listed, k=OTHERS_MAX)
         names = dict.fromkeys((*named, *self.idle.draw(IDLE_MAX, dice), *others))
-        return [self.members[name] for name in names if name in self.members]
+        return list(map(members.__getitem__, names))
 
 
 class ReplicaSampler(Generic[Member]):

@@ -325,21 +325,17 @@ class ReplicaTable:
         `among`: these, else all. It runs for many replicas per request, so the most frequent
         case comes first.
         """
-        free, others, adopted_by_peer = [], [], self.adopted_by_peer
+        free, others, is_ours = [], [], not self.adopted_by_peer
         late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
-        any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
+        any_load = is_ours and (busy_too or kind is PushingKind.BLIND)
+        until_pending = is_ours and kind is PushingKind.PENDING
         for replica in self.by_name.values() if among is None else among:
-            beat, on_the_way = replica.heartbeat, replica.on_the_way.count
-            if (
-                on_the_way < replica.room
-                and now - replica.seen_at <= late_s
-                and replica.refused_at is None
-                and model in beat.models
-                and not adopted_by_peer
-                and (any_load or (until_pending and not (beat.full or beat.pending or on_the_way)))
-            ):
-                free.append(replica)
-                continue
+            beat = replica.heartbeat
+            if replica.takes and now - replica.seen_at <= late_s and model in beat.models:
+                sent = replica.on_the_way.count
+                if any_load or (until_pending and not (beat.full or beat.pending or sent)):
+                    free.append(replica)
+                    continue
             why = self.unavailable_because(replica, model, now, busy_too=busy_too)
             if why is None:
                 free.append(replica)

@@ -72,7 +72,7 @@ class Ledger:
         """Feed the router one event and check its answer."""
         stale = self._is_stale(event)
         self._note(event, now)
-        effects = self.core.handle(event, now)
+        effects = [*self.core.handle(event, now), *self.core.finish()]
         if stale:
             assert effects == [], f"{event} is of an attempt that is over, got {effects}"
         before: fx.Effect | None = None

@@ -11,6 +11,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from schemas.decision import Placement
 from schemas.exchange import Refusal
+from schemas.gossip import TrieDelta
 from schemas.http import Fault
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCapacity
@@ -60,6 +61,19 @@ def test_a_peers_request_has_no_record_once_it_is_placed():
     assert [type(effect) for effect in effects] == [fx.Decided, fx.Dispatch]
     assert router.inflight == {}
     assert fed(router, ev.ClientGone(1), ev.AnswerEnded(1, 1)) == []
+
+
+def test_policies_learn_of_a_new_request_once_its_replica_has_it():
+    router = core(policy="mesh")
+    fed(router, ev.SiblingSeen(TrieDelta(US, "r2", 1, 0, (), ())), ev.HeartbeatSeen(beat("a")))
+    placed = fed(router, ev.RequestArrived(request(1, "ABCD")))
+    assert [type(effect) for effect in placed] == [fx.Decided, fx.Dispatch]
+    (told,) = router.finish()
+    assert told.delta.gained == request(1, "ABCD").prompt.hashes
+    assert router.finish() == []
+    fed(router, ev.RequestArrived(request(2, "EFGH")))
+    told, *_ = of(fx.PublishToSiblings, fed(router, ev.ClientGone(2)))
+    assert told.delta.gained == request(2, "EFGH").prompt.hashes
 
 
 def test_affinity_survives_until_the_agent_restarts():

@@ -4,10 +4,12 @@
 
 A fleet in the middle of its day: every replica holds its share of a million blocks, some work is
 on its way, and prompts of 4,000 tokens (62 blocks) share beginnings with what is held. Measured
-apart: the policy's choice alone; the whole decision as a router makes it (who is available, the
-choice, the hand-off, what is learned of it); and the same with a receipt, which is written only
-where somebody reads it (a header, a trace, the log, a recording). Each is the median over
-decisions, with the 10th and 90th percentile over rounds.
+apart: the policy's choice alone; the whole decision as a router makes it until the replica can be
+sent the request (who is available, the choice, the hand-off); the same with a receipt, which is
+written only where somebody reads it (a header, a trace, the log, a recording); and what the
+decision leaves to be learned, which the router does after the request has gone, at the beginning of
+its next event: to enter the prompt in the index, and what peers and siblings are told of it. Each
+is the median over decisions, with the 10th and 90th percentile over rounds.
 """
 
 import statistics
@@ -130,6 +132,11 @@ def deciding(core: RouterCore) -> Callable[[Request], object]:
     return decide
 
 
+def learning(core: RouterCore) -> Callable[[Request], object]:
+    """What the last decision has left."""
+    return lambda asked: core.finish()
+
+
 def leaving(core: RouterCore) -> Callable[[Request], object]:
     """The client goes at once: the next one finds the same fleet."""
 
@@ -148,10 +155,12 @@ def median_us(
     act: Callable[[Request], object],
     undo: Callable[[Request], object],
     requests: Sequence[Request],
+    before: Callable[[Request], object] = nothing,
 ) -> float:
-    """Median time of one act, in microseconds; `undo` is not counted."""
+    """Median time of one act, in microseconds; `before` and `undo` are not counted."""
     took = []
     for asked in requests:
+        before(asked)
         began = time.perf_counter()
         act(asked)
         took.append(time.perf_counter() - began)
@@ -160,7 +169,8 @@ def median_us(
 
 
 def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[float], ...]:
-    """Medians of each round, in microseconds: choices, whole decisions, those with a receipt."""
+    """Medians of each round, in microseconds: choices, decisions, those with a receipt, what they
+    leave to be learned."""
     dice, settings = Random(1), RouterSettings(policy=name)
     policy = make_policy(name, settings, Random(2))
     core = RouterCore(
@@ -178,14 +188,16 @@ def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[flo
         core.handle(ev.HeartbeatSeen(beat), NOW)
     targets = [_target(replica) for replica in table]
     seen = filled(policy, replicas, blocks, dice)
-    choices, decisions, read = [], [], []
+    choices, decisions, read, learned = [], [], [], []
     for _ in range(ROUNDS):
         requests = [replace(asked, wants_receipt=False) for asked in asks(seen, count, dice)]
         choices.append(median_us(choosing(policy, targets), nothing, requests))
         decisions.append(median_us(deciding(core), leaving(core), requests))
         requests = asks(seen, count, dice)
         read.append(median_us(deciding(core), leaving(core), requests))
-    return choices, decisions, read
+        requests = [replace(asked, wants_receipt=False) for asked in asks(seen, count, dice)]
+        learned.append(median_us(learning(core), leaving(core), requests, before=deciding(core)))
+    return choices, decisions, read, learned
 
 
 def _target(replica: Replica) -> Target:
@@ -213,6 +225,7 @@ def main(policies: Sequence[str], sizes: Sequence[int], blocks: int, decisions: 
         table.add_column(f"choice, {size} replicas", justify="right")
         table.add_column(f"whole, {size} replicas", justify="right")
         table.add_column("with receipt", justify="right")
+        table.add_column("learned after it", justify="right")
     for name in track(policies, transient=True, console=Console(stderr=True)):
         found = [measure(name, size, blocks, decisions) for size in sizes]
         table.add_row(name, *(shown(medians) for columns in found for medians in columns))
