@@ -258,10 +258,7 @@ class RouterCore:
     def _begin(
         self, record: RequestRecord, place: PlacementResult, now: float, *, is_new: bool = False
     ) -> None:
-        """Begin an attempt, unless it would be too late, which at home depends on an objective.
-
-        A peer's held request that another region serves sooner goes back to its own.
-        """
+        """Begin an attempt, unless it is too late (own: by its objective), or hand it back."""
         request = record.request
         if record.held_since is not None:
             if request.answer_inbox is not None and place.placement is Placement.PEER:

@@ -59,8 +59,8 @@ QUEUE_S = 0.5
 QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 # A peer's held request is handed back once it costs over so many times as much here as in another
 # region: prices of far replicas are by older news. Mean time to first token with 1.5, 2, 3, to that
-# of requests that stay (simulated, four seeds): video questions on L4s at load 0.6 0.52, 0.64, 0.66;
-# long documents on H100s at load 1.0 0.71, 0.70, 0.75. With 1 some are placed 25 times.
+# of requests that stay (simulated, four seeds): video questions on L4s at load 0.6: 0.52, 0.64,
+# 0.66; long documents on H100s at load 1.0: 0.71, 0.70, 0.75. With 1 some are placed 25 times.
 CLEARLY = 1.5
 EXPECTED_MAX = 65_536  # placements whose first token has not come
 MODELS_MAX = 256  # with speeds of their own; the oldest out first
