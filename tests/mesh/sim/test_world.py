@@ -143,7 +143,7 @@ def test_a_client_that_waits_too_long_hangs_up_and_its_engine_is_freed():
 
 def test_a_client_without_a_first_token_hangs_up_when_its_patience_ends():
     # Another prompt keeps the engine busy for longer; of the answer that runs nothing is cut.
-    workload = arrivals((0.0, US, node(8000, 200)), (0.1, US, node(8000, 5)))
+    workload = arrivals((0.0, US, node(4000, 200)), (0.1, US, node(4000, 5)))
     patient = report(played(workload, config()), workload)
     slowest_s = patient["ttft_s"]["p99"]
     first_s = 2 * patient["ttft_s"]["p50"] - slowest_s  # of two requests

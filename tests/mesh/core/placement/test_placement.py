@@ -171,7 +171,7 @@ def test_the_class_decides_whether_its_work_may_queue():
 def test_held_by_choice_is_not_held_for_want_of_room():
     fleet = Fleet(policy="mesh")
     assert not fleet.place().by_choice
-    fleet.replicas.see(beat("a", prefill_queued_tokens=10**6), 0.0)
+    fleet.replicas.see(beat("a", prefill_queued_tokens=20_000), 0.0)
     place = fleet.place()
     assert (place.placement, place.by_choice) == (Placement.HOLD, True)
     assert [one.name for one in place.candidates] == ["a"]
