@@ -140,6 +140,7 @@ class Refusal(StrEnum):
     NO_REPLICA = "no_replica"  # a peer region without a free replica for this model
     ELSEWHERE = "elsewhere"  # a peer region that held it: another serves it sooner by now
     NOT_KEPT = "not_kept"  # a peer region without the replica that kept the response; none has it
+    KEEPER_DRAINS = "keeper_drains"  # a peer region whose replica that keeps it takes no work now
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
     NO_OFFLINE_ROOM = "no_offline_room"  # offline work, and the replica or region takes no more now

@@ -334,7 +334,8 @@ class HttpClient:
         more, on a new one. An engine that closes later may have computed it: it is not repeated.
         """
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
-        length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
+        sized = body or method == "POST"  # without its length some would wait for a body
+        length = b"Content-Length: %d\r\n\r\n" % len(body) if sized else b"\r\n"
         head = b"".join((first, self._always, _lines(headers), length))
         pieces = (head, body) if body else (head,)
         if (kept := self._kept()) is not None:

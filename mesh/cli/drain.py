@@ -310,7 +310,7 @@ def _busy_because(beat: Heartbeat | None) -> str:
     if beat.state is ReplicaState.READY:
         return "not yet draining"
     requests = beat.outstanding + beat.offline_waiting + beat.offline_running
-    return f"{requests} requests to finish" if requests else ""
+    return f"{requests} request{'s' * (requests > 1)} to finish" if requests else ""
 
 
 async def _until_idle(

@@ -16,7 +16,7 @@ from infra.process import end_all
 from infra.topology import Topology
 from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.top.rows import STALE_S, Frame
+from mesh.top.rows import CONNECTING, STALE_S, Frame
 from mesh.top.text import as_json, frame_lines
 from mesh.top.watch import FleetWatch
 from schemas.ids import RegionId
@@ -122,5 +122,7 @@ async def _one_frame(watch: FleetWatch) -> Frame:
             break
     frame = watch.frame()
     if all(each_s is None for each_s in connected):
-        raise Unusable(f"no bus could be reached: {'; '.join(frame.notes)}")
+        silent = ", ".join(row.region for row in frame.regions if row.bus == CONNECTING)
+        why = [*frame.notes, *([f"no answer yet from that of {silent}"] if silent else [])]
+        raise Unusable(f"no bus could be reached: {'; '.join(why)}")
     return frame

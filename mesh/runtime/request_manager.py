@@ -25,6 +25,7 @@ from mesh.adapters.response_calls import unknown_response
 from mesh.adapters.spans import PassedOn, request_trace
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.adapters.tenants import Tenants
+from mesh.core.lifecycle.failed_attempts import KEEPER_DRAINS
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
@@ -326,10 +327,13 @@ class RequestManager:
 
     def _served(self, *names: ModelId) -> ModelId | None:
         """The first of them that somebody serves. Raises RequestRefused while nobody is known to
-        serve anything: a router that has just started can't say what is gone."""
+        serve anything (a router that has just started can't say what is gone), and where the
+        keeper is drained."""
         name = next(filter(self._core.is_served, names), None)
         if name is None and (because := self.not_ready_because()) is not None:
             raise RequestRefused(*because)
+        if name is not None and self._core.replicas.drains(name):
+            raise RequestRefused(Fault.NO_REPLICA, KEEPER_DRAINS)
         return name
 
     def _reads_receipts(self) -> bool:

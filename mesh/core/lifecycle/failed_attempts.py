@@ -24,6 +24,7 @@ from schemas.http import Fault
 from schemas.ids import ReplicaId
 
 KEEPER_GONE = "the replica that kept that response is gone"
+KEEPER_DRAINS = "the replica that keeps that response is drained"
 
 
 class FailedAttempts:
@@ -75,14 +76,19 @@ class FailedAttempts:
                 record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
             )
             return
-        if event.reason == Refusal.NOT_KEPT and is_keeper_name(record.request.model):
-            is_call = model_of(record.request.model) == KEPT_RESPONSE
-            fault = Fault.RESPONSE_UNKNOWN if is_call else Fault.STATE_GONE
-            self._completion.fail(record, now, fault, KEEPER_GONE)
-            return
+        if is_keeper_name(record.request.model):
+            if event.reason == Refusal.NOT_KEPT:
+                is_call = model_of(record.request.model) == KEPT_RESPONSE
+                fault = Fault.RESPONSE_UNKNOWN if is_call else Fault.STATE_GONE
+                self._completion.fail(record, now, fault, KEEPER_GONE)
+                return
+            if event.reason == Refusal.KEEPER_DRAINS:
+                self._completion.fail(record, now, Fault.NO_REPLICA, KEEPER_DRAINS)
+                return
         if event.prefill and not record.is_prefilling:
             self._attempts.cancel(record)  # the other stage was sent at once
-        self._attempts.rest(record, now, in_prefill=event.prefill)
+        if event.reason != Refusal.ELSEWHERE:  # for others it may be the right place
+            self._attempts.rest(record, now, in_prefill=event.prefill)
         self.refused(record, now)
         self._scheduler.place_waiting(now)
 

@@ -99,8 +99,11 @@ class ForwardedRequests:
             return Refusal.DRAINING
         if request.warm:
             return Refusal.NOT_IDLE
-        if is_keeper_name(request.model) and self._is_gone(request.model):
-            return Refusal.NOT_KEPT
+        if is_keeper_name(request.model):
+            if self._is_gone(request.model):
+                return Refusal.NOT_KEPT
+            if self._replicas.drains(request.model):
+                return Refusal.KEEPER_DRAINS
         may_wait = self._goal_s is None and self._placer.judges_load
         if not may_wait and self._scheduler.must_queue(request):
             return self._placer.forbids_here(request) or Refusal.OWN_WORK

@@ -53,6 +53,11 @@ def kept_name(region: RegionId, replica: ReplicaId | None = None) -> ModelId:
     return keeper_name(served_name(KEPT_RESPONSE, RESPONSE), region, replica)
 
 
+def is_kept_call(name: ModelId) -> bool:
+    """Whether it is a call about a response, for which nothing is computed."""
+    return name.startswith(_ANY_KEPT)
+
+
 def is_keeper_name(name: ModelId) -> bool:
     """Whether it is one replica's, or one region's."""
     return _ON in name and _AT in name.rpartition(_ON)[2] and not is_prefill_name(name)

@@ -220,13 +220,14 @@ class Placer:
 
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
         here, held ones and this one. `is_held`: it is one of them; of a peer's request, a peer is
-        chosen if it is to be handed back, for a region that serves it sooner.
+        chosen if it is to be handed back, for a region that serves it sooner than a replica here.
         """
         pair = self._pair_of(request)
         local = self._local_layer(pair, request, avoid, now, ahead)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
-        stays = request.answer_inbox is not None and not (is_held and pair.local.judges_load)
+        may_go_back = is_held and pair.local.judges_load and bool(local.free)
+        stays = request.answer_inbox is not None and not may_go_back
         if stays or not self._may_forward or request.shadow:
             if local.free:
                 return self._choose(pair, pair.local, request, local.free, now, local)

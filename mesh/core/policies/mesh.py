@@ -24,15 +24,16 @@ queue grows until computing it elsewhere is quicker.
 All places that serve the model are candidates, busy or not, because the busy holder of a long
 prefix may still be the quickest. A replica is *open* while the prompts queued there take less than
 QUEUE_S: enough to keep it busy until its next heartbeat. If the cheapest is a replica that is not
-open, the request is held, to be placed by later information, unless it would wait longer than
-HELD_S_MAX. If it is a peer, it goes there, and waits there if it must: which of its replicas
-becomes free is known there first. If another region becomes cheaper meanwhile, it is handed back.
-Near ties are broken at random. Of a large fleet the candidates are a sample
-(`mesh.core.view.replica_sampling`).
+open, the request is held, to be placed by later information. If it is a peer, it goes there, and
+waits there if it must: which of its replicas becomes free is known there first. If another region
+becomes cheaper meanwhile, it is handed back. Near ties are broken at random. Of a large fleet the
+candidates are a sample (`mesh.core.view.replica_sampling`).
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first, peers only
 when full (a distant idle replica is often nearer in seconds); charging how much one more in a batch
-slows every token of all (prefills hide it, and a wrong slope outweighs all else).
+slows every token of all (prefills hide it, and a wrong slope outweighs all else); holding nothing
+that would wait longer than 7 s (half the mean time to the first token where long prompts overload a
+fleet, but then engines' queues have no limit, and classes and arrival no order).
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from mesh.core.model.request import Request, Served
-from mesh.core.model.served_names import work_name
+from mesh.core.model.served_names import is_kept_call, work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import CacheEstimate, Choice, Destination, LazyScores, Policy, Target
 from mesh.core.policies.mesh_caches import CacheView, keep
@@ -63,11 +64,6 @@ QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 # of requests that stay (simulated, four seeds): video questions on L4s at load 0.6: 0.52, 0.64,
 # 0.66; long documents on H100s at load 1.0: 0.71, 0.70, 0.75. With 1 some are placed 25 times.
 CLEARLY = 1.5
-# A longer wait is spent in the engine's queue. Mean time to first token with 5, 7, 10 s, to that
-# with no such limit (simulated, seed 20): long documents on a mixed fleet 0.43, 0.51, 1.00; video
-# questions on L4s 0.48, –, 0.41; Mooncake's mix on overloaded L4s 1.21, 1.16, 1.00; long documents
-# on H100s 1.37, 1.05, 1.00.
-HELD_S_MAX = 7.0
 EXPECTED_MAX = 65_536  # placements whose first token has not come
 MODELS_MAX = 256  # with speeds of their own; the oldest out first
 
@@ -152,6 +148,8 @@ class MeshPolicy:
         ttft_s, is_guess = best.seconds - best.others_s, not speeds.is_known(best.target)
         waited_s = now - request.arrived_at
         busy = self._busy_because(best)
+        if busy and is_kept_call(request.model):
+            busy = ""
         if not busy or _starves(best, waited_s):
             self._chosen = request.key, best
             others = f", {best.others_s:.3f} s for others" if best.others_s >= TIE_S else ""
@@ -315,8 +313,7 @@ class MeshPolicy:
         """Why it may not be given work now; empty if it may, as a peer always."""
         if price.target.peer is not None:
             return ""
-        wait_s = price.line_s + price.queue_s
-        if price.queue_s > self._options.queue_s and wait_s <= HELD_S_MAX:
+        if price.queue_s > self._options.queue_s:
             return f"{price.queue_s:.3f} s of prefill queue there, over {self._options.queue_s:g} s"
         return f"its KV cache has room in {price.memory_s:.3f} s" if price.memory_s > 0.0 else ""
 

@@ -177,18 +177,21 @@ class CacheView:
             tokens = request.prompt.tokens + served.output_tokens
             self._layer(spot).ended(spot.name, hashes[-1], tokens)
         # A region chooses among its replicas itself: a miss of one says nothing about the others.
+        if estimate is None:
+            return
         if spot.kind is CandidateKind.PEER:
-            self._leave_to_peer(spot.name, hashes)
-        elif estimate is not None:
+            self._leave_to_peer(spot.name, hashes, estimate)
+        else:
             self.check(request, spot.name, served, estimate)
 
-    def _leave_to_peer(self, name: str, hashes: Sequence[int]) -> None:
-        """Of a prompt that a peer announces rely on that alone: it tells when it evicts it."""
+    def _leave_to_peer(self, name: str, hashes: Sequence[int], estimate: CacheEstimate) -> None:
+        """Of a prompt that a peer announces rely on that alone: it tells when it evicts it. What
+        was forwarded there since may need the blocks that it shares."""
         index = self._peers.index
         if index.announced is None:
             return
         if index.announced.depths(hashes, (name,)).get(name) == len(hashes):
-            index.remove(name, hashes)
+            index.retract(name, hashes, estimate.placed_at)
 
     def check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
         """Correct what a replica is taken to hold by what it turned out to have cached."""

@@ -308,6 +308,11 @@ class ReplicaTable:
         """Replicas that have this model, whatever their state."""
         return self._sampler.replicas_of(model).members.values()
 
+    def drains(self, model: ModelId) -> bool:
+        """Whether this model's replicas all drain, as long as their operator wants."""
+        states = {one.heartbeat.state for one in self.serving(model)}
+        return states == {ReplicaState.DRAINING}
+
     def sample_serving(self, model: ModelId, first: Iterable[str], dice: Random) -> list[Replica]:
         """Some of them: those of `first`, idle ones, random ones; none twice."""
         return self._sampler.replicas_of(model).some(first, dice)

@@ -4,8 +4,11 @@ import aiohttp
 import openai
 import pytest
 
+from infra.bus import BusAddress, connect
 from infra.tenant_table import KeyHolder, key_hash
+from mesh.adapters.operator_orders import change_orders
 from mesh.core.model.served_names import kept_name
+from schemas.control import RegionControl
 from schemas.response_calls import QUERY_CHARS_MAX, RESPONSE, RESPONSE_CANCEL
 from schemas.response_ids import CHARS_MAX, place_of, response_id
 from tests.mesh.runtime.test_kept_responses import ON_PATH, engines, said, sdk
@@ -71,6 +74,39 @@ async def test_from_another_region_it_goes_to_the_keepers_replica(tmp_path):
                     await far.responses.delete(answer.id)
                     with pytest.raises(openai.NotFoundError):
                         await near.responses.retrieve(answer.id)
+
+
+async def test_what_a_drained_replica_keeps_is_refused_at_once(tmp_path):
+    async with nats_pair(tmp_path, "eu", "us") as servers, small_mesh(servers) as mesh:
+        for region in ("eu", "us"):
+            await mesh.router(region, **PATIENT)
+        async with engines(mesh, "us", 2), sdk(mesh) as near, sdk(mesh, "eu") as far:
+            await mesh.until_peer("eu", "us", ON_PATH)
+            answer = await said(near, "hello")
+            keeper = place_of(answer.id).replica
+            await ordered(servers["us"], drained=(keeper,))
+            replicas = mesh.routers["us"].core.replicas
+            await mesh.until(lambda: replicas.drains(kept_name("us", keeper)), "the drain")
+            for api in (near, far):
+                for call in (
+                    lambda api=api: api.responses.retrieve(answer.id),
+                    lambda api=api: said(api, "go on", previous_response_id=answer.id),
+                ):
+                    with pytest.raises(openai.InternalServerError, match="drained") as refused:
+                        await call()
+                    assert (refused.value.status_code, refused.value.code) == (503, "no_replica")
+            await ordered(servers["us"])
+            await mesh.until(lambda: not replicas.drains(kept_name("us", keeper)), "the undrain")
+            assert await near.responses.retrieve(answer.id) == answer
+
+
+async def ordered(server, **orders):
+    """What an operator orders in us."""
+    admin = await connect(BusAddress(server.url), name="test", inbox_prefix="_INBOX")
+    try:
+        await change_orders(admin, "us", lambda known: RegionControl(region="us", **orders))
+    finally:
+        await admin.close()
 
 
 async def test_only_the_tenant_of_a_response_reads_it(tmp_path):

@@ -11,7 +11,7 @@ from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from schemas.exchange import Refusal
 from schemas.http import RESPONSES, Fault
 from schemas.ids import ModelId
-from schemas.state import ModelCapacity
+from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core.build import MODEL, beat, core, digest, foreign, request
 
 SPEED = {"prefill_s_per_token": 0.001, "prefill_base_s": 0.05, "prefill_queued_tokens": 0}
@@ -49,19 +49,24 @@ def test_what_goes_on_with_a_response_is_refused_where_its_keeper_is_gone():
         router = region(replace(beat("a", **SPEED), paths=(RESPONSES,)))
         assert asked(router, 1, model=keeper("a")) == "a"
         assert asked(router, 2, model=keeper("b")) is Refusal.NOT_KEPT
+        drained = beat("a", 2, **SPEED, state=ReplicaState.DRAINING)
+        router.handle(ev.HeartbeatSeen(replace(drained, paths=(RESPONSES,))), 0.0)
+        assert asked(router, 3, model=keeper("a")) is Refusal.KEEPER_DRAINS
         just_started = region()
         assert asked(just_started, model=keeper("b")) is Refusal.NO_REPLICA
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
+    ("name", "why", "fault"),
     [
-        (kept_name("eu"), Fault.RESPONSE_UNKNOWN),
-        (keeper_name(served_name(MODEL, RESPONSES), "eu"), Fault.STATE_GONE),
-        (MODEL, None),
+        (kept_name("eu"), Refusal.NOT_KEPT, Fault.RESPONSE_UNKNOWN),
+        (keeper_name(served_name(MODEL, RESPONSES), "eu"), Refusal.NOT_KEPT, Fault.STATE_GONE),
+        (kept_name("eu"), Refusal.KEEPER_DRAINS, Fault.NO_REPLICA),
+        (MODEL, Refusal.NOT_KEPT, None),
+        (MODEL, Refusal.KEEPER_DRAINS, None),
     ],
 )
-def test_a_peer_s_word_that_a_keeper_is_gone_is_the_end(name, fault):
+def test_a_peer_s_word_that_a_keeper_is_gone_or_drained_is_the_end(name, why, fault):
     router = region()
     paths = {RESPONSES: {MODEL: ModelCapacity(ready=1, free=1)}}
     there = digest("eu", models=paths[RESPONSES], models_by_path=paths)
@@ -70,7 +75,7 @@ def test_a_peer_s_word_that_a_keeper_is_gone_is_the_end(name, fault):
         effect for effect in router.handle(ev.RequestArrived(request(1, model=name)), 0.0)
         if isinstance(effect, fx.Forward)
     ]  # fmt: skip
-    refused = ev.AttemptRefused(1, forward.attempt, Refusal.NOT_KEPT, "eu", None, -1, -1)
+    refused = ev.AttemptRefused(1, forward.attempt, why, "eu", None, -1, -1)
     found = [each for each in router.handle(refused, 0.1) if isinstance(each, fx.Fail)]
     assert [each.fault for each in found] == ([] if fault is None else [fault])
 

@@ -141,6 +141,16 @@ def test_it_stays_where_no_other_region_serves_it_clearly_sooner(region, wait_s)
     assert placed(region.hear(0.2, **IDLE)) == [(1, "inbox-1")]
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 50.0])
+def test_it_is_not_handed_back_while_no_replica_here_can_be_compared(region, wait_s):
+    region.core.handle(ev.DigestSeen(digest_of("ap", 50.0)), 0.0)
+    region.ask(foreign(1))
+    region.hear(0.1, **BUSY, full=True, outstanding=256)
+    assert not handed_back(region.core.handle(ev.DigestSeen(digest_of("ap", wait_s)), 0.2))
+    assert not handed_back(region.tick(1.0)), "its heartbeat is late"
+    assert placed(region.hear(1.1, **IDLE)) == [(1, "inbox-1")]
+
+
 def test_it_is_not_handed_back_by_a_region_that_looks_at_no_peers():
     region = Region(hops_max=0)
     region.hear(**BUSY)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
-from mesh.core.model.served_names import served_name
+from mesh.core.model.served_names import kept_name, served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh import HELD_S_MAX, QUEUE_S, SCORES_MAX, MeshPolicy
+from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, MeshPolicy
 from mesh.core.policies.mesh_prices import TIE_RATIO, TIE_S
 from mesh.core.policies.mesh_speeds import (
     BATCH_MOST,
@@ -103,13 +103,11 @@ def test_a_distance_is_worth_the_seconds_of_a_queue():
         assert mesh().choose(asked(1), [busy, peer(rtt_s=0.1)], 0.0).name == name
 
 
-def test_a_request_is_held_for_a_queue_unless_it_would_wait_long():
-    for wait_s, is_held in ((0.9 * QUEUE_S, False), (3.0, True), (HELD_S_MAX + 1.0, False)):
-        busy = replica("a", prefill_queued_tokens=queued(wait_s))
-        choice = mesh().choose(asked(1), [busy], 0.0)
-        assert (choice.target is None) is is_held
-    behind = replica("a", prefill_queued_tokens=queued(3.0))._replace(ahead=200)  # held requests
-    assert mesh().choose(asked(1), [behind], 0.0).name == "a"
+def test_a_call_about_a_response_waits_for_no_queue():
+    busy = replica("a", prefill_queued_tokens=queued(3.0))
+    assert mesh().choose(asked(1), [busy], 0.0).target is None
+    call = asked(2, model=kept_name("us", "a"))
+    assert mesh().choose(call, [busy], 0.0).name == "a"
 
 
 def test_what_others_pay_counts_and_is_not_promised_to_the_client():

@@ -280,8 +280,8 @@ def answered_by_peer(caches, announced_blocks, output_tokens=None):
     announced = Announced(announced_blocks)
     caches.indexes[CandidateKind.PEER].announced = announced
     one = asked(1, "ABC")
-    caches.placed(one, EU, 0.0)
-    caches.served(one, EU, Served(output_tokens=output_tokens))
+    estimate = caches.placed(one, EU, 0.0)
+    caches.served(one, EU, Served(output_tokens=output_tokens), estimate)
     return announced
 
 
@@ -294,6 +294,17 @@ def test_what_a_peer_announced_is_held_there_until_it_says_otherwise(caches):
     assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(3, 300)
     announced.blocks = 1
     assert held_by_peer(caches, asked(2, "ABCD")) == HeldPrefix(1, 100)
+
+
+def test_what_a_later_prompt_to_the_peer_shares_still_counts(caches):
+    announced = caches.indexes[CandidateKind.PEER].announced = Announced(3)
+    one = asked(1, "ABC")
+    estimate = caches.placed(one, EU, 0.0)
+    caches.placed(asked(2, "ABX"), EU, 1.0)
+    caches.served(one, EU, Served(output_tokens=None), estimate)
+    announced.blocks = 0
+    assert held_by_peer(caches, asked(3, "ABXY")) == HeldPrefix(3, 300)
+    assert held_by_peer(caches, asked(3, "ABCD")) == HeldPrefix(2, 200)
 
 
 @pytest.mark.parametrize("blocks", [0, 2], ids=["nothing", "a part"])
