@@ -140,7 +140,11 @@ async def running_jaeger(folder: Path) -> AsyncIterator[Jaeger]:
     finally:
         if process.returncode is None:
             process.terminate()
-        async with asyncio.timeout(END_S):
+        try:
+            async with asyncio.timeout(END_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()  # what it keeps is in memory
             await process.wait()
 
 
