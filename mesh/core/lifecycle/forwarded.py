@@ -20,8 +20,8 @@ A held request of a peer waits like those of the region's own clients, at its pl
 prefix may be here, or this queue be shorter. Its own router keeps the client, and receives HELD at
 once and every HELD_S, then PLACED or REFUSED. While it waits, its prefix may be evicted here or
 another region have room. So whenever it is tried, other regions are priced as well, and once one of
-them is cheaper it is handed back: refused as ELSEWHERE, to be placed by its own router, which
-chooses by what it knows itself. Rejected: refusing it and letting its region ask
+them is clearly cheaper it is handed back: refused as ELSEWHERE, to be placed by its own router,
+which chooses by what it knows itself. Rejected: refusing it and letting its region ask
 again: that region learns half a round trip late that a replica is free, so between two busy
 regions no request would be exchanged. A client that hangs up meanwhile is not reported here: when
 the request is placed, its router cancels it at the replica.

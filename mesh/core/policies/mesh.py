@@ -63,7 +63,7 @@ QUEUE_S_MAX, WEIGHT_MAX = 60.0, 10.0  # of options: beyond these are mistakes
 # region: prices of far replicas are by older news. Mean time to first token with 1.5, 2, 3, to that
 # of requests that stay (simulated, four seeds): video questions on L4s at load 0.6: 0.52, 0.64,
 # 0.66; long documents on H100s at load 1.0: 0.71, 0.70, 0.75. With 1 some are placed 25 times.
-CLEARLY = 1.5
+HAND_BACK_RATIO = 1.5
 EXPECTED_MAX = 65_536  # placements whose first token has not come
 MODELS_MAX = 256  # with speeds of their own; the oldest out first
 
@@ -135,7 +135,7 @@ class MeshPolicy:
             holders = self._caches.of(request, with_prefills(targets))
             rows = prices.with_pairs(targets, holders)
         if request.answer_inbox is not None:
-            rows = _here_unless_dear(rows)
+            rows = _here_unless_cheaper_elsewhere(rows)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = near_s(picked[0])
@@ -322,11 +322,11 @@ class MeshPolicy:
         speeds.batch_weight = self._options.batch_weight if speeds.generates else 0.0
 
 
-def _here_unless_dear(rows: list[PriceRow]) -> list[PriceRow]:
+def _here_unless_cheaper_elsewhere(rows: list[PriceRow]) -> list[PriceRow]:
     """Of a peer's request that waits here: without other regions, if none is clearly cheaper."""
     here = [row for row in rows if row[1].peer is None]
     least_s = min([row[0] for row in rows])
-    return here if here and least_s * CLEARLY > min([row[0] for row in here]) else rows
+    return here if here and least_s * HAND_BACK_RATIO > min([row[0] for row in here]) else rows
 
 
 def _starves(price: Price, waited_s: float) -> bool:
