@@ -33,7 +33,7 @@ TABLES = sorted((ROOT / "docs/benchmarks").glob("*.md"))
 PATH = re.compile(r"`((?:mesh|agents|schemas|infra|tests|docs|dashboards)/[\w./@-]*)`")
 GENERATED = {options.FILE}  # from the code: its words are there
 LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250, "BENCHMARKS.md": 150}
-WORDS_MAX = 30_500  # of all documents together, tables of measurements aside
+WORDS_MAX = 30_700  # of all documents together, tables of measurements aside
 
 
 def code_lines(text: str) -> Iterator[str]:

@@ -70,10 +70,13 @@ class RouterCore:
         self.held = HoldQueue(
             settings.hold_max, make_order(settings.hold_order, self._placer.hit_ratio)
         )
-        self._scheduler = QueueScheduler(
-            self.held, self.inflight, self.replicas, self._placer, self._begin
+        self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
+        self._admission = Admission(
+            self.held, self.inflight, settings, dice, self._timeouts.serving
         )
-        self._forwarded_queue = ForwardedQueue(self.held, self._effects)
+        self._scheduler = QueueScheduler(
+            self.held, self.inflight, self.replicas, self._placer, self._begin, self._admission
+        )
         terms: dict[RegionId, int] = {}  # of owned regions' leases: `Ownership` fills it
         self._attempts = Attempts(
             region, self.replicas, self.peers, self._placer, self._effects, terms
@@ -101,18 +104,15 @@ class RouterCore:
             gossip=self.gossip,
             terms=terms,
         )
-        self.held_prefixes = HeldPrefixes(
-            self.replicas, lambda: self._placer.replica_indexes, self._effects
-        )
-        self._construct_ends(dice)
+        self._construct_ends()
 
-    def _construct_ends(self, dice: Random) -> None:
-        self._timeouts = Timeouts(self.replicas, self.peers, self._settings, self._placer.residency)
+    def _construct_ends(self) -> None:
         self.model_card = self._timeouts.model_card
         self.ownership, self.warming = self._cluster_events.ownership, self._cluster_events.warming
         self._arrivals = self._cluster_events.arrivals
-        self._admission = Admission(
-            self.held, self.inflight, self._settings, dice, self._timeouts.serving
+        self._forwarded_queue = ForwardedQueue(self.held, self._effects)
+        self.held_prefixes = HeldPrefixes(
+            self.replicas, lambda: self._placer.replica_indexes, self._effects
         )
         self.model_choice = ModelChoice(
             self._settings,

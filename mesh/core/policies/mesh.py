@@ -32,8 +32,9 @@ candidates are a sample (`mesh.core.view.replica_sampling`).
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first, peers only
 when full (a distant idle replica is often nearer in seconds); charging how much one more in a batch
 slows every token of all (prefills hide it, and a wrong slope outweighs all else); holding nothing
-that would wait longer than 7 s (half the mean time to the first token where long prompts overload a
-fleet, but then engines' queues have no limit, and classes and arrival no order).
+that would wait longer than 7 s (short prompts then went first, as memory was full for long ones,
+which halved mean times to the first token; but engines' queues had no limit, and classes no order.
+Now the hold queue lets short prompts go first: `mesh.core.lifecycle.queue_scheduler`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,10 +9,9 @@ from mesh.core.lifecycle.queue_scheduler import (
     CHOOSY_MAX,
     OTHERS_WAIT,
     RETRY_S,
+    SORTED_MAX,
+    UNCACHED_KNOWN_S,
     UNCHANGED_S,
-    WARM_AMONG,
-    WARM_HEAD_START_S,
-    WARM_KNOWN_S,
 )
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
@@ -52,9 +51,9 @@ class Picky(Layered):
 class Region:
     """A router whose policy is picky."""
 
-    def __init__(self):
+    def __init__(self, **settings):
         self.policy = Picky()
-        settings = RouterSettings(policy="picky")
+        settings = RouterSettings(policy="picky", **settings)
         self.core = RouterCore(
             region=US,
             router=ROUTER,
@@ -291,34 +290,66 @@ def test_requests_that_avoid_a_place_leave_it_to_others():
     assert [held.key for held in router.held] == [1]
 
 
-LONG = Prompt(2000, ())
+# At 1 ms a token, and 30 times that, of 2,000, 1,000, 500 and 100 tokens: 30 s at most, 30, 15, 3.
+LONG, HALF, QUARTER, SHORT = (Prompt(tokens, ()) for tokens in (2000, 1000, 500, 100))
+SPEED = {"prefill_s_per_token": 0.001}
 
 
-def test_cached_prompts_go_first_within_their_head_start(region):
-    region.policy.cached = {2: 0.7, 3: 0.8, 5: 0.9}
-    late = WARM_HEAD_START_S
-    for key, at in enumerate((0.0, 0.1, 0.2, 0.3, late - 0.01, late + 0.01), start=1):
+def test_less_to_compute_goes_first_among_those_that_came_soon_after():
+    region = Region(queue_delay_s_max=0.0)
+    for key, (at, prompt) in enumerate(
+        ((0.0, LONG), (0.1, HALF), (14.9, QUARTER), (26.9, SHORT), (27.1, SHORT)), start=1
+    ):
+        region.ask(key, "b", prompt=prompt, arrived_at=at)
+    region.hear("a", **SPEED)
+    assert region.policy.asked == [3, 4, 1, 2, 5]
+
+
+def test_nobody_gives_way_for_longer_than_the_limit_of_queue_delay():
+    region = Region(queue_delay_s_max=10.0)
+    for key, (at, prompt) in enumerate(((0.0, LONG), (6.9, SHORT), (7.1, SHORT)), start=1):
+        region.ask(key, "b", prompt=prompt, arrived_at=at)
+    region.hear("a", **SPEED)
+    assert region.policy.asked == [2, 1, 3]
+
+
+def test_what_is_cached_need_not_be_computed(region):
+    region.policy.cached = {2: 0.95}
+    for key, at in enumerate((0.0, 1.0), start=1):
         region.ask(key, "b", prompt=LONG, arrived_at=at)
-    region.policy.cached[6] = 1.0
-    region.hear("a")
-    assert region.policy.asked == [3, 5, 1, 6, 2, 4], "2 would leave 600 tokens to compute"
-    region.policy.cached[4] = 1.0
+    region.hear("a", **SPEED)
+    assert region.policy.asked == [2, 1]
+    region.policy.cached = {1: 1.0, 2: 0.95}
     region.policy.asked.clear()
-    region.core.handle(ev.Tick(), WARM_KNOWN_S + 0.01)
-    assert region.policy.asked[:2] == [3, 4], "it is cached since"
+    region.core.handle(ev.Tick(), UNCACHED_KNOWN_S + 0.01)
+    assert region.policy.asked == [1, 2], "it is cached since"
 
 
-def test_a_class_is_worth_more_than_a_cache(region):
-    region.policy.cached = {2: 1.0}
-    region.ask(1, "b", prompt=LONG, arrived_at=1.0, priority=Priority.HIGH)
+def test_the_quicker_the_replicas_the_less_a_long_prompt_gives_way(region):
+    region.ask(1, "b", prompt=LONG, arrived_at=0.0)
+    region.ask(2, "b", prompt=SHORT, arrived_at=1.0)
+    region.hear("a", prefill_s_per_token=0.00001)
+    assert region.policy.asked == [1, 2], "it gives way to those of 0.6 s after it"
+    region.policy.asked.clear()
+    region.hear("a", prefill_s_per_token=0.001)
+    region.core.handle(ev.Tick(), UNCACHED_KNOWN_S + 0.01)
+    assert region.policy.asked == [2, 1]
+
+
+def test_a_class_keeps_its_turns_whatever_its_requests_take(region):
+    high, low = Priority.HIGH, Priority.LOW
+    region.ask(1, "b", prompt=LONG, arrived_at=1.0, priority=high)
     region.ask(2, "b", prompt=LONG, arrived_at=1.0)
-    region.hear("a")
-    assert region.policy.asked == [1, 2]
+    region.ask(3, "b", prompt=SHORT, arrived_at=1.1, priority=low)
+    region.ask(4, "b", prompt=SHORT, arrived_at=1.2)
+    region.ask(5, "b", prompt=SHORT, arrived_at=1.3, priority=high)
+    region.hear("a", **SPEED)
+    assert region.policy.asked == [5, 1, 4, 2, 3]
 
 
 def test_only_the_first_of_many_are_looked_at(region):
-    for key in range(1, WARM_AMONG + 3):
+    for key in range(1, SORTED_MAX + 3):
         region.ask(key, "b", prompt=LONG, arrived_at=key / 1000)
-    region.policy.cached = {WARM_AMONG: 1.0, WARM_AMONG + 1: 1.0}
+    region.policy.cached = {SORTED_MAX: 1.0, SORTED_MAX + 1: 1.0}
     region.hear("a")
-    assert region.policy.asked[:2] == [WARM_AMONG, 1]
+    assert region.policy.asked[:2] == [SORTED_MAX, 1]
