@@ -203,9 +203,11 @@ class Relay:
     def _usage(self) -> TokenUsage:
         """At the end of an answer; what is not there, on some routes, at its beginning."""
         usage = read_usage(self._tail.read())
-        if self._path not in EARLY_USAGE_PATHS:
-            return usage
-        return usage.or_else(read_early_usage(self._head))
+        if self._path in EARLY_USAGE_PATHS:
+            usage = usage.or_else(read_early_usage(self._head))
+        if self._path in GENERATING_PATHS and usage.prompt_tokens >= 0:
+            usage = usage.or_else(self._engine.left_out)
+        return usage
 
     def _send_spans(self, result: RelayResult, usage: TokenUsage) -> None:
         began_at = self._first_byte_at
