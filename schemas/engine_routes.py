@@ -127,7 +127,7 @@ _TABLE = (
     EngineRoute(
         path=RESPONSES,
         prompt=PromptShape.RESPONSES,
-        smallest={"max_output_tokens": 1, "input": "1", "store": False},
+        smallest={"max_output_tokens": 4, "input": "1", "store": False},  # SGLang: 3 at least
         has_early_usage=False,
         opening_events=frozenset(
             {
