@@ -74,22 +74,34 @@ class KvEventSource:
 
     async def _repeat(self, context: zmq.asyncio.Context, after: int) -> None:
         """Have the engine repeat its batches from that number on."""
-        holes, was_answered = self.cache.counts.holes, False
-        if self._replay is not None:
-            with context.socket(zmq.DEALER) as asking:
-                asking.setsockopt(zmq.LINGER, 0)
-                asking.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
-                asking.connect(self._replay)
-                await asking.send_multipart([b"", NUMBER.pack(after)])
-                with contextlib.suppress(TimeoutError):
-                    async for seq, payload in _replayed(asking):
-                        self.cache.repeated(seq, payload)
-                        await asyncio.sleep(0)  # there may be thousands, and answers under way
-                    was_answered = True
-        self.cache.replay_ended(was_answered=was_answered)
+        holes = self.cache.counts.holes
+        asked: int | None = after
+        while asked is not None:
+            was_answered = self._replay is not None and await self._ask(context, asked)
+            asked = self.cache.replay_ended(was_answered=was_answered)
         if self.cache.counts.holes > holes:
             text = "KV events from number %d on are lost: what the engine holds is an estimate"
             self._log.warning("kv", "hole", text, after)
+
+    async def _ask(self, context: zmq.asyncio.Context, after: int) -> bool:
+        """One replay, to its end or its first gap. False if the engine did not answer to the end.
+
+        A socket for each: the engine drops what it still sends to one that is closed.
+        """
+        assert self._replay is not None
+        with context.socket(zmq.DEALER) as asking:
+            asking.setsockopt(zmq.RCVHWM, QUEUE_MAX)
+            asking.setsockopt(zmq.LINGER, 0)
+            asking.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+            asking.connect(self._replay)
+            await asking.send_multipart([b"", NUMBER.pack(after)])
+            with contextlib.suppress(TimeoutError):
+                async for seq, payload in _replayed(asking):
+                    if not self.cache.repeated(seq, payload):
+                        break
+                    await asyncio.sleep(0)  # there may be thousands, and answers under way
+                return True
+        return False
 
 
 async def _replayed(asking: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes]]:

@@ -1,15 +1,20 @@
 """Follows one engine's KV events through gaps and restarts.
 
 Feed batches as they arrive. Where batches are missing, the engine is asked to repeat them; until it
-has, the batch that showed the gap waits. What can't be repeated any more leaves the held set
-unknown: it is forgotten, so what is reported as held is always part of what the engine holds. After
-a restart of the engine, or a lost connection, which can't be told from one, everything is lost.
+has, the batch that showed the gap waits. A replay may have gaps itself: vLLM sends all it has at
+once through a ZeroMQ ROUTER socket, which drops what exceeds its queue of 1,000 messages. Then the
+engine is asked again, from the gap on, as long as each replay brings something. What can't be
+repeated any more leaves the held set unknown: it is forgotten, so what is reported as held is
+always part of what the engine holds. After a restart of the engine, or a lost connection, which
+can't be told from one, everything is lost.
 """
 
 from dataclasses import dataclass
 
 from agents.core.held_blocks import HeldBlocks
 from agents.core.kv_events import KvEventOrder, KvEventsInvalid, Verdict, parse_batch
+
+REPLAYS_MAX = 100  # for one gap: vLLM keeps 10,000 batches by default, and drops none of 1,000
 
 
 @dataclass(slots=True)
@@ -25,9 +30,9 @@ class EventCounts:
 
 
 class EngineCache:
-    """What the engine holds. `live` and `connected` return from which batch on to ask for a replay,
-    None for no replay; `repeated` with each batch of it and `replay_ended` must follow before the
-    next batch."""
+    """What the engine holds. `live`, `connected` and `replay_ended` return from which batch on to
+    ask for a replay, None for no replay; `repeated` with each batch of it and `replay_ended` must
+    follow before the next batch."""
 
     def __init__(self, held: HeldBlocks) -> None:
         self.held = held
@@ -35,6 +40,15 @@ class EngineCache:
         self._order = KvEventOrder()
         self._waiting: tuple[int, bytes] | None = None  # the batch that showed a gap
         self._has_connected = False
+        self._is_asking = False
+        self._replays = 0  # for this gap
+        self._has_brought = False  # this replay, a batch that was missing
+        self._is_cut = False  # this replay has a gap
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that the engine holds is known: not while it repeats what it held earlier."""
+        return self.held.is_whole and not self._is_asking
 
     def connected(self) -> int:
         """A connection was made: what the engine published before is to be repeated."""
@@ -42,8 +56,8 @@ class EngineCache:
             self._restart()
         self._has_connected = True
         self._order.restarted()
-        self.counts.replays += 1
-        return 0
+        self._replays = 0
+        return self._ask()
 
     def live(self, seq: int, payload: bytes) -> int | None:
         """A batch arrived as it was published."""
@@ -55,20 +69,30 @@ class EngineCache:
             self._apply(seq, payload)
         elif verdict is Verdict.REPLAY:
             self._waiting = seq, payload
-            self.counts.replays += 1
-            return self._order.next
+            self._replays = 0
+            return self._ask()
         return None
 
-    def repeated(self, seq: int, payload: bytes) -> None:
-        """The engine repeated this batch; in order."""
+    def repeated(self, seq: int, payload: bytes) -> bool:
+        """The engine repeated this batch; in order. False: those before it were dropped on their
+        way, so the rest of this replay is of no use."""
         if seq < self._order.next:
-            return  # it has been taken
+            return True  # it has been taken
+        if seq > self._order.next and self._may_ask_again:
+            self._is_cut = True
+            return False
         if not self._order.replayed((seq,)):
             self._lose()
+        self._has_brought = True
         self._apply(seq, payload)
+        return True
 
-    def replay_ended(self, *, was_answered: bool) -> None:
+    def replay_ended(self, *, was_answered: bool) -> int | None:
         """The engine repeats no more, or did not answer to the end."""
+        lacks_some = self._waiting is not None and self._waiting[0] > self._order.next
+        if (self._is_cut or lacks_some or not was_answered) and self._may_ask_again:
+            return self._ask()
+        self._is_asking = False
         if was_answered and self._order.next == 0:
             self.held.is_whole = True  # it has published nothing
         waiting, self._waiting = self._waiting, None
@@ -77,6 +101,18 @@ class EngineCache:
                 self._lose()
             self._order.give_up(waiting[0])
             self._apply(*waiting)
+        return None
+
+    def _ask(self) -> int:
+        self.counts.replays += 1
+        self._replays += 1
+        self._is_asking = True
+        self._has_brought = self._is_cut = False
+        return self._order.next
+
+    @property
+    def _may_ask_again(self) -> bool:
+        return self._has_brought and self._replays < REPLAYS_MAX
 
     def _restart(self) -> None:
         self.counts.restarts += 1

@@ -79,7 +79,7 @@ class HeldPrompts:
     def seq(self) -> int | None:
         """Of the last delta; None while not all that the engine holds is known, and routers
         estimate it."""
-        return self._log.seq if self._held.is_whole else None
+        return self._log.seq if self._source.cache.is_known else None
 
     @property
     def waiting(self) -> int:

@@ -11,7 +11,7 @@ from agents.adapters.kv_events import KvEventSource
 from agents.adapters.prompt_tokens import tokenize_request
 from agents.core.engine_cache import EngineCache
 from agents.core.held_blocks import HeldBlocks
-from agents.simserver.kv_events import NUMBER, KvEventPublisher
+from agents.simserver.kv_events import KEPT_BATCHES, NUMBER, KvEventPublisher
 from infra.process import end_all
 from tests.support.ports import free_ports
 from tests.support.until import until
@@ -81,6 +81,19 @@ async def test_a_gap_is_replayed():
         publisher._events = events
         scene.publish(3)
         await until(lambda: scene.cache.held.blocks == 3)
+    assert scene.cache.counts.holes == 0
+
+
+async def test_what_a_long_replay_drops_is_replayed_again():
+    scene = Scene()
+    scene.start()
+    for key in range(KEPT_BATCHES):  # ZeroMQ's queue of the publisher takes 1,000 at once
+        scene.publish(key)
+    async with following(scene):
+        await until(
+            lambda: scene.cache.is_known and scene.cache.held.blocks == KEPT_BATCHES,
+            deadline_s=60.0,
+        )
     assert scene.cache.counts.holes == 0
 
 

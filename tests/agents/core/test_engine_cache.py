@@ -5,7 +5,7 @@ import random
 import msgpack
 import pytest
 
-from agents.core.engine_cache import EngineCache
+from agents.core.engine_cache import REPLAYS_MAX, EngineCache
 from agents.core.held_blocks import NOT_HELD, EnginePrompt, HeldBlocks
 
 BLOCK = 4
@@ -39,11 +39,25 @@ class Engine:
         return [(seq, self.batches[seq]) for seq in range(first, len(self.batches))]
 
 
-def replayed(cache, batches):
-    """None: no answer."""
-    for seq, payload in batches or ():
-        cache.repeated(seq, payload)
-    cache.replay_ended(was_answered=batches is not None)
+class DroppingEngine(Engine):
+    """Of a replay, some batches get lost on their way; the first never does."""
+
+    def __init__(self, kept, dice):
+        super().__init__(kept)
+        self.dice = dice
+
+    def replay(self, start):
+        whole = super().replay(start)
+        return whole[:1] + [one for one in whole[1:] if self.dice.random() < 0.8]
+
+
+def replayed(cache, engine, start, *, answers=True):
+    """All that the engine repeats, however often the agent asks."""
+    while start is not None:
+        for seq, payload in engine.replay(start) if answers else ():
+            if not cache.repeated(seq, payload):
+                break
+        start = cache.replay_ended(was_answered=answers)
 
 
 def followed(cache):
@@ -56,20 +70,25 @@ def followed(cache):
 def receive(cache, engine, seq, payload, *, answers=True):
     start = cache.live(seq, payload)
     if start is not None:
-        replayed(cache, engine.replay(start) if answers else None)
+        replayed(cache, engine, start, answers=answers)
 
 
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("kept", [3, 1000])
-def test_the_held_set_is_the_engines_or_part_of_it_after_any_loss(seed, kept):
+@pytest.mark.parametrize("drops", [False, True])
+def test_the_held_set_is_the_engines_or_part_of_it_after_any_loss(seed, kept, drops):
     dice = random.Random(seed)
-    cache, engine = EngineCache(HeldBlocks()), Engine(kept)
-    replayed(cache, engine.replay(cache.connected()))
+
+    def started():
+        return DroppingEngine(kept, dice) if drops else Engine(kept)
+
+    cache, engine = EngineCache(HeldBlocks()), started()
+    replayed(cache, engine, cache.connected())
     for _ in range(200):
         chance = dice.random()
         if chance < 0.02:
-            engine = Engine(kept)  # restarted, and the connection with it
-            replayed(cache, engine.replay(cache.connected()))
+            engine = started()  # again, and the connection with it
+            replayed(cache, engine, cache.connected())
         event = engine.store if dice.random() < 0.6 else engine.remove
         message = event(dice.randrange(20))
         if dice.random() < 0.7:
@@ -80,6 +99,31 @@ def test_the_held_set_is_the_engines_or_part_of_it_after_any_loss(seed, kept):
         assert cache.counts.holes == 0
     else:
         assert followed(cache) <= engine.blocks
+
+
+def test_nothing_is_known_until_the_replay_has_come_to_now():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    for block in range(4):
+        engine.store(block)
+    first, second, third, fourth = engine.replay(cache.connected())
+    assert cache.repeated(*first) and not cache.is_known
+    assert not cache.repeated(*third)  # the second was dropped
+    assert cache.replay_ended(was_answered=True) == 1
+    assert cache.repeated(*second) and cache.repeated(*third) and not cache.is_known
+    assert cache.replay_ended(was_answered=False) == 3  # the engine stopped half way
+    assert cache.repeated(*fourth)
+    assert cache.replay_ended(was_answered=True) is None and cache.is_known
+    assert followed(cache) == engine.blocks and cache.counts.holes == 0
+
+
+def test_a_gap_is_asked_for_a_limited_number_of_times():
+    cache, asked = EngineCache(HeldBlocks()), 0
+    start = cache.connected()
+    while start is not None:  # each replay brings one batch, and not its end
+        asked += 1
+        assert cache.repeated(start, batch())
+        start = cache.replay_ended(was_answered=False)
+    assert asked == REPLAYS_MAX
 
 
 def test_a_gap_without_an_answer_forgets_and_goes_on():
@@ -102,7 +146,7 @@ def test_an_agent_that_starts_beside_an_engine_knows_all_or_says_nothing(kept):
     engine.remove(1)
     engine.kept = kept
     assert not cache.held.is_whole
-    replayed(cache, engine.replay(cache.connected()))
+    replayed(cache, engine, cache.connected())
     cache.held.changes.clear()
     assert followed(cache) == ({0, 2} if kept > 1 else set())
     assert cache.held.is_whole == (kept > 1)
