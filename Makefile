@@ -115,8 +115,8 @@ fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
 	$(LIVE).fidelity --trace "$(TRACE)"
 
-fidelity-engines: $(STAMP) ## the same over real vLLM and llama.cpp, measured and played again (10 minutes; installs 7 GB once)
-	$(LIVE).fidelity_engines $(if $(QUICK),--quick)
+fidelity-engines: $(STAMP) ## the same over real vLLM and llama.cpp, measured and played again (10 minutes; installs 7 GB once); ONLY=vLLM-GPU: on a GPU
+	$(LIVE).fidelity_engines $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)

@@ -3,7 +3,8 @@
     chat MODEL                this router, from the client's first byte to its last
       mesh.hold               while no replica was available
       mesh.decide             one a placement, with its receipt
-      publish mesh.{region}…  one an attempt, until its first byte; its context travels on the bus
+      publish mesh.{region}…  one an attempt, until its first byte; its context travels on the bus.
+                              One of its prefill stage, if it has that, until that is over
     process mesh.{region}…    the peer's router, under the asking router's attempt; it has mesh.hold
                               and mesh.decide below it too
 
@@ -32,7 +33,7 @@ from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import model_of
-from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, Trace
+from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind, Trace
 from schemas import exchange, subjects
 from schemas.decision import Placement
 from schemas.exchange import Outcome, Refusal
@@ -65,6 +66,8 @@ class PassedOn(Trace):
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         headers.update(self._headers)
+
+    prefill_dispatched = dispatched
 
 
 class _Spans(Trace):
@@ -165,10 +168,13 @@ class UnsampledRequest(Trace):
         self.trace_id = header[TRACE_IN_HEADER]
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        self.prefill_dispatched(effect, headers)
+        self._sent += (effect,)
+
+    def prefill_dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         headers[trace_context.PARENT] = self._header
         if self._parent is not None and self._parent.state:
             headers[trace_context.STATE] = self._parent.state
-        self._sent += (effect,)
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         tail, duration_s = self._tail, now - record.request.arrived_at
@@ -201,11 +207,22 @@ class RequestSpans(_Spans):
         super().__init__(tracer, parent, context)
         self._host = host
         self._sent: dict[int, _Sent] = {}  # attempts, which are few, by number
+        self._prefills: dict[int, _Sent] = {}  # their prefill stages, and when these ended
+        self._prefills_ended: dict[int, tuple[int, ev.Event | None]] = {}
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
+        self._sent[effect.attempt] = effect, self._sends(headers), time_ns()
+
+    def prefill_dispatched(self, effect: fx.Dispatch, headers: dict[str, str]) -> None:
+        self._prefills[effect.attempt] = effect, self._sends(headers), time_ns()
+
+    def prefill_ended(self, attempt: int, event: ev.Event | None) -> None:
+        self._prefills_ended[attempt] = time_ns(), event
+
+    def _sends(self, headers: dict[str, str]) -> TraceContext:
         context = tracing.child(self._context)
         context.write(headers)
-        self._sent[effect.attempt] = effect, context, time_ns()
+        return context
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         self._tracer.later(partial(self._send, record, ending, now, time_ns(), ""))
@@ -231,6 +248,9 @@ class RequestSpans(_Spans):
         first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
         times = _Times(now, self._began_ns, ended_ns, min(first_ns, ended_ns))
         self._send_steps(record, times, _STARTED if ttft_s is not None else ending)
+        for number, sent in self._prefills.items():
+            until_ns, event = self._prefills_ended.get(number, (times.ended_ns, None))
+            self._send_attempt(record, 0, sent, until_ns, _attempt_ending(event), "prefill")
         about = self._about(record, ending, is_stream=is_stream, has_begun=ttft_s is not None)
         if kept_because:
             about["mesh.kept_because"] = kept_because
@@ -274,7 +294,7 @@ class RequestSpans(_Spans):
         for step in _turns(record):
             at_ns, what = times.of(step), step.what
             if attempt is not None:
-                self._send_attempt(record, *attempt, at_ns, _attempt_ending(step))
+                self._send_attempt(record, *attempt, at_ns, _attempt_ending(what, step.outcome))
                 attempt, refused_ns = None, at_ns
             if not isinstance(what, fx.Decided):
                 continue
@@ -295,8 +315,9 @@ class RequestSpans(_Spans):
             self._send_attempt(record, *attempt, times.first_byte_ns, ending)
 
     def _send_attempt(
-        self, record: OpenRequest, began_ns: int, sent: "_Sent", ended_ns: int, ending: Ending
-    ) -> None:
+        self, record: OpenRequest, began_ns: int, sent: "_Sent", ended_ns: int, ending: Ending,
+        stage: str = "",
+    ) -> None:  # fmt: skip
         effect, context, sent_ns = sent
         if isinstance(effect, fx.Dispatch):
             template, target = names.WORK_TEMPLATE, str(effect.replica)
@@ -308,6 +329,7 @@ class RequestSpans(_Spans):
             subject = subjects.ingress(effect.peer)
         about = names.message(names.PUBLISH, subject, template)
         about |= {"mesh.target": target, "mesh.attempt": effect.attempt}
+        about |= {"mesh.stage": stage} if stage else {}
         if ending.error_type:
             about[names.ERROR_TYPE] = ending.error_type
         self._send_child(
@@ -361,9 +383,10 @@ def _home(record: OpenRequest) -> RegionId:
     return RegionId(record.decision.region)
 
 
-def _attempt_ending(step: Step) -> Ending:
+def _attempt_ending(what: StepKind | ev.Event | None, outcome: str = "") -> Ending:
     """How an attempt ended; its kind of error is one of a few, whatever the agent wrote."""
-    what = step.what
+    if isinstance(what, ev.PrefillEnded):
+        return _STARTED
     if isinstance(what, ev.AttemptRefused):
         reason = what.reason if what.reason in _REASONS else "other"
         return Ending("refused", 0, reason, f"refused: {reason}")
@@ -371,8 +394,7 @@ def _attempt_ending(step: Step) -> Ending:
         return _GIVEN_UP
     if what.status is not None:
         return Ending("failed", 0, str(what.status), what.detail)
-    outcome = step.outcome if step.outcome in _OUTCOMES else "lost"
-    return Ending("failed", 0, outcome, what.detail)
+    return Ending("failed", 0, outcome if outcome in _OUTCOMES else "lost", what.detail)
 
 
 class IngressSpan(_Spans):
@@ -386,6 +408,8 @@ class IngressSpan(_Spans):
 
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         self._context.write(headers)
+
+    prefill_dispatched = dispatched
 
     def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
         if self.is_recording:

@@ -39,6 +39,12 @@ class Trace:
     def dispatched(self, effect: fx.Dispatch | fx.Forward, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus; the trace context is added to `headers`."""
 
+    def prefill_dispatched(self, effect: fx.Dispatch, headers: dict[str, str]) -> None:
+        """An attempt's prefill stage leaves for the bus; `headers` as above."""
+
+    def prefill_ended(self, attempt: int, event: ev.Event | None) -> None:
+        """An attempt's prefill stage ended so; None: it was cancelled."""
+
     def end(self, record: "OpenRequest", ending: "Ending", now: float) -> None:
         """The request is over, now by the clock of its steps."""
 

@@ -283,6 +283,8 @@ class Session:
         headers_of = passed_on_headers if whole.received else work_headers
         headers = headers_of(stage, work, self.region, self.router, now)
         headers |= stage_headers(KvRole.PREFILL, effect.pair, whole)
+        if whole.spans.is_traced:
+            whole.spans.prefill_dispatched(work, headers)
         if not self._bus.send_work(stage, self.region, work.replica, answer.inbox, headers):
             failed = ev.AttemptFailed(work.key, work.attempt, "the bus does not take it")
             self._attempt_over(stage, answer, failed)
@@ -295,6 +297,8 @@ class Session:
         if self._prefills.get(answer.key) is stage:
             del self._prefills[answer.key]
         event = outcome(stage, answer, event)
+        if whole.spans.is_traced:
+            whole.spans.prefill_ended(answer.attempt, event)
         if isinstance(event, ev.AttemptRefused):
             self._observer.refused(whole, event)
         elif isinstance(event, ev.AttemptFailed):
@@ -307,6 +311,8 @@ class Session:
         if stage is not None and stage.answer is not None:
             self._stop_listening(stage)
             self._bus.send_cancel(self.region, effect.replica, stage.answer.inbox)
+            if stage.stage_of is not None and stage.stage_of.spans.is_traced:
+                stage.stage_of.spans.prefill_ended(stage.answer.attempt, None)
 
     def _send_blocks(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str

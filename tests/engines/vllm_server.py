@@ -39,6 +39,10 @@ class Vllm(RealEngine):
     batch_max = 4
     context_tokens = CONTEXT_TOKENS
     start_within_s = START_WITHIN_S
+    device_options: tuple[str, ...] = (
+        *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)),
+    )
+    environment = ENVIRONMENT
     more: tuple[str, ...] = ()  # options
     publishes_kv_events = False
     listed_route = "/invocations"
@@ -51,21 +55,28 @@ class Vllm(RealEngine):
 
     async def _start(self, log: str) -> list[int]:
         key = ("--api-key", self.api_key) if self.api_key else ()
-        cores = sorted(os.sched_getaffinity(0))
         pid = await self.processes.start(
             log,
             (
-                *("taskset", "--cpu-list", str(cores[self.number % len(cores)])),
-                *(str(install.programs(install.VLLM) / "vllm"), "serve", str(install.llama())),
+                *(*self._serve(), str(self._model()), *self.device_options),
                 *("--served-model-name", MODEL, "--host", LOOPBACK, "--port", str(self.port)),
-                *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)),
-                *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(self.batch_max)),
+                *("--max-model-len", str(self.context_tokens)),
+                *("--max-num-seqs", str(self.batch_max)),
                 *("--enable-prompt-tokens-details", *key, *self._kv_options(), *self.more),
             ),
             ready=self.processes.answers(f"{self.url}/health"),
-            environment=ENVIRONMENT,
+            environment=self.environment,
         )
         return [pid]
+
+    def _serve(self) -> tuple[str, ...]:
+        cores = sorted(os.sched_getaffinity(0))
+        core = ("taskset", "--cpu-list", str(cores[self.number % len(cores)]))
+        return (*core, str(install.programs(install.VLLM) / "vllm"), "serve")
+
+    def _model(self) -> Path:
+        """The folder of the model that it serves."""
+        return install.llama()
 
     def _kv_options(self) -> tuple[str, ...]:
         if not self.publishes_kv_events:

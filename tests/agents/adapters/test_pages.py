@@ -47,6 +47,18 @@ def recorded(name: str) -> MetricsPage:
             EngineReading(prefix_hit_ratio=202736 / 230400),
         ),
         (
+            read_vllm,
+            "vllm_0.24_h100_excerpt.txt",
+            EngineReading(
+                waiting=0,
+                running=0,
+                kv_used_ratio=0.0,
+                kv_capacity_tokens=16 * 39297,
+                prefix_hit_ratio=0.0,
+                progress=(28.0, 2.0, 2.0, 0.0),
+            ),
+        ),
+        (
             read_sglang,
             "sglang_docs_production_metrics.txt",
             EngineReading(

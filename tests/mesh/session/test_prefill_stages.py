@@ -10,7 +10,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
 from mesh.session.prefill_stages import params_text
-from mesh.session.record import OpenRequest
+from mesh.session.record import OpenRequest, Trace
 from schemas import exchange
 from schemas.exchange import Outcome, Refusal
 from schemas.ids import ReplicaId
@@ -54,6 +54,43 @@ def test_what_the_prefill_engine_hands_out_goes_to_the_decode_replica_alone():
     assert headers[exchange.H_STAGE] == "decode"
     assert record.answer.inbox == second and not record.answer.buffered_bytes
     assert not router.session.answers.receive(inbox, END), "the stage's inbox is closed"
+
+
+class Noting(Trace):
+    """Writes down what the session reports."""
+
+    is_traced = True
+
+    def __init__(self) -> None:
+        self.noted = []
+
+    def dispatched(self, effect, headers) -> None:
+        headers["Traceparent"] = "decode"
+        self.noted.append(effect.replica)
+
+    def prefill_dispatched(self, effect, headers) -> None:
+        headers["Traceparent"] = "prefill"
+        self.noted.append(effect.replica)
+
+    def prefill_ended(self, attempt, event) -> None:
+        self.noted.append(event)
+
+
+def test_both_stages_are_traced_with_contexts_of_their_own():
+    router = Router(RequestArrived=[FIRST], PrefillEnded=[SECOND])
+    spans = Noting()
+    record = router.admitted(spans=spans)
+    inbox = router.sent[0][4]
+    event = answered(router, inbox, HEAD, orjson.dumps(PARAMS), END)
+    assert spans.noted == ["p", event, "d"] and record.spans is spans
+    assert [sent[-1]["Traceparent"] for sent in router.sent] == ["prefill", "decode"]
+
+
+def test_a_cancelled_stage_is_traced_as_such():
+    router = Router(RequestArrived=[FIRST, fx.CancelPrefill(1, 1, ReplicaId("p"))])
+    spans = Noting()
+    router.admitted(spans=spans)
+    assert spans.noted == ["p", None]
 
 
 def test_both_stages_have_one_room_that_no_other_attempt_has():

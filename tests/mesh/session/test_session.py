@@ -66,8 +66,8 @@ class Router:
 
         return send
 
-    def admitted(self):
-        record = OpenRequest(request=request(1), body=b"{}")
+    def admitted(self, **fields):
+        record = OpenRequest(request=request(1), body=b"{}", **fields)
         self.session.admit(record)
         return record
 

@@ -1,17 +1,19 @@
 """Real engines behind the mesh, and the twin with an engine made of what was measured of them.
 
     make fidelity-engines
+    make fidelity-engines ONLY=vLLM-GPU    # the `vllm` on PATH, of a machine with a GPU
 
-Each round measures one vLLM on the CPU, or one llama.cpp (`mesh-agent profile --calibrate`), then
-plays conversations through a real router, bus and agent over it, then the same requests in the twin
-with that profile: the same arrivals and pauses, prompts of as many tokens as the engine counted,
+Each round measures one vLLM or llama.cpp (`mesh-agent profile --calibrate`), then plays
+conversations through a real router, bus and agent over it, then the same requests in the twin with
+that profile: the same arrivals and pauses, prompts of as many tokens as the engine counted,
 answers as long. What the mesh's own processes take, which is nothing in the twin, is measured
 before: prompts to the engine and to the mesh over it, in turns. A round's two sides are minutes
 apart on one machine, so rounds are compared one by one.
 
-vLLM's processes have one core, and everything else the others. Otherwise its core and its worker
-wait for each other in loops on a core each, and the core's thread that sends tokens gets its turn
-when the answer is over. llama.cpp waits in no loop.
+vLLM's processes on the CPU have one core, and everything else the others. Otherwise its core and
+its worker wait for each other in loops on a core each, and the core's thread that sends tokens gets
+its turn when the answer is over. llama.cpp waits in no loop; vLLM on a GPU is for machines with a
+core for every process.
 """
 
 import asyncio
@@ -49,6 +51,7 @@ from tests.engines import install, tiny_gguf
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.llamacpp import LlamaCpp
 from tests.engines.mesh_over_engines import MeshOverEngines
+from tests.engines.vllm_gpu import VllmOnGpu
 from tests.engines.vllm_server import Vllm
 from tests.programs.bench.processes import Absent, Processes
 from tests.programs.studies.tables.markdown import table
@@ -58,7 +61,7 @@ from tests.support.result_page import result_page
 from tests.support.router_process import router_process
 
 HOME = RegionId("us")
-CHUNK_TOKENS = 2048  # of both engines
+CHUNK_TOKENS = 2048  # of all engines
 TURNS, PAUSE_S, ANSWER_TOKENS = 3, 1.0, 32
 WITHIN_S = 120.0
 TTFT_MOST = 0.15
@@ -72,6 +75,12 @@ COLUMNS = (
 class BatchingVllm(Vllm):
     batch_max = 8
     has_own_core = True
+    more = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
+
+
+class BatchingVllmOnGpu(VllmOnGpu):
+    batch_max = 8
+    has_own_core = False
     more = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
 
 
@@ -89,10 +98,13 @@ class Load(NamedTuple):
     reply: int
 
 
-LOADS: dict[str, tuple[type[BatchingVllm | BatchingLlamaCpp], Load]] = {
+ON_GPU = "vLLM-GPU"
+LOADS: dict[str, tuple[type[BatchingVllm | BatchingVllmOnGpu | BatchingLlamaCpp], Load]] = {
     "vLLM": (BatchingVllm, Load(0.5, 560, 280, 20)),
     "llama.cpp": (BatchingLlamaCpp, Load(0.2, 160, 80, 8)),
+    ON_GPU: (BatchingVllmOnGpu, Load(1.5, 3600, 900, 20)),
 }
+INSTALLED = [name for name in LOADS if name != ON_GPU]
 
 
 @dataclass(slots=True)
@@ -319,7 +331,7 @@ def rows(name: str, found: Rounds) -> list[list[str]]:
 
 @result_page("fidelity-engines", "The twin beside real engines")
 @click.command()
-@click.option("--only", type=click.Choice(list(LOADS)), help="One engine.")
+@click.option("--only", type=click.Choice(list(LOADS)), help="One engine, as that on a GPU.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--seconds", default=50.0, show_default=True, type=click.FloatRange(min=1))
 @click.option("--calibration-s", default=25.0, show_default=True, type=click.FloatRange(min=1))
@@ -330,8 +342,9 @@ def main(only: str | None, rounds: int, seconds: float, calibration_s: float, qu
         rounds, seconds, calibration_s = 1, 10.0, 5.0
     made: list[list[str]] = []
     try:
-        asyncio.run(install.main())
-        for name in (only,) if only else LOADS:
+        if only != ON_GPU:
+            asyncio.run(install.main())
+        for name in (only,) if only else INSTALLED:
             made += rows(name, asyncio.run(play(name, rounds, seconds, calibration_s)))
     except Absent as problem:
         sys.exit(str(problem))
