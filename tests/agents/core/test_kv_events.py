@@ -71,6 +71,14 @@ SGLANG_MAP = {
 }
 
 
+@pytest.mark.parametrize(("name", "lora"), [("base", ""), ("lora", "sql")])
+def test_recorded_batches_of_sglang_are_read(name, lora):
+    recorded_batches = json.loads((RECORDED / "sglang_0.5.23.json").read_text())
+    [event] = parse_batch(bytes.fromhex(recorded_batches[name]))
+    assert (event.lora, event.tier, event.is_plain) == (lora, Tier.GPU, True)
+    assert (len(event.hashes), len(event.tokens), event.parent) == (1, event.block_tokens, None)
+
+
 @pytest.mark.parametrize(
     ("event", "lora", "is_plain"),
     [

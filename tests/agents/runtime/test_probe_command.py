@@ -80,6 +80,10 @@ RECORDED = {
         "sglang",
         {"/get_server_info": "sglang_server_info_condensed.json"},
     ),
+    "sglang_0.5.23_cpu_condensed.txt": (
+        "sglang",
+        {"/server_info": "sglang_0.5.23_server_info_condensed.json"},
+    ),
     "sglang_docs_production_metrics.txt": ("sglang", {}),
     "vllm_datadog_opt125m_excerpt.txt": ("vllm", {}),
     "vllm_v1_openshift_idle_excerpt.txt": ("vllm", {}),
