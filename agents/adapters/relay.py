@@ -64,6 +64,7 @@ from schemas.engine_routes import (
     OPENING_EVENTS,
     OPTIONAL_PATHS,
     PLAIN_PATHS,
+    SERVER_PATHS,
 )
 from schemas.exchange import (
     H_ADD_USAGE,
@@ -427,7 +428,8 @@ class Relay:
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()
-        if self._is_good and self._call is None:  # an engine that hangs may answer such a call
+        # The HTTP server of an engine that hangs may answer such a call.
+        if self._is_good and self._call is None and self._path not in SERVER_PATHS:
             self._engine.last_byte_at = now
         self._tail.add(chunk)
         if self._removal is not None and self._streamed:
