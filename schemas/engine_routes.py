@@ -60,6 +60,8 @@ class EngineRoute:
     takes_form: bool = False
     generates: bool = True
     """Whether it answers with tokens; else its work is to compute a prompt, priced as that."""
+    computes: bool = True
+    """False: an HTTP server may answer it while the engine behind it hangs."""
     is_optional: bool = True
     """Whether some engines lack it: an agent finds out, and its heartbeats name it."""
     takes_stream_options: bool = False
@@ -121,13 +123,14 @@ _TABLE = (
         prompt=PromptShape.MESSAGES_ONCE,
         smallest={"messages": [{"role": "user", "content": "1"}]},
         generates=False,
+        computes=False,
         errors=ErrorForm.ANTHROPIC,
         headers=ANTHROPIC_HEADERS,
     ),
     EngineRoute(
         path=RESPONSES,
         prompt=PromptShape.RESPONSES,
-        smallest={"max_output_tokens": 1, "input": "1", "store": False},
+        smallest={"max_output_tokens": 4, "input": "1", "store": False},  # SGLang: 3 at least
         has_early_usage=False,
         opening_events=frozenset(
             {
@@ -154,10 +157,18 @@ _TABLE = (
     EngineRoute(path=CLASSIFY, prompt=PromptShape.INPUTS, smallest={"input": "1"}, generates=False),
     EngineRoute(path=POOLING, prompt=PromptShape.INPUTS, smallest={"input": "1"}, generates=False),
     EngineRoute(
-        path=TOKENIZE, prompt=PromptShape.TOKENIZE, smallest={"prompt": "1"}, generates=False
+        path=TOKENIZE,
+        prompt=PromptShape.TOKENIZE,
+        smallest={"prompt": "1"},
+        generates=False,
+        computes=False,
     ),
     EngineRoute(
-        path=DETOKENIZE, prompt=PromptShape.TOKENS, smallest={"tokens": [1]}, generates=False
+        path=DETOKENIZE,
+        prompt=PromptShape.TOKENS,
+        smallest={"tokens": [1]},
+        generates=False,
+        computes=False,
     ),
     *(
         EngineRoute(
@@ -174,6 +185,9 @@ _TABLE = (
 
 ENGINE_ROUTES: Mapping[str, EngineRoute] = MappingProxyType({row.path: row for row in _TABLE})
 ENGINE_PATHS = frozenset(ENGINE_ROUTES)
+# Those whose answers show that the engine computes, and those whose don't: no listed ones.
+COMPUTED_PATHS = frozenset(row.path for row in _TABLE if row.computes)
+SERVER_PATHS = ENGINE_PATHS - COMPUTED_PATHS
 # Other names of paths, as engines have them.
 ALIASES: Mapping[str, str] = MappingProxyType({"/rerank": RERANK, "/score": SCORE})
 # Paths that some engines answer and others don't, as listed ones are.

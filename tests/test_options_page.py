@@ -48,6 +48,15 @@ def test_every_option_of_a_command_is_in_its_table(words: str):
         assert is_argument or row.split("|")[-2].strip(), "an option without a help text"
 
 
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_choice_is_taken_as_it_is_written(words: str):
+    context = click.Context(COMMANDS[words])
+    for option in COMMANDS[words].params:
+        if isinstance(option.type, click.Choice):
+            for choice in option.type.choices:  # of an enumeration click takes the names
+                assert option.type.convert(str(choice), option, context) == choice
+
+
 def test_every_table_and_key_of_mesh_toml_is_there_and_says_what_it_means():
     assert set(options.TABLES.values()) >= {
         kind for kind in tables_of(Topology) if kind is not Topology

@@ -20,7 +20,14 @@ from agents.adapters.http_client import Connection, HttpBroken, HttpClient, orig
 from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
 from agents.core.added_usage import with_own_field
-from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
+from agents.core.events import (
+    NO_USAGE,
+    NOTHING_KNOWN,
+    EngineReading,
+    EngineScraped,
+    ScrapeFailed,
+    TokenUsage,
+)
 from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
@@ -46,6 +53,7 @@ BOUNDARY = "mesh-probe"
 FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 NO_HEADERS: Mapping[str, str] = {}
 NO_CARDS: dict[ModelId, ModelCard] = {}
+NONE_CACHED = TokenUsage(cached_tokens=0)
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
 
@@ -91,6 +99,7 @@ class EngineClient:
         self._finds_paths = finds_paths
         self._reads_batch_max = reads_batch_max
         self.version: str | None = None  # of the engine, where its settings show it
+        self.left_out = NO_USAGE  # what counts stand for that its answers leave out
         self._settings_due_at = float("-inf")
         self._batch_max: int | None = None
         self._clock = clock
@@ -199,6 +208,7 @@ class EngineClient:
             detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
+        self.left_out = NO_USAGE
         self._confirmed_at.clear()
         self._probed.clear()  # until then it is taken for the same: a busy one answers late
         return ScrapeFailed(
@@ -308,6 +318,7 @@ class EngineClient:
 
     def _take_settings(self, page: bytes) -> None:
         self.version = self._kind.version(page) or self.version
+        self.left_out = NONE_CACHED if self._kind.reports_cached(page) else NO_USAGE
         if self._reads_batch_max:
             self._batch_max = self._kind.batch_max(page, self._rank) or self._batch_max
 

@@ -138,6 +138,8 @@ class EngineDialect:
     settings_paths: tuple[str, ...] = ()
     batch_max: Callable[..., int | None] = lambda page, rank=None: None  # rank: of one alone
     version_field: str = "version"  # of the same page
+    # And the one that says whether answers have the count of cached tokens: without it none were.
+    cached_field: str = ""
     takes_response_ids: bool = False  # whether a response has the id that its request gives
     takes_usage_option: bool = False  # whether every version takes `stream_options.include_usage`
     # Of data-parallel ranks: the label of their series; how a request names one.
@@ -157,6 +159,10 @@ class EngineDialect:
         """Its version, where the page of its settings shows it."""
         found = read_object(page).get(self.version_field)
         return found if isinstance(found, str) and len(found) <= CARD_CHARS_MAX else None
+
+    def reports_cached(self, page: bytes) -> bool:
+        """Whether that page says that answers have the count of cached tokens."""
+        return bool(self.cached_field) and read_object(page).get(self.cached_field) is True
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -276,8 +282,9 @@ KINDS: dict[str, EngineDialect] = {
     "sglang": EngineDialect(
         read_sglang,
         outstanding_max=256,
-        settings_paths=("/get_server_info", "/server_info"),  # the second one is its later name
+        settings_paths=("/server_info", "/get_server_info"),  # the second one is its old name
         batch_max=_sglang_batch_max,
+        cached_field="enable_cache_report",  # 0.5.21 and older leave out a count of 0
         takes_response_ids=True,
         takes_usage_option=True,
         rank_label="dp_rank",

@@ -20,9 +20,9 @@ STATUS_OK, STATUS_UNAUTHORIZED = 200, 401
 TIMEOUT_S = 5.0
 SCRAPES_MAX = 40  # each finds out about some paths
 PLAIN = "openai"
-# How a page of metrics begins its names, and where a kind shows what no other does.
+# How a page of metrics begins its names; which kinds have a page of settings that no other has.
 PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llamacpp": "llamacpp:"}
-SETTINGS = {"llamacpp": "/props", "sglang": "/get_server_info", "vllm": "/version"}
+WITH_SETTINGS = ("llamacpp", "sglang", "vllm")
 METRICS_BY = {"llamacpp": "--metrics", "sglang": "--enable-metrics", "vllm": "its metrics page"}
 
 
@@ -74,10 +74,19 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
 
 
 async def _by_settings(url: str, key: str | None) -> str:
-    for kind, path in SETTINGS.items():
-        if await _page(url, path, key) is not None:
+    for kind in WITH_SETTINGS:
+        if await _settings(url, key, kind) is not None:
             return kind
     return PLAIN
+
+
+async def _settings(url: str, key: str | None, kind: str) -> bytes | None:
+    """The page of settings of an engine of that kind; None where there is none."""
+    for path in KINDS[kind].settings_paths:
+        page = await _page(url, path, key)
+        if page is not None:
+            return page
+    return None
 
 
 async def _scraped(
@@ -120,7 +129,7 @@ async def _version(url: str, key: str | None, kind: str) -> str | None:
     """Of an engine that is served as another kind than it is."""
     if kind == PLAIN:
         return None
-    page = await _page(url, SETTINGS[kind], key)
+    page = await _settings(url, key, kind)
     return None if page is None else KINDS[kind].version(page)
 
 

@@ -25,7 +25,7 @@ _PARTS = {
     ),
     "/v1/completions": ("model", "prompt", "add_special_tokens"),
 }
-_OTHERWISE = ("cache_salt", "documents", "reasoning_effort", "prompt_embeds", "suffix",
+_OTHERWISE = ("cache_salt", "extra_key", "documents", "reasoning_effort", "prompt_embeds", "suffix",
               "truncate_prompt_tokens", "mm_processor_kwargs", "functions")  # fmt: skip
 
 

@@ -64,6 +64,7 @@ from schemas.engine_routes import (
     OPENING_EVENTS,
     OPTIONAL_PATHS,
     PLAIN_PATHS,
+    SERVER_PATHS,
 )
 from schemas.exchange import (
     H_ADD_USAGE,
@@ -203,9 +204,11 @@ class Relay:
     def _usage(self) -> TokenUsage:
         """At the end of an answer; what is not there, on some routes, at its beginning."""
         usage = read_usage(self._tail.read())
-        if self._path not in EARLY_USAGE_PATHS:
-            return usage
-        return usage.or_else(read_early_usage(self._head))
+        if self._path in EARLY_USAGE_PATHS:
+            usage = usage.or_else(read_early_usage(self._head))
+        if self._path in GENERATING_PATHS and usage.prompt_tokens >= 0:
+            usage = usage.or_else(self._engine.left_out)
+        return usage
 
     def _send_spans(self, result: RelayResult, usage: TokenUsage) -> None:
         began_at = self._first_byte_at
@@ -425,7 +428,8 @@ class Relay:
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()
-        if self._is_good and self._call is None:  # an engine that hangs may answer such a call
+        # The HTTP server of an engine that hangs may answer such a call.
+        if self._is_good and self._call is None and self._path not in SERVER_PATHS:
             self._engine.last_byte_at = now
         self._tail.add(chunk)
         if self._removal is not None and self._streamed:

@@ -24,7 +24,7 @@ from agents.core.requests import (
 )
 from agents.core.routers import Fence, HandoffAcks, RouterLiveness
 from schemas import subjects
-from schemas.engine_routes import ENGINE_PATHS
+from schemas.engine_routes import COMPUTED_PATHS, SERVER_PATHS
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.http import COMPLETIONS
 from schemas.ids import ModelId
@@ -250,7 +250,7 @@ class AgentCore:
 
     def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         """Its body is whole. An offline request waits for what online ones leave."""
-        if self._example is None and record.work.path in ENGINE_PATHS:
+        if self._example is None and record.work.path in COMPUTED_PATHS:
             self._example = record.work
         if record.work.offline:
             return self._offline.hold(record, body, now)
@@ -295,8 +295,8 @@ class AgentCore:
         if record is not None and record.sent_at is not None:
             self._tables.of(record).begin(record, now)
             self._offline.began(event.inbox, now)
-            if event.good:
-                self._example = record.work if record.work.path in ENGINE_PATHS else self._example
+            if event.good and record.work.path not in SERVER_PATHS:
+                self._example = record.work if record.work.path in COMPUTED_PATHS else self._example
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
         return []
 

@@ -1,9 +1,11 @@
 """What an engine reports of its KV cache: batches of msgpack, and the order in which they came.
 
 vLLM and SGLang publish them alike: a batch is an array `[time, events, rank]`, an event an array
-`[type, field, …]` or, from newer vLLM, a map with the key `type`. Source: vLLM's
-`vllm/distributed/kv_events.py` and SGLang's `sglang/srt/disaggregation/kv_events.py`. Fields that
-are not read here may be anything. Bytes of another form raise KvEventsInvalid, never anything else.
+`[type, field, …]` or, from newer ones, a map with the key `type`. SGLang's arrays end with the
+medium, or after it with a map of the request's salt. Source: vLLM's
+`vllm/distributed/kv_events.py` and SGLang's `sglang/srt/disaggregation/kv_events.py` (0.5.17 to
+0.5.23). Fields that are not read here may be anything. Bytes of another form raise KvEventsInvalid,
+never anything else.
 """
 
 from collections.abc import Sequence
@@ -147,12 +149,14 @@ def _stored(given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier) -
         raise KvEventsInvalid("token_ids are no token ids")
     if len(tokens) not in (0, size * len(hashes)):
         raise KvEventsInvalid(f"{len(tokens)} tokens in {len(hashes)} blocks of {size}")
-    lora = given.get("lora_name") or ""
+    lora, salt = given.get("lora_name") or "", given.get("cache_salt")
+    if isinstance(lora, dict):  # SGLang's array, which has no name there
+        lora, salt = "", lora
     if not isinstance(lora, str) or len(lora) > NAME_CHARS_MAX:
         raise KvEventsInvalid("lora_name is no name")
     # An adapter by a number alone, from older engines, can't be told from others by its name.
     has_number = given.get("lora_id") not in (None, -1) and not lora
-    is_plain = not has_number and _is_plain(given.get("extra_keys"), lora)
+    is_plain = not (has_number or salt) and _is_plain(given.get("extra_keys"), lora)
     return BlocksStored(hashes, parent, tokens, size, tier, lora, is_plain)
 
 

@@ -100,7 +100,7 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 )
 @click.option(
     "--role",
-    type=click.Choice([BOTH, *KvRole]),
+    type=click.Choice([BOTH, *(role.value for role in KvRole)]),
     default=BOTH,
     envvar="MESH_AGENT_ROLE",
     help="prefill or decode: its engine computes one stage of requests, another engine the other. "
@@ -108,7 +108,7 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 )
 @click.option(
     "--kv-transfer",
-    type=click.Choice(list(TransferKind)),
+    type=click.Choice([kind.value for kind in TransferKind]),
     envvar="MESH_KV_TRANSFER",
     help="How KV caches get from a prefill to a decode engine: vLLM's NixlConnector, its "
     "P2pNcclConnector, or SGLang's bootstrap server. [MESH_KV_TRANSFER]",

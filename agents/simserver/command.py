@@ -121,14 +121,14 @@ def _kv_settings(
 @click.option("--kv-events-replay", help="Repeat them there.", metavar="ADDRESS")
 @click.option(
     "--role",
-    type=click.Choice(list(KvRole)),
+    type=click.Choice([role.value for role in KvRole]),
     help="It computes one stage of requests: prompts for others, or answers to others' prompts "
     "[default: whole requests].",
 )
 @click.option(
     "--kv-transfer",
-    type=click.Choice([TransferKind.NIXL, TransferKind.SGLANG]),
-    default=TransferKind.NIXL,
+    type=click.Choice([TransferKind.NIXL.value, TransferKind.SGLANG.value]),
+    default=TransferKind.NIXL.value,
     help="With --role, whose protocol of KV transfers it simulates: vLLM's or SGLang's.",
 )
 @click.option(

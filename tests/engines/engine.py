@@ -42,6 +42,7 @@ class RealEngine:
     context_tokens: int
     start_within_s = 60.0
     listed_route = ""  # one that it has and the mesh's table of routes lacks
+    kv_events = kv_events_replay = ""  # addresses, of one that publishes them
 
     def __init__(self, processes: Processes, name: str, directory: Path, api_key: str = "") -> None:
         """`api_key`: without it the engine answers nobody; empty: it asks for none."""

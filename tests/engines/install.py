@@ -2,8 +2,8 @@
 
     python -m tests.engines.install
 
-What is there already, made from the same requirements, is kept. vLLM brings torch: 6 GB. llama.cpp
-is not among them: it is one of the development requirements.
+What is there already, made from the same requirements, is kept. vLLM and SGLang bring a torch each:
+6 GB. llama.cpp is not among them: it is one of the development requirements.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.engines import tiny_llama, vllm_install
+from tests.engines import sglang_install, tiny_llama, vllm_install
 from tests.programs.bench import tiny_model
 from tests.programs.bench.installs import (
     ENVIRONMENTS,
@@ -24,8 +24,12 @@ from tests.programs.bench.installs import (
 )
 from tests.programs.bench.processes import Absent, output_of
 
-VLLM, DYNAMO = "vllm", "dynamo"
-SCRIPTS = {VLLM: Path(vllm_install.__file__), DYNAMO: None}
+VLLM, SGLANG, DYNAMO = "vllm", "sglang", "dynamo"
+SCRIPTS = {
+    VLLM: Path(vllm_install.__file__),
+    SGLANG: Path(sglang_install.__file__),
+    DYNAMO: None,
+}
 MODELS = ENVIRONMENTS.parent / "models"
 _MADE_BY = (tiny_llama.__file__, tiny_model.__file__)
 
@@ -37,7 +41,7 @@ def programs(name: str) -> Path:
 
 
 def llama() -> Path:
-    """The folder of the model for vLLM, made or to be made."""
+    """The folder of the model for vLLM and SGLang, made or to be made."""
     made_by = "".join(Path(file).read_text() for file in _MADE_BY)
     return MODELS / f"llama-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}"
 

@@ -12,11 +12,12 @@ from tests.programs.bench.installs import ROOT
 FOUND = ROOT / "build" / "engine-routes"
 PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- made by make test-engines -->", "<!-- end -->"
-VLLM, LLAMACPP, DYNAMO, SIMULATED = "vLLM", "llama.cpp", "Dynamo's mocker", "simulated"
+VLLM, SGLANG, LLAMACPP = "vLLM", "SGLang", "llama.cpp"
+DYNAMO, SIMULATED = "Dynamo's mocker", "simulated"
 EMBEDDING_VLLM = f"{VLLM} --runner pooling --convert embed"
 EMBEDDING_LLAMACPP, RERANKING_LLAMACPP = f"{LLAMACPP} --embeddings", f"{LLAMACPP} --reranking"
 ENGINES = (
-    *(VLLM, EMBEDDING_VLLM, LLAMACPP, EMBEDDING_LLAMACPP, RERANKING_LLAMACPP),
+    *(VLLM, EMBEDDING_VLLM, SGLANG, LLAMACPP, EMBEDDING_LLAMACPP, RERANKING_LLAMACPP),
     *(DYNAMO, SIMULATED),
 )
 Columns = dict[str, dict[str, str]]  # engine → row → cell

@@ -107,7 +107,7 @@ ASKED = (
     Asking(CLASSIFY, {"input": "a river"}, lambda a: a["data"][0]["probs"]),
     Asking(POOLING, {"input": "a river"}, lambda a: a["data"][0]["data"]),
     Asking(TOKENIZE, {"prompt": "a river", "content": "a river"}, lambda a: a["tokens"]),
-    Asking(DETOKENIZE, {"tokens": [70, 71]}, lambda a: a.get("prompt", a.get("content"))),
+    Asking(DETOKENIZE, {"tokens": [70, 71]}, lambda a: a.keys() & {"prompt", "content", "text"}),
 )
 
 

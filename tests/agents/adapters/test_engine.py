@@ -255,6 +255,7 @@ async def test_an_engine_without_a_batch_size_is_read_all_the_same(page):
     ("kind", "path", "page"),
     [
         ("vllm", "/version", b'{"version":"0.32.0"}'),
+        ("sglang", "/server_info", b'{"version":"0.32.0"}'),
         ("sglang", "/get_server_info", b'{"version":"0.32.0"}'),
         ("llamacpp", "/props", b'{"build_info":"0.32.0"}'),
     ],
@@ -287,12 +288,12 @@ async def test_sglangs_settings_have_two_paths_and_are_read_on_only_where_needed
             client,
             server,
         ):
-            server.pages["/server_info"] = page
+            server.pages["/get_server_info"] = page
             for _ in range(3):
                 assert (await client.scrape()).reading.batch_max == expected
             asked = [request.path for request in server.scrapes]
             assert asked.count("/get_server_info") == asked.count("/server_info")
-            assert asked.count("/server_info") == (3 if asks else 1)
+            assert asked.count("/server_info") == (3 if asks else 1)  # which is not deprecated
 
 
 async def test_settings_that_never_come_delay_one_scrape() -> None:

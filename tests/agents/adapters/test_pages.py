@@ -82,6 +82,18 @@ def recorded(name: str) -> MetricsPage:
             ),
         ),
         (
+            read_sglang,
+            "sglang_0.5.23_cpu_condensed.txt",
+            EngineReading(
+                waiting=3,
+                running=4,
+                kv_used_ratio=0.06,
+                kv_capacity_tokens=16_384,
+                prefix_hit_ratio=0.0,
+                progress=(272.0, 98.0, 976.0),
+            ),
+        ),
+        (
             read_llamacpp,
             "llamacpp_metrics_real.txt",
             EngineReading(waiting=0, running=0, progress=(33065.0, 7801.0, 7831.0)),

@@ -4,7 +4,7 @@ import pytest
 
 from agents.core.events import TokenUsage
 from schemas.exchange import H_ADD_USAGE, Outcome
-from tests.agents.adapters.test_relay import USAGE, call
+from tests.agents.adapters.test_relay import USAGE, call, calling
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain
 
 COUNTED = b'data: {"choices":[],' + USAGE[1:] + b"\n\n"
@@ -57,3 +57,33 @@ async def test_an_answer_that_is_no_stream_keeps_its_counts() -> None:
     made, ended, _ = await call(script, "vllm", **{H_ADD_USAGE: "1"})
     assert made.text == b'{"choices":[],' + USAGE[1:]
     assert ended.usage == TokenUsage(9, 4, 2)
+
+
+# SGLang 0.5.17 with --enable-cache-report, of a prompt of which it had nothing cached.
+UNCACHED = (
+    b'{"usage":{"prompt_tokens":17,"total_tokens":21,"completion_tokens":4,'
+    b'"prompt_tokens_details":null,"reasoning_tokens":0},"metadata":{"weight_version":"default"}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer", "cached"),
+    [
+        (b'{"enable_cache_report":true}', UNCACHED, 0),
+        (b'{"enable_cache_report":true}', b"{" + USAGE[1:], 4),
+        (b'{"enable_cache_report":true}', b'{"choices":[]}', -1),
+        (b'{"enable_cache_report":false}', UNCACHED, -1),
+        (b"{}", UNCACHED, -1),
+    ],
+)
+async def test_sglang_that_reports_cached_tokens_had_none_where_it_leaves_them_out(
+    settings, answer, cached
+) -> None:
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, answer))
+
+    async with calling(script, kind="sglang") as (made, engine):
+        engine.pages |= {"/server_info": settings, "": b"sglang:num_running_reqs 0.0"}
+        await made.client.scrape()
+        ended = await made.relay.run()
+    assert ended.usage.cached_tokens == cached

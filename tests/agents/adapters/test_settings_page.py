@@ -18,6 +18,7 @@ PER_RANK = "effective_max_running_requests_per_dp"
     [
         ("llamacpp", "llamacpp_props_real.json", 4),
         ("sglang", "sglang_server_info_condensed.json", 128),
+        ("sglang", "sglang_0.5.23_server_info_condensed.json", 4),
         ("llamacpp", "sglang_server_info_condensed.json", None),
         ("vllm", "llamacpp_props_real.json", None),
         ("openai", "llamacpp_props_real.json", None),
@@ -25,6 +26,14 @@ PER_RANK = "effective_max_running_requests_per_dp"
 )
 def test_recorded_settings(kind, name, expected):
     assert KINDS[kind].batch_max((RECORDED / name).read_bytes()) == expected
+
+
+def test_the_settings_of_sglang_say_whether_it_reports_cached_tokens():
+    recorded = (RECORDED / "sglang_0.5.23_server_info_condensed.json").read_bytes()
+    assert KINDS["sglang"].reports_cached(recorded)
+    assert KINDS["sglang"].version(recorded) == "0.5.23"
+    assert not KINDS["vllm"].reports_cached(recorded)
+    assert not KINDS["sglang"].reports_cached(b'{"enable_cache_report":1}')
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from agents.core import effects, events
 from agents.core.engine_health import BLIND_S, FIRST_S, FLOOR_S, MARGIN
 from agents.core.events import EngineReading
+from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome, Refusal
 from schemas.state import DownReason, ReplicaState
 from tests.agents.core.bench import MODEL, Bench, inbox
@@ -184,6 +185,19 @@ def test_a_path_that_an_operator_listed_is_no_probe(stage, known) -> None:
         stage.end(number)
     stage.work(30, **{**LATE, "Mesh-Path": listed})
     assert effects.ProbeEngine(known or "/v1/completions", MODEL) in stage.run(2.0 * HANGS_S)
+
+
+@pytest.mark.parametrize("path", sorted(SERVER_PATHS))
+def test_what_an_http_server_answers_alone_is_no_sign_and_no_probe(stage, path) -> None:
+    """SGLang and vLLM count tokens while their engine hangs."""
+    stage.paths = (path,)
+    stage.run(0.5)
+    stage.work(20, **LATE)
+    stage.work(21, **{**LATE, "Mesh-Path": path})
+    done = stage.run(0.8 * HANGS_S)
+    done += stage.feed(events.RelayBegan(inbox(21))) + stage.end(21)
+    done += stage.run(0.4 * HANGS_S)
+    assert effects.ProbeEngine("/v1/completions", MODEL) in done
 
 
 def test_a_probe_requests_a_model_that_the_engine_serves(stage) -> None:

@@ -58,6 +58,47 @@ def test_short_arrays_of_sglang_and_hashes_as_bytes_are_read():
     ]
 
 
+# Of SGLang 0.5.17, page size 1, and 0.5.23, whose events are maps; the third as 0.5.18 sends it.
+SGLANG = ["BlockStored", [7783675691531094162], -4675091308273846379, [3130], 1, None, "GPU"]
+SGLANG_MAP = {
+    "type": "BlockStored",
+    "block_hashes": [7783675691531094162],
+    "parent_block_hash": -4675091308273846379,
+    "token_ids": [3130],
+    "block_size": 1,
+    "lora_id": None,
+    "medium": "GPU",
+}
+
+
+@pytest.mark.parametrize(("name", "lora"), [("base", ""), ("lora", "sql")])
+def test_recorded_batches_of_sglang_are_read(name, lora):
+    recorded_batches = json.loads((RECORDED / "sglang_0.5.23.json").read_text())
+    [event] = parse_batch(bytes.fromhex(recorded_batches[name]))
+    assert (event.lora, event.tier, event.is_plain) == (lora, Tier.GPU, True)
+    assert (len(event.hashes), len(event.tokens), event.parent) == (1, event.block_tokens, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "lora", "is_plain"),
+    [
+        (SGLANG, "", True),
+        ([*SGLANG, {"cache_salt": "a"}], "", False),
+        (SGLANG_MAP, "", True),
+        ({**SGLANG_MAP, "session_id": "s-1"}, "", True),
+        ({**SGLANG_MAP, "cache_salt": "a"}, "", False),
+        ({**SGLANG_MAP, "lora_name": "sql"}, "sql", True),
+        ({**SGLANG_MAP, "lora_name": "sql", "cache_salt": "a"}, "sql", False),
+    ],
+)
+def test_sglangs_adapters_are_known_and_what_is_salted_is_not_plain(event, lora, is_plain):
+    assert parse_batch(batch(event, rank=0)) == [
+        BlocksStored(
+            (7783675691531094162,), -4675091308273846379, (3130,), 1, Tier.GPU, lora, is_plain
+        )
+    ]
+
+
 def test_other_groups_media_and_unknown_events_are_left_out():
     stored = [*STORED, None, "GPU", None, None]
     assert parse_batch(batch([*stored, 1], ["BlockRemoved", [1], "TAPE"], ["New", 3])) == []

@@ -80,6 +80,10 @@ RECORDED = {
         "sglang",
         {"/get_server_info": "sglang_server_info_condensed.json"},
     ),
+    "sglang_0.5.23_cpu_condensed.txt": (
+        "sglang",
+        {"/server_info": "sglang_0.5.23_server_info_condensed.json"},
+    ),
     "sglang_docs_production_metrics.txt": ("sglang", {}),
     "vllm_datadog_opt125m_excerpt.txt": ("vllm", {}),
     "vllm_v1_openshift_idle_excerpt.txt": ("vllm", {}),
@@ -101,12 +105,21 @@ async def test_a_recorded_page_tells_its_kind(name, kind, settings):
         assert facts["signals"]["batch_max"], "the settings show it"
 
 
-async def test_without_its_metrics_page_it_is_named_and_served_as_any_other():
-    props = (PAGES / "llamacpp_props_real.json").read_bytes()
-    async with Recorded({"/props": props, **MODELS}) as url:
+@pytest.mark.parametrize(
+    ("path", "file", "kind", "option"),
+    [
+        ("/props", "llamacpp_props_real.json", "llamacpp", "--metrics"),
+        ("/server_info", "sglang_server_info_condensed.json", "sglang", "--enable-metrics"),
+        ("/get_server_info", "sglang_server_info_condensed.json", "sglang", "--enable-metrics"),
+    ],
+)
+async def test_without_its_metrics_page_it_is_named_and_served_as_any_other(
+    path, file, kind, option
+):
+    async with Recorded({path: (PAGES / file).read_bytes(), **MODELS}) as url:
         facts = await found(url)
-    assert (facts["kind"], facts["seen_kind"]) == ("openai", "llamacpp")
-    assert any("start it with --metrics" in line for line in facts["advice"])
+    assert (facts["kind"], facts["seen_kind"]) == ("openai", kind)
+    assert any(f"start it with {option}" in line for line in facts["advice"])
 
 
 async def test_a_page_elsewhere_is_in_the_lines_for_the_agent():
