@@ -43,12 +43,14 @@ class Sglang(RealEngine):
 
     async def _start(self, log: str) -> list[int]:
         key = ("--api-key", self.api_key) if self.api_key else ()
+        [rendezvous] = free_ports(1)  # of its processes; one that it picks may be taken meanwhile
         pid = await self.processes.start(
             log,
             (
                 *(str(install.programs(install.SGLANG) / "python"), "-m", "sglang.launch_server"),
                 *("--model-path", str(install.llama()), "--served-model-name", MODEL),
                 *("--host", LOOPBACK, "--port", str(self.port), "--device", "cpu"),
+                *("--nccl-port", str(rendezvous)),
                 *("--dtype", "float32", "--attention-backend", "torch_native"),
                 *("--context-length", str(CONTEXT_TOKENS), "--sleep-on-idle"),
                 *("--max-total-tokens", str(self.cache_tokens)),
