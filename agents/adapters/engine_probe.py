@@ -20,9 +20,10 @@ STATUS_OK, STATUS_UNAUTHORIZED = 200, 401
 TIMEOUT_S = 5.0
 SCRAPES_MAX = 40  # each finds out about some paths
 PLAIN = "openai"
-# How a page of metrics begins its names; which kinds have a page of settings that no other has.
+# How a page of metrics begins its names; which kinds have a page of settings, in the order in which
+# they are asked: vLLM in its development mode has SGLang's too.
 PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llamacpp": "llamacpp:"}
-WITH_SETTINGS = ("llamacpp", "sglang", "vllm")
+WITH_SETTINGS = ("llamacpp", "vllm", "sglang")
 METRICS_BY = {"llamacpp": "--metrics", "sglang": "--enable-metrics", "vllm": "its metrics page"}
 
 

@@ -95,7 +95,7 @@ class KvEventSource:
             asking.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
             asking.connect(self._replay)
             await asking.send_multipart([b"", NUMBER.pack(after)])
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(ReplayCut):
                 async for seq, payload in _replayed(asking):
                     if not self.cache.repeated(seq, payload):
                         break
@@ -104,16 +104,24 @@ class KvEventSource:
         return False
 
 
+class ReplayCut(Exception):
+    """A replay stopped half way, or was longer than is taken."""
+
+
 async def _replayed(asking: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes]]:
-    """The batches of one replay. Raises TimeoutError where it stops half way."""
+    """The batches of one replay. Raises ReplayCut where its end does not come."""
     count = size = 0
     while count < REPLAY_BATCHES_MAX and size < REPLAY_BYTES_MAX:
-        async with asyncio.timeout(REPLAY_S):
-            frames = await asking.recv_multipart()
+        try:
+            async with asyncio.timeout(REPLAY_S):
+                frames = await asking.recv_multipart()
+        except TimeoutError:
+            break
         if len(frames) < 3 or len(frames[-2]) != NUMBER.size:  # newer vLLM adds the topic
-            return
+            break
         [seq] = NUMBER.unpack(frames[-2])
         if seq == END:
             return
         count, size = count + 1, size + len(frames[-1])
         yield seq, frames[-1]
+    raise ReplayCut

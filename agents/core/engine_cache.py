@@ -40,15 +40,16 @@ class EngineCache:
         self._order = KvEventOrder()
         self._waiting: tuple[int, bytes] | None = None  # the batch that showed a gap
         self._has_connected = False
-        self._is_asking = False
+        self._is_behind = False  # by all that the engine had published before
         self._replays = 0  # for this gap
         self._has_brought = False  # this replay, a batch that was missing
         self._is_cut = False  # this replay has a gap
 
     @property
     def is_known(self) -> bool:
-        """Whether all that the engine holds is known: not while it repeats what it held earlier."""
-        return self.held.is_whole and not self._is_asking
+        """Whether all that the engine holds is known: not while it repeats all that it published,
+        nor where it stopped half way, until the next live batch."""
+        return self.held.is_whole and not self._is_behind
 
     def connected(self) -> int:
         """A connection was made: what the engine published before is to be repeated."""
@@ -56,7 +57,7 @@ class EngineCache:
             self._restart()
         self._has_connected = True
         self._order.restarted()
-        self._replays = 0
+        self._replays, self._is_behind = 0, True
         return self._ask()
 
     def live(self, seq: int, payload: bytes) -> int | None:
@@ -65,7 +66,9 @@ class EngineCache:
         if verdict is Verdict.RESTARTED:
             self._restart()
             verdict = Verdict.TAKE if seq == 0 else Verdict.REPLAY
+            self._is_behind = True
         if verdict is Verdict.TAKE:
+            self._is_behind = False
             self._apply(seq, payload)
         elif verdict is Verdict.REPLAY:
             self._waiting = seq, payload
@@ -92,10 +95,11 @@ class EngineCache:
         lacks_some = self._waiting is not None and self._waiting[0] > self._order.next
         if (self._is_cut or lacks_some or not was_answered) and self._may_ask_again:
             return self._ask()
-        self._is_asking = False
         if was_answered and self._order.next == 0:
             self.held.is_whole = True  # it has published nothing
         waiting, self._waiting = self._waiting, None
+        if was_answered or waiting is not None:
+            self._is_behind = False
         if waiting is not None and waiting[0] >= self._order.next:
             if waiting[0] > self._order.next:
                 self._lose()
@@ -106,7 +110,6 @@ class EngineCache:
     def _ask(self) -> int:
         self.counts.replays += 1
         self._replays += 1
-        self._is_asking = True
         self._has_brought = self._is_cut = False
         return self._order.next
 

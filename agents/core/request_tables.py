@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.core.requests import AgentRequest, RequestTable
+from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome
 
 OTHER_S = 60.0  # far more than a prompt and its transfer take
@@ -84,10 +85,13 @@ class RequestTables:
         return self.online.at_engine + self.offline.at_engine
 
     def waiting_for_others(self, now: float) -> int:
-        """Stages at the engine that wait for another engine, and so are no sign of a hang."""
+        """Requests at the engine that are no sign of a hang: stages that wait for another engine,
+        and what its HTTP server answers alone."""
         return sum(
-            record.waits_for_other and record.sent_at is not None and now - record.sent_at < OTHER_S
+            (record.waits_for_other and now - record.sent_at < OTHER_S)
+            or record.work.path in SERVER_PATHS
             for record in self.online.waiting()
+            if record.sent_at is not None
         )
 
     @property

@@ -216,6 +216,7 @@ class Admission:
         self._held = held
         self._dice = dice
         self._serving = serving
+        self.hold_s_max = settings.hold_s_max
         self._absent: set[RequestKind] = set()  # held, and no replica serves them now
         self._paces: dict[ModelId, ReleasePace] = {}
         self._retry_after: dict[ModelId, RetryAfter] = {}

@@ -8,7 +8,8 @@ drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed
 Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
 class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
 go before it arrived at most two head starts later. The number is settled at arrival; an age rule
-would reorder the queue as time passes.
+would reorder the queue as time passes. Where the policy judges load, `QueueScheduler` gives the
+turns of a model and class to those with less to compute.
 
 `PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
 cached, and a batch takes from each group in proportion to its number, "ten from priority group 10,

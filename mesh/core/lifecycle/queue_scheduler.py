@@ -11,12 +11,13 @@ Where the policy judges load, held requests with little to compute go first. The
 if the shortest is computed first (Smith, Naval Research Logistics Quarterly 3, 1956); first come,
 first served makes a prompt that needs 0.1 s wait for many that need 5 s, and under overload answers
 them all when their clients are about to give up. And while a cached prompt waits, others may evict
-what it came for. A request gives way to those of its class that came at most SHORTER_FACTOR times
-as much later as its own prompt takes to compute, and at most SHORTER_S_MAX or the limit of queue
-delay later, so that nobody is held until it is shed. Classes keep their turns by
-`effective_arrival`: which request of a class has one is decided here. Rejected: nothing held for a
-queue, which had the same effect (short prompts went first where memory was full) without any
-limit on engines' queues.
+what it came for. A request gives way to those of its model and class that came at most
+SHORTER_FACTOR times as much later as its own prompt takes to compute, and at most SHORTER_S_MAX, half of the
+longest hold or of its own limit for the first token, or the limit of queue delay later, so that
+nobody is held until it is shed. Turns of models and classes are by `effective_arrival`: which
+request of a model and class has one is decided here, among the first SORTED_MAX. Rejected: nothing
+held for a queue, which had the same effect (short prompts went first where memory was full) without
+any limit on engines' queues.
 """
 
 from collections import Counter
@@ -81,7 +82,7 @@ class QueueScheduler:
         self._inflight = inflight
         self._replicas = replicas
         self._placer = placer
-        self._begin, self._delay = begin, admission.delay
+        self._begin, self._admission = begin, admission
         # Held requests for which a place was available when last tried: keys, with their kinds.
         self._choosy: dict[int, RequestKind] = {}
         self._tried_at = float("-inf")
@@ -176,14 +177,20 @@ class QueueScheduler:
 
         def place(request: Request) -> float:
             prefill_s = self._uncached[request.key][1] * speeds[request.model]
-            most_s = min(SHORTER_S_MAX, self._delay.limit_of(request) or SHORTER_S_MAX)
-            return request.arrived_at + min(most_s, SHORTER_FACTOR * prefill_s)
+            return request.arrived_at + min(self._most_s(request), SHORTER_FACTOR * prefill_s)
 
-        classes: dict[Priority, list[Request]] = {}
+        alike: dict[tuple[ModelId, Priority], list[Request]] = {}
         for request in first:
-            classes.setdefault(request.priority, []).append(request)
-        turns = {priority: iter(sorted(own, key=place)) for priority, own in classes.items()}
-        return chain([next(turns[request.priority]) for request in first], rest)
+            alike.setdefault((request.model, request.priority), []).append(request)
+        turns = {kind: iter(sorted(own, key=place)) for kind, own in alike.items()}
+        return chain([next(turns[one.model, one.priority]) for one in first], rest)
+
+    def _most_s(self, request: Request) -> float:
+        """How much later those may have come that it gives way to."""
+        most_s = min(SHORTER_S_MAX, self._admission.hold_s_max / 2)
+        if (goal_s := request.slo_ttft_s) is not None:
+            most_s = min(most_s, goal_s / 2)
+        return min(most_s, self._admission.delay.limit_of(request) or most_s)
 
     def _look_up(self, requests: Iterable[Request], now: float) -> None:
         known, self._uncached = self._uncached, {}
@@ -194,9 +201,10 @@ class QueueScheduler:
             self._uncached[request.key] = seen
 
     def _s_per_token(self, model: ModelId) -> float:
-        """Of the quickest replica that serves it, by what is reported."""
+        """Of the middle one of the replicas that serve it, by what they report."""
         reported = (replica.prefill_line[0] for replica in self._replicas.serving(model))
-        return believed_slope(min(filter(None, reported), default=PREFILL_S_PER_TOKEN))
+        known = sorted(filter(None, reported)) or [PREFILL_S_PER_TOKEN]
+        return believed_slope(known[len(known) // 2])
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
         """Try held requests, if this replica may have room now that it had not before."""

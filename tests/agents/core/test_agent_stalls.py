@@ -200,6 +200,19 @@ def test_what_an_http_server_answers_alone_is_no_sign_and_no_probe(stage, path) 
     assert effects.ProbeEngine("/v1/completions", MODEL) in done
 
 
+@pytest.mark.parametrize("path", sorted(SERVER_PATHS))
+def test_a_steady_load_that_an_http_server_answers_alone_is_no_hang(stage, path) -> None:
+    stage.paths = (path,)
+    stage.run(0.5)
+    done = []
+    for number in range(round(20 * HANGS_S)):  # each is at the engine when it is looked at
+        stage.work(number, **{**LATE, "Mesh-Path": path})
+        done += stage.run(0.1)
+        done += stage.feed(events.RelayBegan(inbox(number))) + stage.end(number)
+    assert not [one for one in done if isinstance(one, effects.ProbeEngine)]
+    assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.READY, None)
+
+
 def test_a_probe_requests_a_model_that_the_engine_serves(stage) -> None:
     """It may have been started again with others."""
     stage.work(1, **LATE)

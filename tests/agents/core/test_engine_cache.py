@@ -116,6 +116,30 @@ def test_nothing_is_known_until_the_replay_has_come_to_now():
     assert followed(cache) == engine.blocks and cache.counts.holes == 0
 
 
+def test_a_replay_that_stopped_half_way_is_known_to_be_behind_until_a_live_batch():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    for block in range(4):
+        engine.store(block)
+    first, second, *_ = engine.replay(cache.connected())
+    assert cache.repeated(*first) and cache.repeated(*second)
+    assert cache.replay_ended(was_answered=False) == 2
+    assert cache.replay_ended(was_answered=False) is None  # nothing more comes, not asked again
+    assert cache.held.is_whole and not cache.is_known
+    receive(cache, engine, *engine.store(5))
+    assert cache.is_known and followed(cache) == engine.blocks
+
+
+def test_a_gap_between_live_batches_keeps_what_is_known():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    receive(cache, engine, *engine.store(1))
+    engine.store(2)
+    message = engine.store(3)
+    start = cache.live(*message)
+    assert start == 1 and cache.is_known
+    replayed(cache, engine, start)
+    assert cache.is_known and followed(cache) == engine.blocks
+
+
 def test_a_gap_is_asked_for_a_limited_number_of_times():
     cache, asked = EngineCache(HeldBlocks()), 0
     start = cache.connected()

@@ -313,6 +313,30 @@ def test_nobody_gives_way_for_longer_than_the_limit_of_queue_delay():
     assert region.policy.asked == [2, 1, 3]
 
 
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [({"hold_s_max": 20.0}, {}), ({}, {"slo_ttft_s": 20.0})],
+)
+def test_nobody_gives_way_for_longer_than_half_of_what_it_may_wait(settings, fields):
+    region = Region(queue_delay_s_max=0.0, **settings)
+    for key, (at, prompt) in enumerate(((0.0, LONG), (6.9, SHORT), (7.1, SHORT)), start=1):
+        region.ask(key, "b", prompt=prompt, arrived_at=at, **fields)
+    region.hear("a", **SPEED)
+    assert region.policy.asked == [2, 1, 3]
+
+
+def test_one_replica_that_reports_a_speed_of_its_own_changes_no_order():
+    region = Region(queue_delay_s_max=0.0)
+    region.ask(1, "b", prompt=LONG, arrived_at=0.0)
+    region.ask(2, "b", prompt=SHORT, arrived_at=1.0)
+    region.hear("c", prefill_s_per_token=1e-9)
+    region.hear("d", **SPEED)
+    region.policy.asked.clear()
+    region.hear("a", **SPEED)
+    region.core.handle(ev.Tick(), UNCACHED_KNOWN_S + 0.01)
+    assert region.policy.asked == [2, 1]
+
+
 def test_what_is_cached_need_not_be_computed(region):
     region.policy.cached = {2: 0.95}
     for key, at in enumerate((0.0, 1.0), start=1):
@@ -345,6 +369,15 @@ def test_a_class_keeps_its_turns_whatever_its_requests_take(region):
     region.ask(5, "b", prompt=SHORT, arrived_at=1.3, priority=high)
     region.hear("a", **SPEED)
     assert region.policy.asked == [5, 1, 4, 2, 3]
+
+
+def test_a_model_that_nobody_serves_takes_no_turn_of_another_model(region):
+    region.ask(1, "b", prompt=LONG, arrived_at=0.0, priority=Priority.HIGH)
+    region.ask(2, "b", prompt=LONG, arrived_at=-5.0)
+    region.ask(3, "b", prompt=SHORT, arrived_at=6.0, priority=Priority.HIGH, model="absent")
+    region.hear("a", **SPEED)
+    asked = [key for key in region.policy.asked if key != 3]
+    assert asked == [1, 2]
 
 
 def test_only_the_first_of_many_are_looked_at(region):
