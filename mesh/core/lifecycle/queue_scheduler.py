@@ -12,12 +12,12 @@ if the shortest is computed first (Smith, Naval Research Logistics Quarterly 3, 
 first served makes a prompt that needs 0.1 s wait for many that need 5 s, and under overload answers
 them all when their clients are about to give up. And while a cached prompt waits, others may evict
 what it came for. A request gives way to those of its model and class that came at most
-SHORTER_FACTOR times as much later as its own prompt takes to compute, and at most SHORTER_S_MAX, half of the
-longest hold or of its own limit for the first token, or the limit of queue delay later, so that
-nobody is held until it is shed. Turns of models and classes are by `effective_arrival`: which
-request of a model and class has one is decided here, among the first SORTED_MAX. Rejected: nothing
-held for a queue, which had the same effect (short prompts went first where memory was full) without
-any limit on engines' queues.
+SHORTER_FACTOR times as much later as its own prompt takes to compute, and at most SHORTER_S_MAX,
+half of the longest hold or of its own limit for the first token, or the limit of queue delay later,
+so that nobody is held until it is shed. Turns of models and classes are by `effective_arrival`:
+which request of a model and class has one is decided here, among the first SORTED_MAX. Rejected:
+nothing held for a queue, which had the same effect (short prompts went first where memory was full)
+without any limit on engines' queues.
 """
 
 from collections import Counter
