@@ -220,8 +220,8 @@ class RoutingTable(Table):
     hold_order: Annotated[
         HoldOrder | None,
         Option(
-            "Which held request is tried first: the oldest, or the one with most of its prompt "
-            "cached.",
+            "Which held request is tried first: the oldest (with the policy mesh, one with less to "
+            "compute), or the one with most of its prompt cached.",
             f"[{'|'.join(HoldOrder)}]",
             f"{_TOML} or {HoldOrder.FIRST_COME}",
         ),

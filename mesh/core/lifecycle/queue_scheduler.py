@@ -166,7 +166,7 @@ class QueueScheduler:
                 return
 
     def _in_order(self, now: float) -> Iterable[Request]:
-        """All held requests; in a class's turns, those with less to compute earlier."""
+        """All held requests; in turns of one model and class, those with less to compute first."""
         if len(self._held) < 2 or not self._placer.judges_load or not self._held.is_first_come:
             return self._held
         rest = iter(self._held)
