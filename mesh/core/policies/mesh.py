@@ -12,9 +12,9 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
   + transfer_s  on a pair: until the decode replica has the KV cache and its first token
   + load_s      until its engine has loaded the adapter that is asked for
   + others_s    what others pay: decodes that our prefill stalls, requests held behind ours, those
-                that come while replicas are busy with our prefill, a larger batch for all that run
-                there, the next turns of this conversation, which will follow it to the region it
-                went to, and the load of an adapter that makes room for ours
+                that come while replicas are busy with our prefill, the next turns of this
+                conversation, which will follow it to the region it went to, and the load of an
+                adapter that makes room for ours
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with its effect on others, without which
@@ -31,10 +31,11 @@ candidates are a sample (`mesh.core.view.replica_sampling`).
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first, peers only
 when full (a distant idle replica is often nearer in seconds); charging how much one more in a batch
-slows every token of all (prefills hide it, and a wrong slope outweighs all else); holding nothing
-that would wait longer than 7 s (short prompts then went first, as memory was full for long ones,
-which halved mean times to the first token; but engines' queues had no limit, and classes no order.
-Now the hold queue lets short prompts go first: `mesh.core.lifecycle.queue_scheduler`).
+slows every token of all (prefills hide it, and a wrong slope outweighs all else), or a little for
+each request that runs (it paid in no figure of 75 cells); holding nothing that would wait longer
+than 7 s (short prompts then went first, as memory was full for long ones, which halved mean times
+to the first token; but engines' queues had no limit, and classes no order. Now the hold queue lets
+short prompts go first: `mesh.core.lifecycle.queue_scheduler`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ from mesh.core.policies.mesh_caches import CacheView, keep
 from mesh.core.policies.mesh_peers import Forward, Forwards, PeerDelays
 from mesh.core.policies.mesh_price import Price, PriceRow, first_token, own_s, score
 from mesh.core.policies.mesh_prices import TIE_S, Prices, near_s, with_prefills
-from mesh.core.policies.mesh_speeds import BATCH_WEIGHT, STALL_WEIGHT, SpeedModel
+from mesh.core.policies.mesh_speeds import STALL_WEIGHT, SpeedModel
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
@@ -74,18 +75,16 @@ class MeshOptions:
     """What an operator may weigh otherwise; the defaults are what was measured best.
 
     `queue_s`: how long a queue an open replica may have, in seconds. `stall_weight`: of the decodes
-    that a prefill stalls. `batch_weight`: of each request that runs beside one more.
+    that a prefill stalls.
     """
 
     queue_s: float = QUEUE_S
     stall_weight: float = STALL_WEIGHT
-    batch_weight: float = BATCH_WEIGHT
 
     def __post_init__(self) -> None:
         for name, value, most in (
             ("queue_s", self.queue_s, QUEUE_S_MAX),
             ("stall_weight", self.stall_weight, WEIGHT_MAX),
-            ("batch_weight", self.batch_weight, WEIGHT_MAX),
         ):
             if not 0.0 <= value <= most:
                 raise ValueError(f"{name} must be from 0 to {most:g}, not {value}")
@@ -320,7 +319,6 @@ class MeshPolicy:
 
     def _weigh(self, speeds: SpeedModel) -> None:
         speeds.stall_weight = self._options.stall_weight
-        speeds.batch_weight = self._options.batch_weight if speeds.generates else 0.0
 
 
 def _here_unless_cheaper_elsewhere(rows: list[PriceRow]) -> list[PriceRow]:

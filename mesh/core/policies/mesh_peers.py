@@ -49,7 +49,6 @@ class ListedReplica(NamedTuple):
     s_per_token: float
     running: float
     base_s: float
-    batch_s: float  # what all requests that run there pay for one more
     stalled: float  # decodes that a prefill stalls, by their weight
     free_tokens: float | None
 
@@ -248,7 +247,6 @@ class PeerPrices:
             s_per_token,
             running,
             least_s + s_per_decode * running,
-            speeds.batch_s(running, least_s),
             speeds.stall_weight * running,
             free_tokens,
         )
@@ -285,12 +283,12 @@ class PeerPrices:
         ahead = target.ahead / ready
         cheapest, best = math.inf, None
         for row in rows:
-            name, wait_s, s_per_token, running, base_s, batch_s, stalled, free_tokens = row
+            name, wait_s, s_per_token, running, base_s, stalled, free_tokens = row
             held = named.get(name, HELD_NOTHING)
             prefill_sent, whole_sent = sent.get(name, UNSENT)
             queue_s = wait_s + arrived_s + prefill_sent * s_per_token
             prefill_s = (prompt_tokens - held[1]) * s_per_token
-            others_s = (stalled + ahead + work_weight * (queue_s > 0.0)) * prefill_s + batch_s
+            others_s = (stalled + ahead + work_weight * (queue_s > 0.0)) * prefill_s
             seconds, memory_s = queue_s + prefill_s + base_s + others_s, 0.0
             if best is not None and seconds >= cheapest:
                 continue
@@ -328,12 +326,11 @@ class PeerPrices:
         queue_s += self._arrived_s(peer, rtt_s, typical_s, len(peer.forwarded_at))
         running = peer.running(model)
         running = speeds.running if running is None else min(running, OUTSTANDING_MAX)
-        batch_s = speeds.batch_s(running, base_s)
         base_s += s_per_decode * running
         weight = running * speeds.stall_weight + target.ahead / ready
         if queue_s:
             weight += self.work_weight
-        others_s = weight * prefill_s + batch_s + speeds.returns * rtt_s
+        others_s = weight * prefill_s + speeds.returns * rtt_s
         memory_s = 0.0
         free_tokens = peer.kv_free_tokens(model) if running else None
         if free_tokens is not None:

@@ -101,8 +101,8 @@ class Prices:
             if known[1] + tokens * known[2] > limit_s:
                 continue
             (
-                _, _, _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room,
-                load_s,
+                _, _, _, s_per_token, running, base_s, displaced_s, stalled, kv_tokens, waiting,
+                room, load_s,
             ) = known  # fmt: skip
             sent = replica.on_the_way
             queued: float = sent.prefill_tokens
@@ -119,7 +119,7 @@ class Prices:
             rtt_s = RTT_START_S if rtt_s is None else rtt_s
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
             stalled = stalled + ahead / replicas + work_weight * (queued > 0.0)
-            others_s = stalled * prefill_s + batch_s
+            others_s = stalled * prefill_s + displaced_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             if seconds > limit_s:
                 continue
@@ -167,11 +167,11 @@ class Prices:
         replica, without what it holds; `held`: of the prompt, by that one."""
         replica, speeds = target.replica, self._speeds
         assert replica is not None, "the replicas of pairs are local"
-        batch_s = speeds.of_replica(replica).batch_s
+        displaced_s = speeds.of_replica(replica).displaced_s
         tokens = max(0, self._prompt_tokens - held.tokens)
         transfer_s = speeds.transfer.seconds(tokens, alone.running)
         queue_s, memory_s = first.queue_s + alone.queue_s, first.memory_s + alone.memory_s
-        others_s, load_s = first.others_s + batch_s, first.load_s + alone.load_s
+        others_s, load_s = first.others_s + displaced_s, first.load_s + alone.load_s
         terms = {
             "rtt_s": alone.rtt_s,
             "line_s": alone.line_s,

@@ -53,14 +53,6 @@ WEIGHT = 0.02  # of a new observation in the averages over all, once there are s
 START_COUNTS = 4.0  # observations that the start value of an average counts for
 RETURNS_MAX = 16.0
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
-# Of a first token's least time, for each request that runs there: a larger batch makes every
-# iteration a little longer. How much can't be fitted (prefills hide it), but an idle replica must
-# be preferred a little even for a prompt that a busy one holds. Requests beyond BATCH_MOST don't
-# count: two hundred short ones on an H100 made it cost more than an idle L4 beside it. Mean time
-# to first token with a limit of 16, 32, 64, to that without one (simulated, load 1.0, two seeds):
-# short prompts on both GPUs 0.69, 0.75, 0.81, on H100s 0.90, 0.83; arena on both 0.84, 0.85, 0.90;
-# fifteen other cells within 6 %.
-BATCH_WEIGHT, BATCH_MOST = 0.02, 32.0
 DISPLACED_WEIGHT = 1.0  # of a load: the adapter that makes room for it is as likely asked for next
 NO_ADAPTER = ModelId("")
 
@@ -125,7 +117,7 @@ class ReplicaSpeeds(NamedTuple):
     s_per_token: float
     running: float
     base_s: float
-    batch_s: float  # what others pay: all that run there, and who needs an adapter that makes room
+    displaced_s: float  # what others pay: who needs an adapter that makes room for this one
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_tokens: float  # free; infinite where not reported
     queued_tokens: int | None  # as reported
@@ -197,8 +189,7 @@ class SpeedModel:
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START if generates else 0.0
         self.kv_tokens = PREFILL_TOKENS_START + self.output_tokens  # of a whole request
-        self.stall_weight, self.generates = STALL_WEIGHT, generates
-        self.batch_weight = BATCH_WEIGHT if generates else 0.0  # it joins no batch that decodes
+        self.stall_weight = STALL_WEIGHT
 
     def of(self, target: Target) -> CandidateSpeed:
         """What was learned of that candidate."""
@@ -250,16 +241,16 @@ class SpeedModel:
         base_s, s_per_token, s_per_decode = speed or self.fleet_speed
         running = replica.load if beat.running is None else beat.running
         first_s, load_s = base_s + s_per_decode * running, replica.load_s(self._model)
-        batch_s = self.batch_s(running, base_s) + self._displaced_s(replica)
+        displaced_s = self._displaced_s(replica)
         stalled = running * self.stall_weight
         speeds = ReplicaSpeeds(
             beat,
-            first_s + batch_s + load_s,
+            first_s + displaced_s + load_s,
             s_per_token * (1.0 + stalled),
             s_per_token,
             running,
             first_s,
-            batch_s,
+            displaced_s,
             stalled,
             math.inf if kv_tokens is None else kv_tokens,
             beat.prefill_queued_tokens,
@@ -269,10 +260,6 @@ class SpeedModel:
         if beat.running is not None:
             self.kept[beat.replica] = speeds
         return speeds
-
-    def batch_s(self, running: float, base_s: float) -> float:
-        """What all that run on a replica pay for one more; `base_s`: of a first token there."""
-        return self.batch_weight * min(running, BATCH_MOST) * base_s
 
     def _displaced_s(self, replica: Replica) -> float:
         """What loading the adapter costs others: one that must make room may have to be loaded

@@ -28,7 +28,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "memory": ("mesh-without-memory", "until memory is released; nothing is held for memory"),
     "others": ("mesh-without-others", "what others pay, in all"),
     "others: stalls": ("mesh:/0", "decodes that our prefill stalls"),
-    "others: batch": ("mesh://0", "a larger batch"),
     "others: work": ("mesh-without-work", "those that come while replicas are busy with ours"),
     "others: returns": ("mesh-without-returns", "round trips of the conversation's next turns"),
     "hold": ("mesh:60", "nothing is held for a queue, which is priced"),

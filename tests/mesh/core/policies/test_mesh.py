@@ -16,8 +16,6 @@ from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, MeshPolicy
 from mesh.core.policies.mesh_prices import TIE_RATIO, TIE_S
 from mesh.core.policies.mesh_speeds import (
-    BATCH_MOST,
-    BATCH_WEIGHT,
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
     RESIDENCE_START_S,
@@ -115,18 +113,9 @@ def test_what_others_pay_counts_and_is_not_promised_to_the_client():
     choice = mesh().choose(asked(1, blocks=10), [busy], 0.0)
     prefill_s = 10 * BLOCK * S_PER_TOKEN
     assert choice.scores[0].seconds == pytest.approx(
-        BASE_S + prefill_s + 10 * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
+        BASE_S + prefill_s + 10 * STALL_WEIGHT * prefill_s
     )
     assert choice.reason.startswith(f"first token in {BASE_S + prefill_s:.3f} s")
-
-
-def test_an_idle_replica_is_worth_something_even_to_a_prompt_that_is_held_by_a_busy_one():
-    """Else one gets everything as long as its prefills are quick, and the next stays idle."""
-    policy, text = mesh(), "A" * 2  # 20 ms of prefill saved
-    policy.placed(asked(1, text), spot("a"), 0.0)
-    for running, name in ((2, "a"), (40, "b")):
-        fleet = [replica("a", running=running), replica("b")]
-        assert policy.choose(asked(2, text), fleet, 0.0).name == name
 
 
 def test_what_a_held_request_waits_for_is_told():
@@ -145,7 +134,7 @@ def test_what_a_held_request_waits_for_is_told():
 
 def test_a_large_batch_on_a_quick_replica_is_no_reason_to_go_to_a_slow_one():
     short = request(1, prompt=Prompt(1, ()))
-    for running in (BATCH_MOST, 200):
+    for running in (32, 200):
         quick = replica("a", running=running, batch_max=256, prefill_s_per_token=1e-6)
         slow = replica("b", prefill_s_per_token=1e-6, prefill_base_s=2.0 * BASE_S)
         assert mesh().choose(short, [quick, slow], 0.0).name == "a"
@@ -354,9 +343,9 @@ def test_generating_routes_of_a_model_share_what_is_learned_and_embeddings_do_no
         for key, path in enumerate((CHAT, MESSAGES, EMBEDDINGS))
     )
     assert policy._speeds(chat) is policy._speeds(message)
-    assert policy._speeds(chat).generates
+    assert policy._speeds(chat).output_tokens > 0.0
     assert policy._speeds(vector) is not policy._speeds(chat)
-    assert not policy._speeds(vector).generates
+    assert policy._speeds(vector).output_tokens == 0.0
 
 
 def test_what_is_followed_is_limited(monkeypatch):
@@ -384,8 +373,7 @@ def plain_price(target, tokens):
         memory_s = max(memory_s, over * SLOT_START_S)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
-    batch_s = min(beat.running, BATCH_MOST) * BATCH_WEIGHT * BASE_S
-    others_s = beat.running * STALL_WEIGHT * prefill_s + batch_s
+    others_s = beat.running * STALL_WEIGHT * prefill_s
     return target.rtt_s + queue_s + prefill_s + BASE_S + memory_s + others_s, queue_s, memory_s
 
 

@@ -12,7 +12,6 @@ from mesh.core.policies.mesh_peers import RTT_START_S
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PromptHolders, score
 from mesh.core.policies.mesh_prices import WORK_FACTOR, WORK_MAX, Prices, near_s
 from mesh.core.policies.mesh_speeds import (
-    BATCH_WEIGHT,
     RESIDENCE_START_S,
     RUNNING_START,
     SLOT_START_S,
@@ -98,9 +97,7 @@ def test_a_queue_that_is_not_reported_is_estimated_from_its_requests():
 
 def test_others_pay_for_our_prefill_as_many_as_there_are():
     one = price(replica(running=10))
-    assert one.others_s == pytest.approx(
-        10 * (STALL_WEIGHT * 1000 * S_PER_TOKEN + BATCH_WEIGHT * BASE_S)
-    )
+    assert one.others_s == pytest.approx(10 * STALL_WEIGHT * 1000 * S_PER_TOKEN)
     assert one.seconds == pytest.approx(sum(score(one).terms.values()))
     silent = price(replica(running=None, pending=None, outstanding=10))
     assert silent.others_s == one.others_s
@@ -176,11 +173,10 @@ def test_a_region_has_the_memory_of_its_emptiest_replica():
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_all_that_decode_there_pay_for_the_stall_and_for_the_larger_batch():
+def test_all_that_decode_there_pay_for_the_stall():
     for target in (replica(running=10), peer(running=10.0)):
         one = price(target)
-        each_s = STALL_WEIGHT * one.prefill_s + BATCH_WEIGHT * BASE_S
-        assert one.others_s == pytest.approx(10 * each_s)
+        assert one.others_s == pytest.approx(10 * STALL_WEIGHT * one.prefill_s)
 
 
 def test_held_requests_that_go_first_are_waited_for():
