@@ -46,11 +46,13 @@ from typing import NamedTuple
 
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.lifecycle.release_order import ReleaseOrder
 from mesh.core.model.rates import EventRate, ReleasePace
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
+from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId
 
@@ -76,17 +78,18 @@ class QueueDelay:
         held: HoldQueue,
         inflight: Mapping[int, RequestRecord],
         line_s: Callable[[Request, float], float | None],
+        ahead: Callable[[Request], int],
         serving: Callable[[RequestKind, float, int], int],
         absent: Container[RequestKind],
     ) -> None:
-        """`line_s`: a request's wait by its place in the queue. `serving`: replicas that serve that
-        kind of request, counted up to the last argument. `absent`: held kinds that no replica
-        served at the last tick."""
+        """`line_s`: a request's wait by its place in the queue. `ahead`: how many go before it.
+        `serving`: replicas that serve that kind of request, counted up to the last argument.
+        `absent`: held kinds that no replica served at the last tick."""
         self.limit_s = limit_s  # 0: none
         self.model_limit_s: Mapping[ModelId, float] = {}  # in its place, for single models
         self._held = held
         self._inflight = inflight
-        self._line_s = line_s
+        self._line_s, self._ahead = line_s, ahead
         self._serving = serving
         self._absent = absent
         self._unserved_at: dict[RequestKind, float] = {}  # of held kinds, when last
@@ -126,7 +129,7 @@ class QueueDelay:
         is_too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
         if not is_too_long and not (joins and left_s > limit_s):
             return None
-        ahead = self._held.ahead(request, self._absent)
+        ahead = self._ahead(request)
         if not ahead < self._serving(kind, now, ahead + 1):
             return LongWait(wait_s, limit_s) if self._serving(kind, now, 1) else None
         return None
@@ -211,8 +214,11 @@ class Admission:
         settings: RouterSettings,
         dice: Random,
         serving: Callable[[RequestKind, float, int], int],
+        replicas: ReplicaTable,
+        hit_ratio: Callable[[Request], float],
     ) -> None:
-        """`serving`: replicas that serve that kind of request, counted up to the last argument."""
+        """`serving`: replicas that serve that kind of request, counted up to the last argument.
+        `hit_ratio`: part of a prompt that is cached, 0 to 1."""
         self._held = held
         self._dice = dice
         self._serving = serving
@@ -221,9 +227,22 @@ class Admission:
         self._paces: dict[ModelId, ReleasePace] = {}
         self._retry_after: dict[ModelId, RetryAfter] = {}
         self.delay = QueueDelay(
-            settings.queue_delay_s_max, held, inflight, self._line_s, serving, self._absent
+            settings.queue_delay_s_max,
+            held,
+            inflight,
+            self._line_s,
+            self._ahead,
+            serving,
+            self._absent,
         )
+        self.order = ReleaseOrder(held, replicas, hit_ratio, self._longest_wait_s)
         self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
+
+    def _longest_wait_s(self, request: Request) -> float:
+        """Half of the longest hold or of its objective, or the limit of queue delay if less."""
+        most_s = self.hold_s_max if request.slo_ttft_s is None else request.slo_ttft_s
+        most_s = min(most_s, self.hold_s_max) / 2
+        return min(most_s, self.delay.limit_of(request) or most_s)
 
     def waits(self, request: Request, now: float) -> None:
         work = work_name(request.model)
@@ -298,7 +317,7 @@ class Admission:
         would be in time; and after clients that were refused before.
         """
         back = replace(request, arrived_at=now)
-        ahead = self._held.ahead(back, self._absent) - (request in self._held)
+        ahead = max(0, self._ahead(back) - (request in self._held))
         pace_per_s = self._pace_per_s(request, now)
         wait_s: float | None = 0.0
         if ahead:
@@ -317,7 +336,10 @@ class Admission:
     def _line_s(self, request: Request, now: float) -> float | None:
         pace = self._pace(request)
         per_s = None if pace is None else pace.per_s(now)
-        return None if not per_s else (self._held.ahead(request, self._absent) + 1) / per_s
+        return None if not per_s else (self._ahead(request) + 1) / per_s
+
+    def _ahead(self, request: Request) -> int:
+        return self.order.ahead(request, self._absent)
 
     def _pace(self, request: Request) -> ReleasePace | None:
         return self._paces.get(work_name(request.model))

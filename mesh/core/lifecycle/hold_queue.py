@@ -8,7 +8,7 @@ drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed
 Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
 class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
 go before it arrived at most two head starts later. The number is settled at arrival; an age rule
-would reorder the queue as time passes. Where the policy judges load, `QueueScheduler` gives the
+would reorder the queue as time passes. Where the policy judges load, `ReleaseOrder` gives the
 turns of a model and class to those with less to compute.
 
 `PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
@@ -197,12 +197,19 @@ class HoldQueue:
     def held_kinds(self) -> Collection[RequestKind]:
         return self._alike.keys()
 
-    def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
-        """Requests held for its kind of work that go before it, whether it is held or not.
+    def ahead(
+        self,
+        request: Request,
+        without: Container[RequestKind] = (),
+        turn_of: Request | None = None,
+    ) -> int:
+        """Requests held for its kind of work that came before it, whether it is held or not.
 
-        `without`: requests of these kinds are not counted, unless it is one of them.
+        `without`: requests of these kinds are not counted, unless it is one of them. `turn_of`: as
+        if it had come when that one did.
         """
-        place = effective_arrival(request), request.key
+        came = request if turn_of is None else turn_of
+        place = effective_arrival(came), came.key
         lines = list(self._lines_of(request.model, without))
         if (kind := kind_of(request)) in without:
             lines.append(self._alike.get(kind, []))

@@ -5,38 +5,22 @@ doesn't block those behind it that can.
 
 Where the policy judges load, a try prices all candidates for each request. There it is made once a
 replica or peer has reported something new, at the earliest RETRY_S after the one before; and
-without news after UNCHANGED_S, as queues are computed meanwhile.
-
-Where the policy judges load, held requests with little to compute go first. The mean wait is least
-if the shortest is computed first (Smith, Naval Research Logistics Quarterly 3, 1956); first come,
-first served makes a prompt that needs 0.1 s wait for many that need 5 s, and under overload answers
-them all when their clients are about to give up. And while a cached prompt waits, others may evict
-what it came for. A request gives way to those of its model and class that came at most
-SHORTER_FACTOR times as much later as its own prompt takes to compute, and at most SHORTER_S_MAX,
-half of the longest hold or of its own limit for the first token, or the limit of queue delay later,
-so that nobody is held until it is shed. Turns of models and classes are by `effective_arrival`:
-which request of a model and class has one is decided here, among the first SORTED_MAX. Rejected:
-nothing held for a queue, which had the same effect (short prompts went first where memory was full)
-without any limit on engines' queues.
+without news after UNCHANGED_S, as queues are computed meanwhile. Who goes first: `ReleaseOrder`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
 from operator import attrgetter
 
 from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
-from mesh.core.model.reported_speed import believed_slope
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult, Placer
-from mesh.core.policies.base import PREFILL_S_PER_TOKEN
 from mesh.core.view.bus_status import AWAY
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
-from schemas.exchange import Priority
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import Digest, Heartbeat
 
@@ -55,13 +39,6 @@ PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     *("prefill_s_per_token", "prefill_base_s", "loadable", "loading", "adapters_busy"),
     *("adapters_free", "prefill_prior"),
 )
-# Mean time to the first token with a factor of 5, of 30, to that by arrival (simulated, two seeds):
-# documents on both GPUs at full load 0.97, 0.35, on H100s 0.80, 0.64; tools above it 0.84, 0.57.
-SHORTER_FACTOR = 30.0
-SHORTER_S_MAX = 30.0  # half of the longest hold
-SORTED_MAX = 64  # the first held requests
-UNCACHED_KNOWN_S = 0.1  # a heartbeat's time; each look walks the index
-
 
 Reports = dict[tuple[str, ...], tuple[object, ...]]  # by replica, or region and router
 
@@ -90,8 +67,6 @@ class QueueScheduler:
         self._replica_reports: Reports = {}
         self._peer_reports: Reports = {}
         self._has_news = False  # since the last try
-        # By key: when it was looked up, and how many tokens it leaves to compute.
-        self._uncached: dict[int, tuple[float, float]] = {}
 
     def must_queue(self, newcomer: Request) -> bool:
         """Whether requests for the same model and labels are held before it.
@@ -166,45 +141,8 @@ class QueueScheduler:
                 return
 
     def _in_order(self, now: float) -> Iterable[Request]:
-        """All held requests; in turns of one model and class, those with less to compute first."""
-        if len(self._held) < 2 or not self._placer.judges_load or not self._held.is_first_come:
-            return self._held
-        rest = iter(self._held)
-        first = list(islice(rest, SORTED_MAX))
-        self._look_up(first, now)
-        models = dict.fromkeys(request.model for request in first)
-        speeds = {model: self._s_per_token(model) for model in models}
-
-        def place(request: Request) -> float:
-            prefill_s = self._uncached[request.key][1] * speeds[request.model]
-            return request.arrived_at + min(self._most_s(request), SHORTER_FACTOR * prefill_s)
-
-        alike: dict[tuple[ModelId, Priority], list[Request]] = {}
-        for request in first:
-            alike.setdefault((request.model, request.priority), []).append(request)
-        turns = {kind: iter(sorted(own, key=place)) for kind, own in alike.items()}
-        return chain([next(turns[one.model, one.priority]) for one in first], rest)
-
-    def _most_s(self, request: Request) -> float:
-        """How much later those may have come that it gives way to."""
-        most_s = min(SHORTER_S_MAX, self._admission.hold_s_max / 2)
-        if (goal_s := request.slo_ttft_s) is not None:
-            most_s = min(most_s, goal_s / 2)
-        return min(most_s, self._admission.delay.limit_of(request) or most_s)
-
-    def _look_up(self, requests: Iterable[Request], now: float) -> None:
-        known, self._uncached = self._uncached, {}
-        for request in requests:
-            seen = known.get(request.key)
-            if seen is None or now - seen[0] >= UNCACHED_KNOWN_S:
-                seen = now, request.prompt.tokens * (1.0 - self._placer.hit_ratio(request))
-            self._uncached[request.key] = seen
-
-    def _s_per_token(self, model: ModelId) -> float:
-        """Of the middle one of the replicas that serve it, by what they report."""
-        reported = (replica.prefill_line[0] for replica in self._replicas.serving(model))
-        known = sorted(filter(None, reported)) or [PREFILL_S_PER_TOKEN]
-        return believed_slope(known[len(known) // 2])
+        order = self._admission.order
+        return order.shorter_first(now) if self._placer.judges_load else order.by_arrival()
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
         """Try held requests, if this replica may have room now that it had not before."""

@@ -35,7 +35,7 @@ slows every token of all (prefills hide it, and a wrong slope outweighs all else
 each request that runs (it paid in no figure of 75 cells); holding nothing that would wait longer
 than 7 s (short prompts then went first, as memory was full for long ones, which halved mean times
 to the first token; but engines' queues had no limit, and classes no order. Now the hold queue lets
-short prompts go first: `mesh.core.lifecycle.queue_scheduler`).
+short prompts go first: `mesh.core.lifecycle.release_order`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,6 @@
 """Admission: what is expected, what is too late, and a Retry-After that is true."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,12 +17,15 @@ from mesh.core.lifecycle.admission import (
 )
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.rates import KEPT_S
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
+from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.exchange import Priority
+from schemas.ids import RouterId
 from tests.mesh.core.build import request
 
 PACE_PER_S = 2.0
@@ -33,10 +37,13 @@ class Door:
     def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1):
         self.held, self.inflight = HoldQueue(1000), {}
         self.serving = serving
+        self.cached = {}  # by key: part of the prompt
         settings = RouterSettings(queue_delay_s_max=limit_s)
         self.admission = Admission(
             *(self.held, self.inflight, settings, Random(1)),
             lambda kind, now, enough: min(self.serving, enough),
+            ReplicaTable(RouterId("r"), settings),
+            lambda one: self.cached.get(one.key, 0.0),
         )
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
@@ -183,3 +190,22 @@ def test_lines_of_different_models_have_their_own_pace():
     door = Door(7)
     other = request(999, arrived_at=door.now, model="other")
     assert door.admission.expected_s(other, None, door.now) is None
+
+
+def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them():
+    """At 0.1 ms a token, 2,000 give way to a hundred that come within 5.7 s."""
+    door = Door(30, limit_s=10.0)
+    for one in list(door.held):
+        door.held.remove(one)
+        door.put(replace(one, prompt=Prompt(2000, ())))
+
+    def refused(key, tokens):
+        newcomer = request(key, arrived_at=door.now, prompt=Prompt(tokens, ()))
+        return door.admission.delay.too_long(RequestRecord(newcomer), None, door.now)
+
+    assert refused(901, 100) is not None, "nobody had a turn yet"
+    list(door.admission.order.shorter_first(door.now))
+    assert refused(902, 100) is None
+    assert str(refused(903, 2000)) == "expected wait 15.5 s > limit 10 s"
+    door.admission.order.by_arrival()
+    assert refused(904, 100) is not None

@@ -21,7 +21,7 @@ class Line:
         self.held, self.per_s, self.serving = HoldQueue(1000), per_s, serving
         self.inflight, self.absent = {}, set()
         self.delay = QueueDelay(
-            *(limit_s, self.held, self.inflight, self._line_s),
+            *(limit_s, self.held, self.inflight, self._line_s, self._ahead),
             lambda kind, now, enough: min(self.serving, enough),
             self.absent,
         )
@@ -36,6 +36,9 @@ class Line:
 
     def _line_s(self, one, now):
         return None if self.per_s is None else (self.held.ahead(one) + 1) / self.per_s
+
+    def _ahead(self, one):
+        return self.held.ahead(one, self.absent)
 
     def newcomer(self, now=0.0, place=None, **fields):
         asked = request(999, arrived_at=now, **fields)

@@ -9,10 +9,9 @@ from mesh.core.lifecycle.queue_scheduler import (
     CHOOSY_MAX,
     OTHERS_WAIT,
     RETRY_S,
-    SORTED_MAX,
-    UNCACHED_KNOWN_S,
     UNCHANGED_S,
 )
+from mesh.core.lifecycle.release_order import SORTED_MAX, UNCACHED_KNOWN_S
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.settings import RouterSettings

@@ -1,0 +1,128 @@
+"""How many go before a request, where those with less to compute go first."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.core.lifecycle.hold_queue import HoldQueue, kind_of
+from mesh.core.lifecycle.release_order import SORTED_MAX, ReleaseOrder
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
+from mesh.core.view.replica_table import ReplicaTable
+from schemas.exchange import Priority
+from schemas.ids import RouterId
+from tests.mesh.core.build import beat, request
+
+LONG, SHORT = Prompt(2000, ()), Prompt(100, ())  # at 1 ms a token they give way for 30 s, and 3 s
+
+
+class Queue:
+    """Held requests, and a replica that needs a millisecond a token."""
+
+    def __init__(self, *held: Request):
+        self.held, self.cached = HoldQueue(1000), {}
+        replicas = ReplicaTable(RouterId("r"), RouterSettings())
+        replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
+        self.looked_up = 0
+        self.order = ReleaseOrder(self.held, replicas, self._hit_ratio, lambda one: 30.0)
+        for one in held:
+            self.held.put(one)
+
+    def _hit_ratio(self, one):
+        self.looked_up += 1
+        return self.cached.get(one.key, 0.0)
+
+    def turns(self):
+        return [one.key for one in self.order.shorter_first(1e6)]
+
+
+def asked(key, at=0.0, prompt=LONG, **fields):
+    return request(key, arrived_at=at, prompt=prompt, **fields)
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 2000), st.sampled_from(Priority)),
+    min_size=3,
+    max_size=30,
+)
+
+
+@given(REQUESTS)
+def test_a_newcomer_is_told_the_place_that_it_gets(requests):
+    held = [
+        asked(key, at=float(at), prompt=Prompt(tokens, ()), priority=priority)
+        for key, (at, tokens, priority) in enumerate(requests)
+    ]
+    newcomer = held.pop()
+    queue = Queue(*held)
+    queue.turns()
+    told = queue.order.ahead(newcomer)
+    queue.held.put(newcomer)
+    assert told == queue.turns().index(newcomer.key)
+
+
+@given(REQUESTS, st.integers(0, 2**32))
+def test_those_who_are_held_know_their_place_also_when_others_have_left(requests, seed):
+    held = [
+        asked(key, at=float(at), prompt=Prompt(tokens, ()), priority=priority)
+        for key, (at, tokens, priority) in enumerate(requests)
+    ]
+    queue = Queue(*held)
+    queue.turns()
+    left = set(Random(seed).sample(range(len(held)), len(held) // 2))
+    for one in held:
+        if one.key in left:
+            queue.held.remove(one)
+    told = {one.key: queue.order.ahead(one) for one in held if one.key not in left}
+    assert told == {key: place for place, key in enumerate(queue.turns())}
+
+
+def test_a_short_newcomer_is_not_told_to_wait_for_long_ones():
+    queue = Queue(asked(1), asked(2), asked(3))
+    newcomer = asked(9, at=5.0, prompt=SHORT)
+    assert queue.order.ahead(newcomer) == 3, "the order was not computed yet"
+    queue.turns()
+    assert queue.order.ahead(newcomer) == 0
+    assert queue.order.ahead(asked(10, at=5.0)) == 3
+    assert queue.order.ahead(asked(11, at=28.0, prompt=SHORT)) == 3
+
+
+def test_what_is_cached_of_a_newcomer_is_looked_up_once():
+    queue = Queue(asked(1), asked(2))
+    queue.turns()
+    before, newcomer = queue.looked_up, asked(9, at=5.0)
+    queue.cached = {9: 0.95}
+    assert [queue.order.ahead(newcomer) for _ in range(3)] == [0, 0, 0]
+    assert queue.looked_up == before + 1
+
+
+def test_where_arrival_alone_decides_it_is_the_place_by_arrival():
+    queue = Queue(asked(1), asked(2))
+    queue.turns()
+    queue.order.by_arrival()
+    assert queue.order.ahead(asked(9, at=5.0, prompt=SHORT)) == 2
+
+
+def test_beyond_the_first_ones_it_is_the_place_by_arrival():
+    queue = Queue(*(asked(key) for key in range(SORTED_MAX)))
+    queue.turns()
+    assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == SORTED_MAX
+    queue.held.remove(asked(0))
+    assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == 0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_requests_that_no_replica_serves_do_not_count_unless_it_is_one_of_them(own):
+    labelled = replace(asked(1), residency=("eu",))
+    queue = Queue(labelled, asked(2), asked(3))
+    queue.turns()
+    newcomer = asked(9, at=1.0, prompt=LONG)
+    if own:
+        newcomer = replace(newcomer, residency=("eu",))
+    assert queue.order.ahead(newcomer, {kind_of(labelled)}) == (3 if own else 2)
+    short = replace(newcomer, key=10, prompt=SHORT)
+    assert queue.order.ahead(short, {kind_of(labelled)}) == 0
