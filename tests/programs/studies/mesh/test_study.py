@@ -98,8 +98,9 @@ def test_a_run_is_saturated_if_it_loses_or_is_late():
     assert not is_saturated(run_of("x" * 50 + "+" * 50, warm_up=50))
 
 
-def test_a_saturated_cell_of_the_long_form_is_played_with_four_seeds(tmp_path):
-    matrix = Matrix(size=replace(NORMAL, full=True), requests=40, only=[CELL], rivals=[])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_saturated_cell_is_played_with_four_seeds(tmp_path, full):
+    matrix = Matrix(size=replace(NORMAL, full=full), requests=40, only=[CELL], rivals=[])
     files = ResultFiles(tmp_path)
     first = list(matrix.wanted(files))
     assert {one.scenario.seed for one in first} == {0, 1}
