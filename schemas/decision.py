@@ -127,6 +127,13 @@ class Decision:
     considered: Count = 0
     """How many were considered, whether listed or not."""
 
+    def is_for(self, one: Candidate) -> bool:
+        """Whether that candidate was chosen. A replica may be one alone and in a pair."""
+        if self.peer is not None:
+            return one.available and one.name == self.peer
+        is_pair, was_pair = one.prefill is not None, self.prefill is not None
+        return one.available and one.name == self.replica and is_pair == was_pair
+
 
 _DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
 

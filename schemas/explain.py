@@ -103,6 +103,10 @@ class RequestLife:
     tenant: Text | None = None
     served_by_region: Text | None = None
     served_by_replica: Text | None = None
+    prefill_replica: Text | None = None
+    """The replica that computed the prompt for the one that served it; null where that one did."""
+    prefill_s: Seconds | None = None
+    """From its dispatch there to the end of that stage, in seconds; null where that is unknown."""
     peer_held_s: Seconds = 0.0
     """In the hold queue of the peer that placed it, by that peer's claim, in seconds."""
     agent_ttft_s: Seconds | None = None

@@ -14,11 +14,12 @@ from math import isfinite
 from sys import intern
 from typing import NamedTuple
 
-from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
+from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, bounded_s, plain
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.session.answer import Prefill
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
@@ -65,6 +66,7 @@ class EndedRequest(NamedTuple):
     steps: tuple[Step, ...]
     asked: str = ""  # what its client asked for, if that is not `model`
     is_copy: bool = False
+    prefill: Prefill | None = None  # of a pair's answer
 
 
 class EndedRequests:
@@ -103,13 +105,14 @@ class EndedRequests:
         self, record: ClientRequest, outcome: str, status: int, detail: str | None
     ) -> EndedRequest:
         request, answer, failure = record.request, record.answer, record.failure
-        fault = ""
+        fault, prefill = "", None
         if answer is None:
             region = replica = ""
             numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
         else:
             region, replica = answer.region or "", answer.replica or ""
             sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
+            prefill = answer.prefill
             peer_held_s = record.bounded_peer_held_s(self._clock()) if answer.peer_held_s else 0.0
             numbers = UNKNOWN if end is None else (
                 end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
@@ -127,7 +130,7 @@ class EndedRequests:
             numbers, sent_bytes, is_stream, fault, detail or "",
             request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
-            "" if request.asked is None else request.asked.model,
+            "" if request.asked is None else request.asked.model, False, prefill,
         )  # fmt: skip
 
     def of_copy(
@@ -168,6 +171,7 @@ class EndedRequests:
             request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
             request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
             request.arrived_at, None, self._clock(), decided, record.steps,
+            prefill=_prefill_of_peers(record),
         )  # fmt: skip
 
     def of_http(
@@ -283,6 +287,7 @@ class EndedRequests:
     def _life(self, one: EndedRequest, wall_s: float) -> RequestLife:
         """`wall_s`: what the event loop's clock lacks to the time of day."""
         prompt, cached, output, agent_ttft_s = one.numbers
+        lasted_s = one.ended_at - one.arrived_at
         return RequestLife(
             request=plain(one.request),
             trace=one.trace or None,
@@ -299,6 +304,8 @@ class EndedRequests:
             tenant=one.tenant or None,
             served_by_region=one.region or None,
             served_by_replica=one.replica or None,
+            prefill_replica=None if one.prefill is None else one.prefill.replica,
+            prefill_s=None if one.prefill is None else bounded_s(one.prefill, lasted_s),
             peer_held_s=one.peer_held_s,
             agent_ttft_s=agent_ttft_s if isfinite(agent_ttft_s) and agent_ttft_s >= 0.0 else None,
             prompt_tokens=_known(prompt),
@@ -317,6 +324,11 @@ class EndedRequests:
 
 def _unwritten(one: EndedRequest) -> None:
     """Where there is no access log."""
+
+
+def _prefill_of_peers(record: OpenRequest) -> Prefill | None:
+    is_pair = record.decision is not None and record.decision.prefill is not None
+    return record.pair.prefill if is_pair and record.pair is not None else None
 
 
 def _badness(one: EndedRequest) -> tuple[bool, float]:

@@ -69,9 +69,8 @@ def _best(
     decision: Decision, candidates: Sequence[Candidate]
 ) -> tuple[Candidate | None, Candidate | None]:
     """The chosen candidate, and the best of the other available ones; None if there is none."""
-    target = decision.replica or decision.peer
     free = [one for one in candidates if one.available]
-    chosen = next((one for one in free if one.name == target), None)
+    chosen = next((one for one in free if decision.is_for(one)), None)
     return chosen, next((one for one in free if one is not chosen), None)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mesh.explain.story import Story, chosen_candidate, largest, parts, summary, waited_s
+from mesh.explain.story import Story, chosen_candidate, largest, members, parts, summary, waited_s
 from mesh.explain.text import Moment, clock, moments, printable, verdicts
 from schemas.decision import Decision
 
@@ -54,6 +54,7 @@ def _facts(story: Story) -> Iterator[tuple[str, object]]:
         ("model", life.model),
         ("tenant", life.tenant),
         ("served by", served),
+        ("prefill at", life.prefill_replica),
         ("trace", life.trace),
         ("tokens in", life.prompt_tokens),
         ("tokens cached", life.cached_tokens),
@@ -78,7 +79,7 @@ def _candidates(made: Decision) -> Iterator[dict[str, Any]]:
     for one, text in verdicts(made):
         terms = {name: value for name, value in one.terms.items() if value is not None}
         yield {
-            "name": one.name,
+            "name": members(one, made),
             "kind": one.kind,
             "available": one.available,
             "chosen": one is best,

@@ -11,7 +11,9 @@ from mesh.explain.story import (
     Prediction,
     Story,
     chosen_candidate,
+    decisions,
     largest,
+    members,
     parts,
     prediction,
     summary,
@@ -20,6 +22,7 @@ from mesh.explain.story import (
 from schemas.decision import Candidate, Decision, Placement
 from schemas.explain import OPEN, LifeStep, RequestLife
 
+NAME_CHARS = 10  # of a candidate, at least
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
 
 
@@ -107,10 +110,20 @@ def _moments(story: Story, start: float) -> Iterator[Moment]:
         yield Moment(life.arrived_at - start, who, f"arrived{origin}")
         for step in life.steps:
             yield Moment(step.at - start, who, _step_text(step), step.decision)
+        yield from _prefilled(life, start, who)
         if life.started_at is not None:
             yield Moment(life.started_at - start, who, "first byte to the client")
         if life.ended_at is not None:
             yield Moment(life.ended_at - start, who, _end(life))
+
+
+def _prefilled(life: RequestLife, start: float, who: str) -> Iterator[Moment]:
+    """Where this router placed it on a pair."""
+    made = decisions(life)
+    if life.prefill_s is not None and made and made[-1][1].prefill is not None:
+        at = made[-1][0].at + life.prefill_s
+        text = f"{life.prefill_replica} has computed the prompt for {life.served_by_replica}"
+        yield Moment(at - start, who, text)
 
 
 def _end(life: RequestLife) -> str:
@@ -149,7 +162,7 @@ def _step_text(step: LifeStep) -> str:
 
 def _decision_text(made: Decision) -> str:
     verbs = {
-        Placement.LOCAL: f"placed on {made.replica}",
+        Placement.LOCAL: f"placed on {f'{made.prefill} + ' if made.prefill else ''}{made.replica}",
         Placement.PEER: f"forwarded to {made.peer}",
         Placement.HOLD: "held",
         Placement.SHED: "shed",
@@ -163,7 +176,9 @@ def _decision_text(made: Decision) -> str:
 def _candidate_lines(made: Decision | None) -> Iterator[str]:
     if made is None:
         return
-    yield from (f"{one.name:<10} {text}" for one, text in verdicts(made))
+    named = [(members(one, made), text) for one, text in verdicts(made)]
+    width = max([NAME_CHARS, *(len(name) for name, _ in named)])
+    yield from (f"{name:<{width}} {text}" for name, text in named)
     if made.considered > len(made.candidates):
         yield f"and {made.considered - len(made.candidates)} more"
 

@@ -12,7 +12,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of
-from mesh.session.answer import AnswerReceiver, EngineError, Held
+from mesh.session.answer import AnswerReceiver, EngineError, Held, Prefill
 from mesh.session.body_model import ModelPlace, with_model
 from schemas import exchange
 from schemas.decision import Decision
@@ -100,6 +100,16 @@ class Step(NamedTuple):
     outcome: str = ""
 
 
+@dataclass(slots=True)
+class PairAttempt:
+    """An attempt on a pair, from when its prefill stage is sent."""
+
+    prefill: Prefill
+    began_at: float
+    room: int  # a number that both stages share
+    params: str = ""  # what the prefill engine handed out, as JSON
+
+
 @dataclass(slots=True, kw_only=True)
 class OpenRequest:
     """From its arrival at this router to its end. Hosts derive theirs.
@@ -129,8 +139,7 @@ class OpenRequest:
     changed: Callable[[], None] = nobody_waits  # call it when there may be more for the client
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
-    kv_room: int = 0  # of its attempt on a pair
-    kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
+    pair: PairAttempt | None = None  # its last attempt on one
 
     @property
     def method(self) -> str:
