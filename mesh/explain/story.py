@@ -110,7 +110,8 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
         take("engine_s", life.agent_ttft_s, where)
         take("transport_s", left_s, "on the bus, and between its steps")
     else:
-        where = f"from its dispatch to {_server(life, last)} to the first byte: the way there and "
+        began = "its dispatch" if life.prefill_s is None else "that"
+        where = f"from {began} to the first byte of {_server(life, last)}: the way there and "
         work = "the prompt" if life.prefill_s is None else "the KV cache's transfer"
         take("attempt_s", left_s, f"{where}back, the engine's queue, {work}{whole}")
     return tuple(found)
