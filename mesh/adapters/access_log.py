@@ -82,8 +82,11 @@ def _about(
 
 
 @lru_cache(VALUES_CACHED)
-def _served_by(region: str, replica: str, placement: str, hops: int, attempts: int) -> str:
+def _served_by(
+    region: str, replica: str, prefill: str | None, placement: str, hops: int, attempts: int
+) -> str:
     served = f" region={quoted_once(region)} replica={quoted_once(replica)}" if region else ""
+    served += f" prefill_replica={quoted_once(prefill)}" if prefill else ""
     return f"{served} placement={placement} hops={hops} attempts={attempts}"
 
 
@@ -167,10 +170,11 @@ class AccessLog:
             if decided is not None:
                 made = decided.decision
                 held = f"{made.held_s:.3f}" if made.held_s else "0.000"
-                placed = (
-                    f"{_served_by(region, replica, made.placement, made.hops, made.attempt)} "
-                    f"held_s={held} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+                served = _served_by(
+                    region, replica, made.prefill, made.placement, made.hops, made.attempt
                 )
+                reason = _escaped(made.reason[:VALUE_CHARS_MAX])
+                placed = f"{served} held_s={held} reason={reason}"
             elif region:
                 placed = f" region={quoted_once(region)} replica={quoted_once(replica)}"
             if fault or detail or peer_held_s:
@@ -249,6 +253,7 @@ def _placed(decision: Decision) -> dict[str, Any]:
         "placement": decision.placement.value,
         "hops": decision.hops,
         "attempts": decision.attempt,
+        "prefill_replica": decision.prefill and plain(decision.prefill),
         "held_s": _milliseconds(decision.held_s),
         "reason": plain(decision.reason),
     }

@@ -7,7 +7,7 @@ and no key. They are kept as they were at hand and put into words when somebody 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import nlargest
 from math import isfinite
@@ -23,6 +23,7 @@ from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
+from schemas.exchange import Placed
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
 from schemas.ids import ModelId, RegionId, RouterId
@@ -283,6 +284,7 @@ class EndedRequests:
     def _life(self, one: EndedRequest, wall_s: float) -> RequestLife:
         """`wall_s`: what the event loop's clock lacks to the time of day."""
         prompt, cached, output, agent_ttft_s = one.numbers
+        prefill_replica = None if one.decided is None else one.decided.decision.prefill
         return RequestLife(
             request=plain(one.request),
             trace=one.trace or None,
@@ -301,6 +303,8 @@ class EndedRequests:
             served_by_replica=one.replica or None,
             peer_held_s=one.peer_held_s,
             agent_ttft_s=agent_ttft_s if isfinite(agent_ttft_s) and agent_ttft_s >= 0.0 else None,
+            prefill_replica=prefill_replica,
+            prefill_s=None if prefill_replica is None else _prefill_s(one.steps),
             prompt_tokens=_known(prompt),
             cached_tokens=_known(cached),
             output_tokens=_known(output),
@@ -311,7 +315,7 @@ class EndedRequests:
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
-            steps=tuple(_step(step, wall_s) for step in one.steps[:STEPS_MAX]),
+            steps=tuple(_told(one.steps[:STEPS_MAX], wall_s)),
         )
 
 
@@ -344,8 +348,25 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
     )
 
 
-def _step(step: Step, wall_s: float) -> LifeStep:
-    at, what = step.at + wall_s, step.what
+def _prefill_s(steps: Iterable[Step]) -> float | None:
+    """From the last attempt's dispatch until its prefill replica had computed the prompt."""
+    dispatched_at = prefill_s = None
+    for step in steps:
+        if isinstance(step.what, fx.Decided):
+            dispatched_at, prefill_s = step.at, None
+        elif isinstance(step.what, ev.PrefillEnded) and dispatched_at is not None:
+            prefill_s = rounded_s(step.at - dispatched_at)
+    return prefill_s
+
+
+def _told(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
+    """Those that routers of the version before tell too; `prefill_s` has the others."""
+    for step in steps:
+        if not isinstance(step.what, ev.PrefillEnded):
+            yield _step(step.at + wall_s, step.what)
+
+
+def _step(at: float, what: fx.Decided | ev.AttemptRefused | ev.AttemptFailed | Placed) -> LifeStep:
     if isinstance(what, fx.Decided):
         return LifeStep(at=at, what="decided", decision=_decision(what))
     if isinstance(what, ev.AttemptRefused):

@@ -91,6 +91,7 @@ def _life(fields: dict[str, Any]) -> Iterator[RequestLife]:
             "tenant": fields.get("tenant"),
             "served_by_region": fields.get("region"),
             "served_by_replica": fields.get("replica"),
+            "prefill_replica": fields.get("prefill_replica"),
             "peer_held_s": fields.get("peer_held_s", 0.0),
             "prompt_tokens": fields.get("tokens_in"),
             "cached_tokens": fields.get("tokens_cached"),
@@ -121,6 +122,7 @@ def _steps(fields: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
             "policy": "",  # the line has none
             "placement": placement,
             "replica": life.served_by_replica if placement == "local" else None,
+            "prefill": life.prefill_replica,
             "peer": life.served_by_region if placement == "peer" else None,
             "hops": fields.get("hops", 0),
             "attempt": fields.get("attempts", 1),
@@ -152,6 +154,7 @@ class RecordedRequest:
     def __init__(self, request: dict[str, Any], now: float) -> None:
         self.request, self.arrived_at = request, now
         self.steps: list[LifeStep] = []
+        self.dispatched_at = now
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.outcome = "open"
@@ -165,6 +168,8 @@ class RecordedRequest:
             )
         elif kind == "AttemptFailed":
             self.steps.append(LifeStep(at=now, what="failed", detail=event["detail"][:256]))
+        elif kind == "PrefillEnded":
+            self.about["prefill_s"] = now - self.dispatched_at
         elif kind == "PlacedByPeer":
             self.about["served_by_replica"] = event["replica"]
         elif kind == "AnswerStarted":
@@ -180,7 +185,10 @@ class RecordedRequest:
                 served = {
                     "served_by_region": decision.region,
                     "served_by_replica": decision.replica,
+                    "prefill_replica": decision.prefill,
+                    "prefill_s": None,
                 }
+                self.dispatched_at = now
                 self.about |= served
                 if self.request.get("answer_inbox") is not None:
                     self.ended_at, self.outcome = now, "placed"

@@ -4,7 +4,7 @@ for the first token consisted of."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.decision import Candidate, Decision, Placement
+from schemas.decision import Decision, Placement, chosen_of
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 FAR_OFF_S = 0.1  # an error of a prediction below this is none
@@ -101,8 +101,11 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
+    if life.prefill_s is not None:
+        take("prefill_s", life.prefill_s, f"computing the prompt on {life.prefill_replica}")
     if life.agent_ttft_s is not None:
-        where = f"in the engine of {_server(life, last)}: its queue and the prompt{whole}"
+        does = "the prompt" if life.prefill_s is None else "the transfer of the KV cache"
+        where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
         take("engine_s", life.agent_ttft_s, where)
         take("transport_s", left_s, "on the bus, and between its steps")
     else:
@@ -134,17 +137,11 @@ def prediction(life: RequestLife) -> Prediction | None:
     if not sent or life.started_at is None or not life.is_stream:
         return None
     step, made = sent[-1]
-    chosen = chosen_candidate(made)
+    chosen = chosen_of(made, made.candidates)
     if chosen is None or chosen.seconds is None:
         return None
     others_s = chosen.terms.get("others_s") or 0.0  # a price, and no part of its wait
     return Prediction(chosen.seconds - others_s, max(0.0, life.started_at - step.at))
-
-
-def chosen_candidate(made: Decision) -> Candidate | None:
-    """The place that it went to; None of a request that was held or shed."""
-    chosen = made.replica or made.peer
-    return next((one for one in made.candidates if one.name == chosen and one.available), None)
 
 
 def largest(of: Sequence[Part]) -> Part | None:

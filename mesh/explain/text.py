@@ -10,14 +10,13 @@ import orjson
 from mesh.explain.story import (
     Prediction,
     Story,
-    chosen_candidate,
     largest,
     parts,
     prediction,
     summary,
     waited_s,
 )
-from schemas.decision import Candidate, Decision, Placement
+from schemas.decision import Candidate, Decision, Placement, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
@@ -149,7 +148,7 @@ def _step_text(step: LifeStep) -> str:
 
 def _decision_text(made: Decision) -> str:
     verbs = {
-        Placement.LOCAL: f"placed on {made.replica}",
+        Placement.LOCAL: f"placed on {place_name(made.replica, made.prefill)}",
         Placement.PEER: f"forwarded to {made.peer}",
         Placement.HOLD: "held",
         Placement.SHED: "shed",
@@ -163,14 +162,16 @@ def _decision_text(made: Decision) -> str:
 def _candidate_lines(made: Decision | None) -> Iterator[str]:
     if made is None:
         return
-    yield from (f"{one.name:<10} {text}" for one, text in verdicts(made))
+    named = [(place_name(one.name, one.prefill), text) for one, text in verdicts(made)]
+    width = max([10, *(len(name) for name, _ in named)])
+    yield from (f"{name:<{width}} {text}" for name, text in named)
     if made.considered > len(made.candidates):
         yield f"and {made.considered - len(made.candidates)} more"
 
 
 def verdicts(made: Decision) -> Iterator[tuple[Candidate, str]]:
     """Each candidate with its price, and why it was chosen or was not."""
-    best, verdict = chosen_candidate(made), "chosen"
+    best, verdict = chosen_of(made, made.candidates), "chosen"
     if best is None and made.placement is Placement.HOLD and made.candidates:
         best, verdict = made.candidates[0], "busy, and waited for"
     for one in made.candidates:

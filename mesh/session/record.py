@@ -86,7 +86,7 @@ class Failure:
 
 
 STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
-StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | exchange.Placed
+StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | ev.PrefillEnded | exchange.Placed
 
 
 class Step(NamedTuple):
@@ -206,6 +206,9 @@ class Observer:
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
         """An attempt was lost, or failed."""
+
+    def prefill_ended(self, record: OpenRequest, event: ev.PrefillEnded) -> None:
+        """The prefill replica of an attempt on a pair has computed the prompt."""
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
         """An engine's whole answer is here, with its counts of tokens."""

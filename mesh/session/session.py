@@ -304,6 +304,8 @@ class Session:
         elif isinstance(event, ev.AttemptFailed):
             whole.engine_error = answer.engine_error or whole.engine_error
             self._observer.attempt_failed(whole, event)
+        elif isinstance(event, ev.PrefillEnded):
+            self._observer.prefill_ended(whole, event)
         self.feed(event)
 
     def _cancel_prefill(self, effect: fx.CancelPrefill) -> None:

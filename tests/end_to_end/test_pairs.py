@@ -10,6 +10,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from mesh.core.model.served_names import prefill_name
+from mesh.explain.story import largest, parts, waited_s
 from schemas.ids import ReplicaId
 from schemas.kv_transfer import PARAMS_BYTES_MAX, KvRole, TransferKind
 from tests.support.nats_pair import nats_pair
@@ -118,6 +119,17 @@ async def test_the_receipt_shows_what_both_replicas_of_a_pair_cost(nats_server):
         assert (chosen["name"], chosen["prefill"]) == ("d1", "p1")
         assert {"queue_s", "prefill_s", "transfer_s", "decode_queue_s"} <= chosen["terms"].keys()
         assert sum(chosen["terms"].values()) == pytest.approx(chosen["seconds"], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [NIXL, SGLANG])
+async def test_both_replicas_of_a_pair_are_in_the_life_of_a_request(nats_server, kind):
+    async with fleet(nats_server, pairs(kind, 1), policy="round-robin") as scene:
+        _, _, receipt = await scene.ask(chat(1, words=3000))
+        [life] = scene.mesh.routers["us"].requests.ended.find(receipt["request"]).requests
+        assert (life.prefill_replica, life.served_by_replica) == ("p1", "d1")
+        shares = {part.name: part.seconds for part in parts(life)}
+        assert sum(shares.values()) == pytest.approx(waited_s(life))
+        assert largest(parts(life)).name == "prefill_s", shares
 
 
 async def test_a_short_prompt_is_answered_by_a_decode_replica_alone(nats_server):

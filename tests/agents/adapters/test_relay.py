@@ -17,6 +17,7 @@ from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import RelayBegan, RelayEnded, TokenUsage
 from agents.core.kv_stages import KvStage
+from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import (
     H_MODEL,
     WINDOW_BYTES,
@@ -252,6 +253,14 @@ async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, g
         await made.relay.run()
         assert made.began == [RelayBegan(INBOX, good=good)]
         assert (made.client.last_byte_at > 0.0) is good
+
+
+@pytest.mark.parametrize("path", sorted(SERVER_PATHS))
+async def test_what_an_http_server_answers_by_itself_is_no_sign_that_the_engine_computes(path):
+    async with calling(whole(plain(200, b"{}")), path) as (made, engine):
+        engine.also_serves = (path,)
+        await made.relay.run()
+        assert made.end.outcome == Outcome.DONE and made.client.last_byte_at < 0.0
 
 
 async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:

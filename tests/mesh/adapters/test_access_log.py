@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -51,6 +52,14 @@ def test_a_line_of_a_forwarded_stream():
         f"peer_held_s=7.750 ttft_s=8.100 tokens_in=10 tokens_cached=4 tokens_out=3 "
         f"duration_s=8.500 bytes=97\n"
     )
+
+
+@pytest.mark.parametrize("style", [AccessLogFormat.LOGFMT, AccessLogFormat.JSON])
+def test_a_line_names_both_replicas_of_a_pair(style):
+    made = replace(DECISION, placement=Placement.LOCAL, replica="us-1", prefill="us 0")
+    text = line(HELD._replace(replica="us-1", decided=fx.Decided(1, made)), style)
+    said = orjson.loads(text) if style is AccessLogFormat.JSON else read_line(text)
+    assert (said["replica"], said["prefill_replica"]) == ("us-1", "us 0")
 
 
 def test_what_is_not_known_is_absent():

@@ -5,12 +5,24 @@ from time import time_ns
 import pytest
 
 from infra import trace_context, tracing
-from mesh.adapters.spans import request_trace
+from mesh.adapters.spans import PassedOn, ingress_trace, request_trace
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.session.record import Ending, OpenRequest
 from schemas.decision import Placement
 from schemas.exchange import End
-from tests.mesh.adapters.test_spans import LOCAL, NOW, OK, WORK, answered, client, decided, sent
+from tests.mesh.adapters.test_spans import (
+    LOCAL,
+    NOW,
+    OK,
+    SAMPLED,
+    WORK,
+    answered,
+    client,
+    decided,
+    request,
+    sent,
+)
 from tests.support.spans import described, traced
 
 PREFILL = fx.Dispatch(1, 1, "p", 1, None)
@@ -50,3 +62,21 @@ def test_a_prefill_stage_of_a_request_that_is_not_sampled_says_so():
     with traced(0.0):
         request_trace(tracing.active).prefill_dispatched(PREFILL, headers)
     assert not trace_context.read(headers).is_sampled
+
+
+def test_both_agents_of_a_pair_get_a_client_s_trace_where_this_router_adds_no_spans():
+    span, headers = PassedOn(trace_context.passed_on(SAMPLED), trace_context.read(SAMPLED)), {}
+    span.prefill_dispatched(PREFILL, headers)
+    assert headers == sent(span, LOCAL) and trace_context.read(headers).trace == "a" * 32
+
+
+def test_the_prefill_agent_of_a_peer_s_request_gets_the_context_of_its_span():
+    headers: dict[str, str] = {}
+    with traced() as ended:
+        span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+        span.prefill_dispatched(PREFILL, headers)
+        record = OpenRequest(request=request(), spans=span)
+        decided(record, Placement.LOCAL, replica="eu-0", prefill="eu-1")
+        span.end(record, Ending("placed", 200), NOW)
+        whole = ended()[-1]
+    assert trace_context.read(headers).span_id == whole.context.span_id

@@ -108,3 +108,49 @@ def test_the_text_has_each_term_and_who_was_not_chosen():
 
 def test_a_terminal_is_told_nothing():
     assert printable("a\x1b]0;x\x07\n\udcffé") == "a\\x1b]0;x\\x07\\n\\udcffé"
+
+
+PAIR = Candidate(
+    name="us-1", prefill="us-0", kind=REPLICA, available=True, seconds=0.4,
+    terms={"prefill_s": 0.3, "transfer_s": 0.1},
+)  # fmt: skip
+ALONE = Candidate(
+    name="us-1", kind=REPLICA, available=True, seconds=0.7, terms={"prefill_s": 0.7}
+)  # fmt: skip
+
+
+def on_a_pair():
+    made = decided(100.2, Placement.LOCAL, held_s=0.2, replica="us-1", prefill="us-0")
+    decision = replace(made.decision, candidates=(ALONE, PAIR), considered=2)
+    return replace(
+        FORWARDED, served_by_region="us", served_by_replica="us-1", peer_held_s=0.0,
+        agent_ttft_s=0.1, prefill_replica="us-0", prefill_s=0.35, started_at=100.7,
+        ended_at=101.0, steps=(replace(made, decision=decision),),
+    )  # fmt: skip
+
+
+def test_the_prefill_replica_of_a_pair_has_a_part_of_its_own():
+    life = on_a_pair()
+    found = {part.name: part.seconds for part in parts(life)}
+    assert found == pytest.approx(
+        {"held_s": 0.2, "prefill_s": 0.35, "engine_s": 0.1, "transport_s": 0.05}
+    )
+    assert summary(life) == (
+        "Most of its 0.700 s to the first token: 0.350 s computing the prompt on us-0."
+    )
+    [engine] = [part.where for part in parts(life) if part.name == "engine_s"]
+    assert engine == "in the engine of us-1: its queue and the transfer of the KV cache"
+
+
+@pytest.mark.parametrize("claim", [0.3, 5.0])
+def test_where_both_engines_begin_at_once_the_parts_are_the_whole_wait(claim):
+    found = parts(replace(on_a_pair(), agent_ttft_s=claim))
+    assert sum(part.seconds for part in found) == pytest.approx(0.7)
+
+
+def test_a_pair_and_its_decode_replica_alone_are_told_apart():
+    lines = "\n".join(story_lines(stories([on_a_pair()])[0]))
+    assert "placed on us-0 + us-1 after 0.200 s in the hold queue" in lines
+    assert "us-0 + us-1 0.400 s = prefill 0.300 + transfer 0.100: chosen" in lines
+    assert "us-1        0.700 s = prefill 0.700: not chosen: 0.300 s more" in lines
+    assert "predicted 0.400 s from its dispatch, took 0.500 s" in lines
