@@ -56,11 +56,12 @@ NOT_RUN = {
 }
 # Servers: started on free ports, and ended when they serve.
 SERVES = (".venv/bin/mesh up --replicas 1", ".venv/bin/mesh up --time-scale 8")
-# Run in their order by the test of processes that are started one by one.
+# Run in their order by the tests of processes that are started one by one.
 BY_HAND = (
     ".venv/bin/mesh infra nats --config mesh.toml --out rendered  #",
     ".venv/bin/mesh router --region us --router r1 --config mesh.toml --record us-r1.jsonl",
     ".venv/bin/mesh sim --replay us-r1.jsonl",
+    ".venv/bin/mesh-agent engine-sim --port 8000 --role prefill",
 )
 ENDS_THE_MESH = "kill $("
 SHORTER = {
@@ -270,6 +271,37 @@ async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tm
             await until_ready(int(http))
     for command in one(BY_HAND[2]).text.splitlines():
         assert await output_of(tmp_path, "bash", "-c", command)
+
+
+async def test_a_pair_started_as_the_page_says_answers_and_is_explained(tmp_path):
+    """engines.md: its processes one by one, with the engines and agents of the pair."""
+    prepare(tmp_path)
+    config = write_config(tmp_path, regions=("us",), replicas=2, batch_runners=("batch-0",))
+    config.write_text(config.read_text() + '[routing]\npolicy = "round-robin"\n')
+    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', config.read_text())
+    render, nats, streams, router, *_ = separate(one(BY_HAND[0]).text)
+    pair = one(BY_HAND[3]).text
+    for written, free in zip(("8000", "8001"), free_ports(2), strict=True):
+        pair = pair.replace(written, str(free))
+    await output_of(tmp_path, "bash", "-c", render)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(started(tmp_path, nats))
+        await output_of(
+            tmp_path, "bash", "-c", f"until {streams.split(' #')[0]}; do sleep 0.2; done"
+        )
+        for each in (router, *separate(pair)):
+            await stack.enter_async_context(started(tmp_path, each))
+        await until_ready(int(http))
+        body = {"model": MODELS[0], "prompt": "Why? " * 300, "max_tokens": 4}
+        url, headers = f"http://127.0.0.1:{http}/v1/completions", {"x-request-id": "mine-1"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json=body, headers=headers) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+        explain = ".venv/bin/mesh explain mine-1 --config mesh.toml --credentials rendered"
+        told = await output_of(tmp_path, "bash", "-c", explain)
+    assert "placed on us-0 + us-1" in told and "computing the prompt on us-0" in told
 
 
 def test_every_listed_block_is_in_a_page():
