@@ -15,7 +15,7 @@ recording, they stay as they were computed.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
@@ -127,15 +127,21 @@ class Decision:
     considered: Count = 0
     """How many were considered, whether listed or not."""
 
-    def is_for(self, one: Candidate) -> bool:
-        """Whether that candidate was chosen. A replica may be one alone and in a pair."""
-        if self.peer is not None:
-            return one.available and one.name == self.peer
-        is_pair, was_pair = one.prefill is not None, self.prefill is not None
-        return one.available and one.name == self.replica and is_pair == was_pair
-
 
 _DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+
+
+def place_name(name: str | None, prefill: str | None) -> str:
+    """A place for people: of a pair both replicas, the one that computes the prompt first."""
+    return f"{prefill} + {name}" if prefill else f"{name}"
+
+
+def chosen_of(decision: Decision, candidates: Iterable[Candidate]) -> Candidate | None:
+    """The place that it went to; None of a request that was held or shed, and of a place that is
+    not among these candidates."""
+    chosen = decision.replica or decision.peer, decision.prefill
+    free = (one for one in candidates if one.available)
+    return next((one for one in free if (one.name, one.prefill) == chosen), None)
 
 
 NOT_SHOWN = "prices and matches are shown to requests with a tenant's key"

@@ -164,16 +164,12 @@ class Outcome(StrEnum):
 class Placed(WireMessage):
     """A peer's router found a place: this replica will stream the answer.
 
-    `held_s`: seconds that the request was in that router's hold queue. `prefill`: the replica that
-    computes the prompt for it, empty where it does so itself; `prefill_s`: how many seconds that
-    took, -1 where it is not over.
+    `held_s`: seconds that the request was in that router's hold queue.
     """
 
     region: str
     replica: str
     held_s: float = 0.0
-    prefill: str = ""
-    prefill_s: float = -1.0
 
 
 @wire_message(tag=10)

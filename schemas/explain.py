@@ -103,14 +103,15 @@ class RequestLife:
     tenant: Text | None = None
     served_by_region: Text | None = None
     served_by_replica: Text | None = None
-    prefill_replica: Text | None = None
-    """The replica that computed the prompt for the one that served it; null where that one did."""
-    prefill_s: Seconds | None = None
-    """From its dispatch there to the end of that stage, in seconds; null where that is unknown."""
     peer_held_s: Seconds = 0.0
     """In the hold queue of the peer that placed it, by that peer's claim, in seconds."""
     agent_ttft_s: Seconds | None = None
     """From the work's arrival at the agent to the answer's first byte there, in seconds."""
+    prefill_replica: Text | None = None
+    """The replica that computed the prompt for the one that answers; null where that one did."""
+    prefill_s: Seconds | None = None
+    """From the last dispatch to the end of the prompt's computation at `prefill_replica`, seconds.
+    Null where there is no such replica, or it had not ended before the first byte."""
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
     output_tokens: Count | None = None

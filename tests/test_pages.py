@@ -56,12 +56,12 @@ NOT_RUN = {
 }
 # Servers: started on free ports, and ended when they serve.
 SERVES = (".venv/bin/mesh up --replicas 1", ".venv/bin/mesh up --time-scale 8")
-# Run in their order by the test of processes that are started one by one.
+# Run in their order by the tests of processes that are started one by one.
 BY_HAND = (
     ".venv/bin/mesh infra nats --config mesh.toml --out rendered  #",
-    ".venv/bin/mesh-agent engine-sim --port 8001 --metrics sglang",
     ".venv/bin/mesh router --region us --router r1 --config mesh.toml --record us-r1.jsonl",
     ".venv/bin/mesh sim --replay us-r1.jsonl",
+    ".venv/bin/mesh-agent engine-sim --port 8000 --role prefill",
 )
 ENDS_THE_MESH = "kill $("
 SHORTER = {
@@ -175,15 +175,6 @@ async def test_a_program_of_a_page_runs(mesh, block):
     assert await output_of(folder, sys.executable, "-c", adapted(block.text, running))
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_simulated_engines_url_is_where_the_quickstart_says(mesh):
-    running, folder = mesh
-    [path] = re.findall(r"`(\S+us-0\S*)`", (ROOT / "docs/quickstart.md").read_text())
-    url = json.loads((folder / path).read_text())["url"]
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as answer:
-        assert running.model in await answer.text()
-
-
 @pytest.mark.parametrize("block", [b for b in SHELL if is_listed(b, SERVES)], ids=name)
 async def test_a_server_of_a_page_comes_up_and_the_command_that_ends_it_does(tmp_path, block):
     [end] = [block for block in SHELL if is_listed(block, (ENDS_THE_MESH,))]
@@ -257,7 +248,7 @@ async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tm
     text = one(BY_HAND[0]).text.replace("8000", str(engine))
     commands = dict(zip(("render", "nats", "streams", "router", "engine", "agent", "runner"),
                         separate(text), strict=True))  # fmt: skip
-    record = one(BY_HAND[2]).text.strip()
+    record = one(BY_HAND[1]).text.strip()
     recorder = commands["router"].replace(
         ".venv/bin/mesh router --region us --router r1 --config mesh.toml", record
     )
@@ -278,31 +269,39 @@ async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tm
                 )
         async with started(tmp_path, recorder):
             await until_ready(int(http))
-    for command in one(BY_HAND[3]).text.splitlines():
+    for command in one(BY_HAND[2]).text.splitlines():
         assert await output_of(tmp_path, "bash", "-c", command)
 
 
-async def test_the_pair_of_simulated_engines_answers_and_is_explained(tmp_path):
-    """engines.md: in place of the engine and agent before it."""
+async def test_a_pair_started_as_the_page_says_answers_and_is_explained(tmp_path):
+    """engines.md: its processes one by one, with the engines and agents of the pair."""
     prepare(tmp_path)
-    write_config(tmp_path, regions=("us",), replicas=2)
-    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', (tmp_path / "mesh.toml").read_text())
+    config = write_config(tmp_path, regions=("us",), replicas=2, batch_runners=("batch-0",))
+    config.write_text(config.read_text() + '[routing]\npolicy = "round-robin"\n')
+    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', config.read_text())
     render, nats, streams, router, *_ = separate(one(BY_HAND[0]).text)
-    text = one(BY_HAND[1]).text.replace("8101", http)
-    for port, free in zip(("8001", "8002"), free_ports(2), strict=True):
-        text = text.replace(port, str(free))
-    programs, asks = text[: text.index("curl ")], text[text.index("curl ") :]
-    router = router.replace(" MESH_BATCH_CREDENTIALS=rendered/us/credentials/batch.env \\\n", "")
+    pair = one(BY_HAND[3]).text
+    for written, free in zip(("8000", "8001"), free_ports(2), strict=True):
+        pair = pair.replace(written, str(free))
     await output_of(tmp_path, "bash", "-c", render)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(started(tmp_path, nats))
-        made = f"until {streams.split(' #')[0]}; do sleep 0.2; done"
-        await output_of(tmp_path, "bash", "-c", made)
-        for each in (router, *separate(programs)):
+        await output_of(
+            tmp_path, "bash", "-c", f"until {streams.split(' #')[0]}; do sleep 0.2; done"
+        )
+        for each in (router, *separate(pair)):
             await stack.enter_async_context(started(tmp_path, each))
         await until_ready(int(http))
-        told = await output_of(tmp_path, "bash", "-c", asks)
-    assert "placed on us-0 + us-1" in told and "prefill at us-0" in told
+        body = {"model": MODELS[0], "prompt": "Why? " * 300, "max_tokens": 4}
+        url, headers = f"http://127.0.0.1:{http}/v1/completions", {"x-request-id": "mine-1"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json=body, headers=headers) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+        explain = ".venv/bin/mesh explain mine-1 --config mesh.toml --credentials rendered"
+        told = await output_of(tmp_path, "bash", "-c", explain)
+    assert "placed on us-0 + us-1" in told and "computing the prompt on us-0" in told
 
 
 def test_every_listed_block_is_in_a_page():

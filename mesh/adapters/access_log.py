@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from mesh.session.answer import Prefill
 from schemas.decision import Decision
 
 if TYPE_CHECKING:
@@ -83,31 +82,18 @@ def _about(
 
 
 @lru_cache(VALUES_CACHED)
-def _served_by(region: str, replica: str, placement: str, hops: int, attempts: int) -> str:
+def _served_by(
+    region: str, replica: str, prefill: str | None, placement: str, hops: int, attempts: int
+) -> str:
     served = f" region={quoted_once(region)} replica={quoted_once(replica)}" if region else ""
+    served += f" prefill_replica={quoted_once(prefill)}" if prefill else ""
     return f"{served} placement={placement} hops={hops} attempts={attempts}"
 
 
-def _unusual(
-    fault: str,
-    detail: str,
-    trace: str,
-    peer_held_s: float,
-    prefill: Prefill | None,
-    lasted_s: float,
-) -> str:
+def _unusual(fault: str, detail: str, trace: str, peer_held_s: float) -> str:
     held = f"{peer_held_s:.3f}" if peer_held_s > 0.0 else ""
     named = {"error": fault, "detail": detail, "trace": trace, "peer_held_s": held}
-    if prefill is not None:
-        took_s = bounded_s(prefill, lasted_s)
-        named |= {"prefill_replica": prefill.replica}
-        named |= {"prefill_s": "" if took_s is None else f"{took_s:.3f}"}
     return "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
-
-
-def bounded_s(prefill: Prefill, lasted_s: float) -> float | None:
-    """How long it took, which a peer may have claimed: no longer than the whole request."""
-    return None if prefill.took_s is None else min(prefill.took_s, max(0.0, lasted_s))
 
 
 def _tokens(*counts: int) -> str:
@@ -174,7 +160,7 @@ class AccessLog:
         for (
             request, trace, method, route, outcome, status, model, tenant, origin, region, replica,
             peer_held_s, (prompt, cached, output, _), sent_bytes, is_stream, fault, detail,
-            arrived_at, started_at, ended_at, decided, _, asked, is_copy, prefill,
+            arrived_at, started_at, ended_at, decided, _, asked, is_copy,
         ) in waiting:  # fmt: skip
             if ended_at - second_at >= 1.0:
                 second_s = floor(ended_at + wall_s)
@@ -184,15 +170,15 @@ class AccessLog:
             if decided is not None:
                 made = decided.decision
                 held = f"{made.held_s:.3f}" if made.held_s else "0.000"
-                placed = (
-                    f"{_served_by(region, replica, made.placement, made.hops, made.attempt)} "
-                    f"held_s={held} reason={_escaped(made.reason[:VALUE_CHARS_MAX])}"
+                served = _served_by(
+                    region, replica, made.prefill, made.placement, made.hops, made.attempt
                 )
+                reason = _escaped(made.reason[:VALUE_CHARS_MAX])
+                placed = f"{served} held_s={held} reason={reason}"
             elif region:
                 placed = f" region={quoted_once(region)} replica={quoted_once(replica)}"
-            if fault or detail or peer_held_s or prefill is not None:
-                lasted_s = ended_at - arrived_at
-                more = _unusual(fault, detail, trace, peer_held_s, prefill, lasted_s)
+            if fault or detail or peer_held_s:
+                more = _unusual(fault, detail, trace, peer_held_s)
             elif trace:
                 more = f" trace={trace}"
             if is_stream and started_at is not None:
@@ -228,7 +214,6 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
     """What a line says, by name."""
     decision: Decision | None = None if one.decided is None else one.decided.decision
     prompt, cached, output, _ = one.numbers
-    prefill = one.prefill
     named = {
         "ts": ts,
         "router": where,
@@ -247,7 +232,6 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "region": plain(one.region),
         "replica": plain(one.replica),
         **({} if decision is None else _placed(decision)),
-        **({} if prefill is None else _prefilled(prefill, one.ended_at - one.arrived_at)),
         "peer_held_s": _milliseconds(one.peer_held_s) if one.peer_held_s > 0.0 else None,
         "ttft_s": (
             _milliseconds(one.started_at - one.arrived_at)
@@ -269,15 +253,10 @@ def _placed(decision: Decision) -> dict[str, Any]:
         "placement": decision.placement.value,
         "hops": decision.hops,
         "attempts": decision.attempt,
+        "prefill_replica": decision.prefill and plain(decision.prefill),
         "held_s": _milliseconds(decision.held_s),
         "reason": plain(decision.reason),
     }
-
-
-def _prefilled(prefill: Prefill, lasted_s: float) -> dict[str, Any]:
-    took_s = bounded_s(prefill, lasted_s)
-    named = {"prefill_replica": plain(prefill.replica)}
-    return named if took_s is None else {**named, "prefill_s": _milliseconds(took_s)}
 
 
 def plain(text: str) -> str:

@@ -33,20 +33,19 @@ class ClientRequest(OpenRequest):
 
     @property
     def receipt(self) -> Decision | None:
-        """The last decision, with what is known since: the replicas that a peer has chosen, and
-        what the wait for the first byte consists of."""
+        """The last decision, with what is known since: the replica that a peer has chosen, and what
+        the wait for the first byte consists of."""
         decision, answer = self.decision, self.answer
         if decision is None or answer is None:
             return decision
-        if decision.peer is not None:
-            prefill = None if answer.prefill is None else answer.prefill.replica
-            decision = replace(decision, replica=answer.replica, prefill=prefill)
+        replica = decision.replica if decision.peer is None else answer.replica
         if self.first_byte_at is None:
-            return decision
+            return replace(decision, replica=replica)
         wait_s = self.first_byte_at - self.request.arrived_at
         peer_held_s = self.bounded_peer_held_s(self.first_byte_at)
         return replace(
             decision,
+            replica=replica,
             peer_held_s=peer_held_s,
             attempts_s=max(0.0, wait_s - decision.held_s - peer_held_s),
             ttft_s=wait_s if answer.is_event_stream else None,

@@ -7,23 +7,23 @@ and no key. They are kept as they were at hand and put into words when somebody 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import nlargest
 from math import isfinite
 from sys import intern
 from typing import NamedTuple
 
-from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, bounded_s, plain
+from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.answer import Prefill
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
+from schemas.exchange import Placed
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
 from schemas.ids import ModelId, RegionId, RouterId
@@ -66,7 +66,6 @@ class EndedRequest(NamedTuple):
     steps: tuple[Step, ...]
     asked: str = ""  # what its client asked for, if that is not `model`
     is_copy: bool = False
-    prefill: Prefill | None = None  # of a pair's answer
 
 
 class EndedRequests:
@@ -105,14 +104,13 @@ class EndedRequests:
         self, record: ClientRequest, outcome: str, status: int, detail: str | None
     ) -> EndedRequest:
         request, answer, failure = record.request, record.answer, record.failure
-        fault, prefill = "", None
+        fault = ""
         if answer is None:
             region = replica = ""
             numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
         else:
             region, replica = answer.region or "", answer.replica or ""
             sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
-            prefill = answer.prefill
             peer_held_s = record.bounded_peer_held_s(self._clock()) if answer.peer_held_s else 0.0
             numbers = UNKNOWN if end is None else (
                 end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
@@ -130,7 +128,7 @@ class EndedRequests:
             numbers, sent_bytes, is_stream, fault, detail or "",
             request.arrived_at, record.first_byte_at,
             self._clock(), record.decided, record.steps,
-            "" if request.asked is None else request.asked.model, False, prefill,
+            "" if request.asked is None else request.asked.model,
         )  # fmt: skip
 
     def of_copy(
@@ -171,7 +169,6 @@ class EndedRequests:
             request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
             request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
             request.arrived_at, None, self._clock(), decided, record.steps,
-            prefill=_prefill_of_peers(record),
         )  # fmt: skip
 
     def of_http(
@@ -287,7 +284,7 @@ class EndedRequests:
     def _life(self, one: EndedRequest, wall_s: float) -> RequestLife:
         """`wall_s`: what the event loop's clock lacks to the time of day."""
         prompt, cached, output, agent_ttft_s = one.numbers
-        lasted_s = one.ended_at - one.arrived_at
+        prefill_replica = None if one.decided is None else one.decided.decision.prefill
         return RequestLife(
             request=plain(one.request),
             trace=one.trace or None,
@@ -304,10 +301,10 @@ class EndedRequests:
             tenant=one.tenant or None,
             served_by_region=one.region or None,
             served_by_replica=one.replica or None,
-            prefill_replica=None if one.prefill is None else one.prefill.replica,
-            prefill_s=None if one.prefill is None else bounded_s(one.prefill, lasted_s),
             peer_held_s=one.peer_held_s,
             agent_ttft_s=agent_ttft_s if isfinite(agent_ttft_s) and agent_ttft_s >= 0.0 else None,
+            prefill_replica=prefill_replica,
+            prefill_s=None if prefill_replica is None else _prefill_s(one.steps),
             prompt_tokens=_known(prompt),
             cached_tokens=_known(cached),
             output_tokens=_known(output),
@@ -318,17 +315,12 @@ class EndedRequests:
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
-            steps=tuple(_step(step, wall_s) for step in one.steps[:STEPS_MAX]),
+            steps=tuple(_told(one.steps[:STEPS_MAX], wall_s)),
         )
 
 
 def _unwritten(one: EndedRequest) -> None:
     """Where there is no access log."""
-
-
-def _prefill_of_peers(record: OpenRequest) -> Prefill | None:
-    is_pair = record.decision is not None and record.decision.prefill is not None
-    return record.pair.prefill if is_pair and record.pair is not None else None
 
 
 def _badness(one: EndedRequest) -> tuple[bool, float]:
@@ -356,8 +348,25 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
     )
 
 
-def _step(step: Step, wall_s: float) -> LifeStep:
-    at, what = step.at + wall_s, step.what
+def _prefill_s(steps: Iterable[Step]) -> float | None:
+    """From the last attempt's dispatch until its prefill replica had computed the prompt."""
+    dispatched_at = prefill_s = None
+    for step in steps:
+        if isinstance(step.what, fx.Decided):
+            dispatched_at, prefill_s = step.at, None
+        elif isinstance(step.what, ev.PrefillEnded) and dispatched_at is not None:
+            prefill_s = rounded_s(step.at - dispatched_at)
+    return prefill_s
+
+
+def _told(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
+    """Those that routers of the version before tell too; `prefill_s` has the others."""
+    for step in steps:
+        if not isinstance(step.what, ev.PrefillEnded):
+            yield _step(step.at + wall_s, step.what)
+
+
+def _step(at: float, what: fx.Decided | ev.AttemptRefused | ev.AttemptFailed | Placed) -> LifeStep:
     if isinstance(what, fx.Decided):
         return LifeStep(at=at, what="decided", decision=_decision(what))
     if isinstance(what, ev.AttemptRefused):

@@ -11,7 +11,14 @@ import orjson
 from infra.span_conventions import Attributes
 from mesh.adapters.client_request import ClientRequest
 from mesh.session.record import OpenRequest
-from schemas.decision import SECONDS_DIGITS, Candidate, Decision, rounded_candidate
+from schemas.decision import (
+    SECONDS_DIGITS,
+    Candidate,
+    Decision,
+    chosen_of,
+    place_name,
+    rounded_candidate,
+)
 
 CANDIDATES_MAX = 16  # on a span; the rest is counted
 
@@ -39,7 +46,7 @@ def decision_attributes(decision: Decision) -> Attributes:
             if seconds is not None:
                 about[f"mesh.chosen.{term}"] = seconds
     if runner_up is not None:
-        about["mesh.runner_up.name"] = runner_up.name
+        about["mesh.runner_up.name"] = place_name(runner_up.name, runner_up.prefill)
     return about
 
 
@@ -69,9 +76,8 @@ def _best(
     decision: Decision, candidates: Sequence[Candidate]
 ) -> tuple[Candidate | None, Candidate | None]:
     """The chosen candidate, and the best of the other available ones; None if there is none."""
-    free = [one for one in candidates if one.available]
-    chosen = next((one for one in free if decision.is_for(one)), None)
-    return chosen, next((one for one in free if one is not chosen), None)
+    chosen = chosen_of(decision, candidates)
+    return chosen, next((one for one in candidates if one.available and one is not chosen), None)
 
 
 def receipt_line(decision: Decision) -> str:
@@ -79,7 +85,7 @@ def receipt_line(decision: Decision) -> str:
     free = sum(candidate.available for candidate in decision.candidates)
     chosen, runner_up = _best(decision, decision.candidates)
     prices = "".join(
-        f", {one.name} {one.seconds:.3f} s"
+        f", {place_name(one.name, one.prefill)} {one.seconds:.3f} s"
         for one in (chosen, runner_up)
         if one is not None and one.seconds is not None
     )

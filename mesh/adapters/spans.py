@@ -369,10 +369,11 @@ class _Times(NamedTuple):
 
 
 def _turns(record: OpenRequest) -> list[Step]:
-    """Without those by which an attempt went on at a peer."""
-    return [step for step in record.steps if not isinstance(step.what, exchange.Placed)]
+    """Without those by which an attempt went on, at a peer or after its prefill stage."""
+    return [step for step in record.steps if not isinstance(step.what, _GOES_ON)]
 
 
+_GOES_ON = exchange.Placed, ev.PrefillEnded
 _STARTED = Ending("ok", 0)
 _GIVEN_UP = Ending("failed", 0, "given_up", "the router gave it up")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mesh.explain.story import Story, chosen_candidate, largest, members, parts, summary, waited_s
+from mesh.explain.story import Story, largest, parts, summary, waited_s
 from mesh.explain.text import Moment, clock, moments, printable, verdicts
-from schemas.decision import Decision
+from schemas.decision import Decision, chosen_of, place_name
 
 MOMENTS_MAX = 200
 
@@ -54,7 +54,6 @@ def _facts(story: Story) -> Iterator[tuple[str, object]]:
         ("model", life.model),
         ("tenant", life.tenant),
         ("served by", served),
-        ("prefill at", life.prefill_replica),
         ("trace", life.trace),
         ("tokens in", life.prompt_tokens),
         ("tokens cached", life.cached_tokens),
@@ -75,11 +74,11 @@ def _moment(moment: Moment) -> dict[str, Any]:
 
 
 def _candidates(made: Decision) -> Iterator[dict[str, Any]]:
-    best = chosen_candidate(made)
+    best = chosen_of(made, made.candidates)
     for one, text in verdicts(made):
         terms = {name: value for name, value in one.terms.items() if value is not None}
         yield {
-            "name": members(one, made),
+            "name": place_name(one.name, one.prefill),
             "kind": one.kind,
             "available": one.available,
             "chosen": one is best,

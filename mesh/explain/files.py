@@ -92,7 +92,6 @@ def _life(fields: dict[str, Any]) -> Iterator[RequestLife]:
             "served_by_region": fields.get("region"),
             "served_by_replica": fields.get("replica"),
             "prefill_replica": fields.get("prefill_replica"),
-            "prefill_s": fields.get("prefill_s"),
             "peer_held_s": fields.get("peer_held_s", 0.0),
             "prompt_tokens": fields.get("tokens_in"),
             "cached_tokens": fields.get("tokens_cached"),
@@ -123,7 +122,7 @@ def _steps(fields: dict[str, Any], life: RequestLife) -> tuple[LifeStep, ...]:
             "policy": "",  # the line has none
             "placement": placement,
             "replica": life.served_by_replica if placement == "local" else None,
-            "prefill": life.prefill_replica if placement == "local" else None,
+            "prefill": life.prefill_replica,
             "peer": life.served_by_region if placement == "peer" else None,
             "hops": fields.get("hops", 0),
             "attempt": fields.get("attempts", 1),
@@ -155,7 +154,7 @@ class RecordedRequest:
     def __init__(self, request: dict[str, Any], now: float) -> None:
         self.request, self.arrived_at = request, now
         self.steps: list[LifeStep] = []
-        self.decided_at = now  # the last time
+        self.dispatched_at = now
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.outcome = "open"
@@ -170,9 +169,7 @@ class RecordedRequest:
         elif kind == "AttemptFailed":
             self.steps.append(LifeStep(at=now, what="failed", detail=event["detail"][:256]))
         elif kind == "PrefillEnded":
-            self.about["prefill_s"] = now - self.decided_at
-            if self.ended_at is not None:  # a peer's request, whose answer goes there directly
-                self.ended_at = now
+            self.about["prefill_s"] = now - self.dispatched_at
         elif kind == "PlacedByPeer":
             self.about["served_by_replica"] = event["replica"]
         elif kind == "AnswerStarted":
@@ -183,14 +180,15 @@ class RecordedRequest:
     def effect(self, kind: str, effect: dict[str, Any], now: float) -> None:
         if kind == "Decided":
             decision = _DECISION.validate_python(effect["decision"])
-            self.decided_at = now
-            self.about |= {"prefill_replica": decision.prefill, "prefill_s": None}
             self.steps.append(LifeStep(at=now, what="decided", decision=decision))
             if decision.placement == "local":
                 served = {
                     "served_by_region": decision.region,
                     "served_by_replica": decision.replica,
+                    "prefill_replica": decision.prefill,
+                    "prefill_s": None,
                 }
+                self.dispatched_at = now
                 self.about |= served
                 if self.request.get("answer_inbox") is not None:
                     self.ended_at, self.outcome = now, "placed"

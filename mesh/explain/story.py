@@ -4,7 +4,7 @@ for the first token consisted of."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.decision import Candidate, Decision, Placement
+from schemas.decision import Decision, Placement, chosen_of
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 FAR_OFF_S = 0.1  # an error of a prediction below this is none
@@ -97,29 +97,25 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
         take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
-    if life.prefill_s is not None:
-        take("prefill_s", life.prefill_s, f"prefill at {life.prefill_replica}")
     if life.started_at is None:
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
+    if life.prefill_s is not None:
+        take("prefill_s", life.prefill_s, f"computing the prompt on {life.prefill_replica}")
     if life.agent_ttft_s is not None:
-        # A decode engine that a pair's prefill has to find waiting waits during that part too.
-        work = "the prompt" if life.prefill_replica is None else "the KV cache's transfer"
-        where = f"in the engine of {_server(life, last)}: its queue and {work}{whole}"
+        does = "the prompt" if life.prefill_s is None else "the transfer of the KV cache"
+        where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
         take("engine_s", life.agent_ttft_s, where)
         take("transport_s", left_s, "on the bus, and between its steps")
     else:
-        began = "its dispatch" if life.prefill_s is None else "that"
-        where = f"from {began} to the first byte of {_server(life, last)}: the way there and "
-        work = "the prompt" if life.prefill_s is None else "the KV cache's transfer"
-        take("attempt_s", left_s, f"{where}back, the engine's queue, {work}{whole}")
+        where = f"from its dispatch to {_server(life, last)} to the first byte: the way there and "
+        take("attempt_s", left_s, f"{where}back, the engine's queue, the prompt{whole}")
     return tuple(found)
 
 
 def _server(life: RequestLife, last: Decision) -> str:
-    in_prefill = last.prefill if life.started_at is None and life.prefill_s is None else None
-    return in_prefill or life.served_by_replica or last.replica or last.peer or "its place"
+    return life.served_by_replica or last.replica or last.peer or "its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +137,11 @@ def prediction(life: RequestLife) -> Prediction | None:
     if not sent or life.started_at is None or not life.is_stream:
         return None
     step, made = sent[-1]
-    chosen = chosen_candidate(made)
+    chosen = chosen_of(made, made.candidates)
     if chosen is None or chosen.seconds is None:
         return None
     others_s = chosen.terms.get("others_s") or 0.0  # a price, and no part of its wait
     return Prediction(chosen.seconds - others_s, max(0.0, life.started_at - step.at))
-
-
-def chosen_candidate(made: Decision) -> Candidate | None:
-    """The place that it went to; None of a request that was held or shed."""
-    return next((one for one in made.candidates if made.is_for(one)), None)
-
-
-def members(one: Candidate, made: Decision) -> str:
-    """Its name; of a pair the replica that computes the prompt, and the one that generates."""
-    first = made.prefill if made.is_for(one) else one.prefill
-    return one.name if first is None else f"{first} + {one.name}"
 
 
 def largest(of: Sequence[Part]) -> Part | None:

@@ -10,19 +10,15 @@ import orjson
 from mesh.explain.story import (
     Prediction,
     Story,
-    chosen_candidate,
-    decisions,
     largest,
-    members,
     parts,
     prediction,
     summary,
     waited_s,
 )
-from schemas.decision import Candidate, Decision, Placement
+from schemas.decision import Candidate, Decision, Placement, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
-NAME_CHARS = 10  # of a candidate, at least
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
 
 
@@ -110,20 +106,10 @@ def _moments(story: Story, start: float) -> Iterator[Moment]:
         yield Moment(life.arrived_at - start, who, f"arrived{origin}")
         for step in life.steps:
             yield Moment(step.at - start, who, _step_text(step), step.decision)
-        yield from _prefilled(life, start, who)
         if life.started_at is not None:
             yield Moment(life.started_at - start, who, "first byte to the client")
         if life.ended_at is not None:
             yield Moment(life.ended_at - start, who, _end(life))
-
-
-def _prefilled(life: RequestLife, start: float, who: str) -> Iterator[Moment]:
-    """Where this router placed it on a pair."""
-    made = decisions(life)
-    if life.prefill_s is not None and made and made[-1][1].prefill is not None:
-        at = made[-1][0].at + life.prefill_s
-        text = f"{life.prefill_replica} has computed the prompt for {life.served_by_replica}"
-        yield Moment(at - start, who, text)
 
 
 def _end(life: RequestLife) -> str:
@@ -162,7 +148,7 @@ def _step_text(step: LifeStep) -> str:
 
 def _decision_text(made: Decision) -> str:
     verbs = {
-        Placement.LOCAL: f"placed on {f'{made.prefill} + ' if made.prefill else ''}{made.replica}",
+        Placement.LOCAL: f"placed on {place_name(made.replica, made.prefill)}",
         Placement.PEER: f"forwarded to {made.peer}",
         Placement.HOLD: "held",
         Placement.SHED: "shed",
@@ -176,8 +162,8 @@ def _decision_text(made: Decision) -> str:
 def _candidate_lines(made: Decision | None) -> Iterator[str]:
     if made is None:
         return
-    named = [(members(one, made), text) for one, text in verdicts(made)]
-    width = max([NAME_CHARS, *(len(name) for name, _ in named)])
+    named = [(place_name(one.name, one.prefill), text) for one, text in verdicts(made)]
+    width = max([10, *(len(name) for name, _ in named)])
     yield from (f"{name:<{width}} {text}" for name, text in named)
     if made.considered > len(made.candidates):
         yield f"and {made.considered - len(made.candidates)} more"
@@ -185,7 +171,7 @@ def _candidate_lines(made: Decision | None) -> Iterator[str]:
 
 def verdicts(made: Decision) -> Iterator[tuple[Candidate, str]]:
     """Each candidate with its price, and why it was chosen or was not."""
-    best, verdict = chosen_candidate(made), "chosen"
+    best, verdict = chosen_of(made, made.candidates), "chosen"
     if best is None and made.placement is Placement.HOLD and made.candidates:
         best, verdict = made.candidates[0], "busy, and waited for"
     for one in made.candidates:

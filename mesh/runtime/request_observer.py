@@ -94,6 +94,9 @@ class RequestObserver(Observer):
         self._note(record, event, "" if record.answer is None else record.answer.failed_as)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
+    def prefill_ended(self, record: OpenRequest, event: ev.PrefillEnded) -> None:
+        self._note(record, event)
+
     def served(self, record: OpenRequest, end: exchange.End) -> None:
         if record.request.shadow:
             return

@@ -82,15 +82,6 @@ class EngineError:
     headers: Mapping[str, str] = field(default_factory=dict)  # its harmless ones
 
 
-@dataclass(slots=True)
-class Prefill:
-    """By which replica the prompt of a pair's answer is computed. `took_s`: None until it is over,
-    or where a peer's router did not say."""
-
-    replica: ReplicaId
-    took_s: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class FramesMissing:
     """Later frames came than this one, which is to be requested."""
@@ -100,8 +91,6 @@ class FramesMissing:
 
 class AnswerReceiver:
     """The answer of attempt number `attempt` of request `key`, from its first frame to its end."""
-
-    prefill: Prefill | None = None  # of a pair's answer
 
     def __init__(self, key: int, attempt: int, inbox: str) -> None:
         self.key, self.attempt, self.inbox = key, attempt, inbox
@@ -289,7 +278,6 @@ class AnswerReceiver:
         if isinstance(message, exchange.Placed):
             self.region, self.replica = place_named(message.region, message.replica)
             self.peer_held_s = message.held_s if isfinite(message.held_s) else 0.0
-            self.prefill = _prefill_named(message) if message.prefill else None
             return ev.PlacedByPeer(self.key, self.attempt, self.replica)
         if isinstance(message, exchange.Lost):
             place = place_named(message.region, message.replica)
@@ -366,13 +354,6 @@ def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId, Mapp
     """
     head = wire.decode_as(exchange.Head, payload)
     return head, *place_named(head.region, head.replica), as_mapping(head.headers)
-
-
-def _prefill_named(placed: exchange.Placed) -> Prefill:
-    """Of the pair that a peer's router chose, by its claim. Raises WireError."""
-    _, replica = place_named(placed.region, placed.prefill)
-    took_s = placed.prefill_s
-    return Prefill(replica, took_s if isfinite(took_s) and took_s >= 0.0 else None)
 
 
 def _events_bytes(data: bytes) -> int:

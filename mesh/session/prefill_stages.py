@@ -21,7 +21,6 @@ from mesh.core.model import events as ev
 from mesh.session.answer import STATUS_SERVER_ERROR, STATUS_TRY_AGAIN, AnswerReceiver
 from mesh.session.record import NO_TRACE, OpenRequest, nobody_waits
 from schemas import exchange
-from schemas.ids import RegionId
 from schemas.kv_transfer import PARAMS_BYTES_MAX, ROOM_MAX, KvRole
 
 STATUS_CLIENT_ERROR = 400
@@ -45,37 +44,18 @@ def room_of(secret: str) -> int:
 
 def stage_headers(role: KvRole, pair: fx.KvPair, record: OpenRequest) -> dict[str, str]:
     """What a stage's work message has beside a whole request's."""
-    attempt = record.pair
-    assert attempt is not None, "its prefill stage is sent first"
-    headers = {exchange.H_STAGE: role.value, exchange.H_KV_ROOM: str(attempt.room)}
+    headers = {exchange.H_STAGE: role.value, exchange.H_KV_ROOM: str(record.kv_room)}
     if pair.prefill_address is not None:
         headers[exchange.H_KV_PREFILL] = pair.prefill_address
     if pair.decode_address is not None:
         headers[exchange.H_KV_DECODE] = pair.decode_address
-    if role is KvRole.DECODE and attempt.params:
-        headers[exchange.H_KV_PARAMS] = attempt.params
+    if role is KvRole.DECODE and record.kv_params:
+        headers[exchange.H_KV_PARAMS] = record.kv_params
     return headers
 
 
-def placed(record: OpenRequest, effect: fx.Dispatch, region: RegionId) -> exchange.Placed:
-    """What a peer is told of the place of its request; of a pair, who computes the prompt too."""
-    held_s = 0.0 if record.decision is None else record.decision.held_s
-    if effect.pair is None or record.pair is None:
-        return exchange.Placed(region, effect.replica, held_s)
-    prefill = record.pair.prefill
-    took_s = -1.0 if prefill.took_s is None else prefill.took_s
-    return exchange.Placed(region, effect.replica, held_s, prefill.replica, took_s)
-
-
-def ended(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event, now: float) -> ev.Event:
-    """How a stage ended, for the core; its duration and parameters are kept in `stage.pair`."""
-    event = _outcome(stage, answer, event)
-    if isinstance(event, ev.PrefillEnded) and stage.pair is not None:
-        stage.pair.prefill.took_s = now - stage.pair.began_at
-    return event
-
-
-def _outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.Event:
+def outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.Event:
+    """How a stage ended, for the core; its parameters are kept for the decode stage."""
     key, attempt = answer.key, answer.attempt
     if isinstance(event, ev.AttemptRefused):
         return ev.AttemptRefused(
@@ -84,8 +64,8 @@ def _outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.
         )  # fmt: skip
     if isinstance(event, ev.AttemptFailed):
         return ev.AttemptFailed(key, attempt, event.detail, event.status, prefill=True)
-    pair, head = stage.pair, answer.head
-    if head is None or pair is None:
+    whole, head = stage.stage_of, answer.head
+    if head is None or whole is None:
         return ev.AttemptFailed(key, attempt, "the prefill stage was lost", prefill=True)
     if head.status in CLIENT_ERRORS and head.status != STATUS_TRY_AGAIN:
         return ev.PrefillEnded(key, attempt)
@@ -93,7 +73,7 @@ def _outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.
     if params is None:
         detail = "the prefill replica's answer is no object that a decode engine could use"
         return ev.AttemptFailed(key, attempt, detail, prefill=True)
-    pair.params = params
+    whole.kv_params = params
     served = event.served if isinstance(event, ev.AnswerEnded) else None
     return ev.PrefillEnded(key, attempt, served)
 

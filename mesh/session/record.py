@@ -12,7 +12,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of
-from mesh.session.answer import AnswerReceiver, EngineError, Held, Prefill
+from mesh.session.answer import AnswerReceiver, EngineError, Held
 from mesh.session.body_model import ModelPlace, with_model
 from schemas import exchange
 from schemas.decision import Decision
@@ -86,7 +86,7 @@ class Failure:
 
 
 STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
-StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | exchange.Placed
+StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | ev.PrefillEnded | exchange.Placed
 
 
 class Step(NamedTuple):
@@ -98,16 +98,6 @@ class Step(NamedTuple):
     at: float
     what: StepKind
     outcome: str = ""
-
-
-@dataclass(slots=True)
-class PairAttempt:
-    """An attempt on a pair, from when its prefill stage is sent."""
-
-    prefill: Prefill
-    began_at: float
-    room: int  # a number that both stages share
-    params: str = ""  # what the prefill engine handed out, as JSON
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +129,8 @@ class OpenRequest:
     changed: Callable[[], None] = nobody_waits  # call it when there may be more for the client
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
-    pair: PairAttempt | None = None  # its last attempt on one
+    kv_room: int = 0  # of its attempt on a pair
+    kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
 
     @property
     def method(self) -> str:
@@ -215,6 +206,9 @@ class Observer:
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
         """An attempt was lost, or failed."""
+
+    def prefill_ended(self, record: OpenRequest, event: ev.PrefillEnded) -> None:
+        """The prefill replica of an attempt on a pair has computed the prompt."""
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
         """An engine's whole answer is here, with its counts of tokens."""

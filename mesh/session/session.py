@@ -12,20 +12,11 @@ from typing import Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.answer import AnswerReceiver, Held, Prefill
+from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
-from mesh.session.prefill_stages import ended, opened, placed, room_of, stage_headers
-from mesh.session.record import (
-    Bus,
-    Decide,
-    Ending,
-    Failure,
-    Observer,
-    OpenRequest,
-    PairAttempt,
-    PrefixStore,
-)
+from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
+from mesh.session.record import Bus, Decide, Ending, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
@@ -250,9 +241,8 @@ class Session:
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
         headers = work_headers(record, effect, self.region, self.router, now)
-        if effect.pair is not None and record.pair is not None:
+        if effect.pair is not None:
             headers |= stage_headers(KvRole.DECODE, effect.pair, record)
-            answer.prefill = record.pair.prefill
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
@@ -271,7 +261,8 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         # Before the work, so that no frame of the agent's can arrive first and pass for ours.
-        self._bus.answer_peer(inbox, placed(record, effect, region))
+        held_s = 0.0 if record.decision is None else record.decision.held_s
+        self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica, held_s))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
             self._tell_refused(inbox, Refusal.FULL)
@@ -284,7 +275,7 @@ class Session:
         it is."""
         work, now = effect.work, self._clock()
         whole = self._records.get(work.key) or self._forwarded[work.key]
-        whole.pair = PairAttempt(Prefill(work.replica), now, room_of(self._secret()))
+        whole.kv_room, whole.kv_params = room_of(self._secret()), ""
         answer = AnswerReceiver(work.key, work.attempt, self._inbox(work.key, work.attempt))
         answer.region, answer.replica = self.region, work.replica
         stage = self._prefills[work.key] = opened(whole, answer)
@@ -305,7 +296,7 @@ class Session:
     ) -> None:
         if self._prefills.get(answer.key) is stage:
             del self._prefills[answer.key]
-        event = ended(stage, answer, event, self._clock())
+        event = outcome(stage, answer, event)
         if whole.spans.is_traced:
             whole.spans.prefill_ended(answer.attempt, event)
         if isinstance(event, ev.AttemptRefused):
@@ -313,6 +304,8 @@ class Session:
         elif isinstance(event, ev.AttemptFailed):
             whole.engine_error = answer.engine_error or whole.engine_error
             self._observer.attempt_failed(whole, event)
+        elif isinstance(event, ev.PrefillEnded):
+            self._observer.prefill_ended(whole, event)
         self.feed(event)
 
     def _cancel_prefill(self, effect: fx.CancelPrefill) -> None:

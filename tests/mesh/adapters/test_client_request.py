@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 from mesh.core.model import effects as fx
-from mesh.session.answer import Prefill
 from schemas.decision import Decision, Placement
-from schemas.ids import ReplicaId
 from tests.mesh.adapters.build import Feeder, client_request
 
 
@@ -33,15 +31,6 @@ def test_once_the_answer_has_begun_the_receipt_says_what_the_wait_for_it_consist
     receipt = held.receipt
     parts_s = (receipt.held_s, receipt.peer_held_s, receipt.attempts_s)
     assert (parts_s, receipt.ttft_s) == ((0.5, 1.0, 0.5), 2.0)
-
-
-def test_the_receipt_names_the_pair_that_a_peer_chose():
-    held = client_request()
-    held.decided = fx.Decided(1, decision(Placement.PEER, peer="eu"))
-    Feeder(held)
-    assert held.receipt.prefill is None
-    held.answer.replica, held.answer.prefill = ReplicaId("eu-1"), Prefill(ReplicaId("eu-0"))
-    assert (held.receipt.prefill, held.receipt.replica) == ("eu-0", "eu-1")
 
 
 def test_an_answer_that_is_not_streamed_has_no_time_to_first_token():

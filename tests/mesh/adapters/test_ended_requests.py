@@ -1,5 +1,7 @@
 """The ended requests that a router keeps: how many, found by what, and as large as may be."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -7,6 +9,7 @@ from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
@@ -193,6 +196,29 @@ def test_a_late_list_is_the_receipts_own_whatever_has_changed_since():
     free.clear(), busy.clear()
     assert late is not None
     assert late.candidates() == listed and late.considered == considered
+
+
+def test_of_a_pair_the_last_prefill_stage_is_timed():
+    """It is no step: routers of the version before know none of that name."""
+    made = decided()
+    made = replace(made, decision=replace(made.decision, prefill="us-3"))
+    failed = ev.AttemptFailed(1, 2, "reset", prefill=True)
+    steps = [
+        Step(1.0, made), Step(1.5, ev.PrefillEnded(1, 1)), Step(2.0, failed),
+        Step(3.0, made), Step(3.25, ev.PrefillEnded(1, 2)),
+    ]  # fmt: skip
+
+    def life(count, decision=made):
+        ring = kept()
+        ring.add(HELD._replace(decided=decision, steps=tuple(steps[:count])))
+        [found] = decode_answer(encode_answer(ring.find("r"))).requests
+        return found
+
+    assert (life(5).prefill_replica, life(5).prefill_s) == ("us-3", 0.25)
+    assert life(4).prefill_s is None, "the last attempt's has not ended"
+    assert [step.what for step in life(5).steps] == ["decided", "failed", "decided"]
+    alone = life(5, decided())
+    assert (alone.prefill_replica, alone.prefill_s) == (None, None)
 
 
 def test_no_decision_keeps_a_whole_fleet():

@@ -1,25 +1,29 @@
 """The spans of prefill stages, as the SDK is given them."""
 
-from dataclasses import replace
-from itertools import count
 from time import time_ns
 
-import orjson
 import pytest
 
 from infra import trace_context, tracing
 from mesh.adapters.spans import PassedOn, ingress_trace, request_trace
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.record import OpenRequest
+from mesh.session.record import Ending, OpenRequest
 from schemas.decision import Placement
-from schemas.exchange import H_PATH, H_REQUEST, H_STAGE, End
-from tests.mesh.adapters.test_spans import LOCAL, NOW, OK, WORK, answered, client, decided, sent
-from tests.mesh.core.build import foreign
-from tests.mesh.session.test_prefill_stages import FIRST, HEAD, PARAMS, SECOND
-from tests.mesh.session.test_prefill_stages import answered as stage_answered
-from tests.mesh.session.test_session import END, Router
-from tests.support.spans import SAMPLED, described, traced
+from schemas.exchange import End
+from tests.mesh.adapters.test_spans import (
+    LOCAL,
+    NOW,
+    OK,
+    SAMPLED,
+    WORK,
+    answered,
+    client,
+    decided,
+    request,
+    sent,
+)
+from tests.support.spans import described, traced
 
 PREFILL = fx.Dispatch(1, 1, "p", 1, None)
 STAGE_ENDS = [
@@ -60,32 +64,19 @@ def test_a_prefill_stage_of_a_request_that_is_not_sampled_says_so():
     assert not trace_context.read(headers).is_sampled
 
 
-def both_stages(router: Router) -> list[str | None]:
-    """The trace contexts of the stages' work messages, the prefill stage's first."""
-    router.session._secret = map(str, count()).__next__
-    stage_answered(router, router.sent[0][4], HEAD, orjson.dumps(PARAMS), END)
-    work = [sent[5] for sent in router.sent if sent[0] == "send_work"]
-    assert [headers[H_STAGE] for headers in work] == ["prefill", "decode"]
-    return [headers.get(trace_context.PARENT) for headers in work]
+def test_both_agents_of_a_pair_get_a_client_s_trace_where_this_router_adds_no_spans():
+    span, headers = PassedOn(trace_context.passed_on(SAMPLED), trace_context.read(SAMPLED)), {}
+    span.prefill_dispatched(PREFILL, headers)
+    assert headers == sent(span, LOCAL) and trace_context.read(headers).trace == "a" * 32
 
 
-def test_a_client_s_trace_goes_on_to_both_stages_where_the_router_has_no_tracing():
-    assert tracing.active is None
-    parent = trace_context.read(SAMPLED)
-    router = Router(RequestArrived=[FIRST], PrefillEnded=[SECOND])
-    router.admitted(spans=PassedOn(trace_context.passed_on(SAMPLED), parent))
-    assert both_stages(router) == [SAMPLED[trace_context.PARENT]] * 2
-
-
-def test_both_stages_of_a_peers_request_are_below_the_span_of_the_router_that_placed_it():
-    second = replace(SECOND, answer_inbox="_INBOX.eu.r1.x")
-    router = Router(RequestArrived=[FIRST], PrefillEnded=[second])
-    received = {H_REQUEST: "r", H_PATH: "/v1/chat/completions", **SAMPLED}
-    with traced():
-        spans = ingress_trace(received, "eu", "mesh.us.ingress")
-        record = OpenRequest(request=foreign(1), body=b"{}", received=received, spans=spans)
-        router.session.admit_forwarded(record)
-        found = both_stages(router)
-    ours = [trace_context.read({trace_context.PARENT: one}).span_id for one in found]
-    assert ours == [spans._context.span_id] * 2
-    assert ours[0] != trace_context.read(SAMPLED).span_id
+def test_the_prefill_agent_of_a_peer_s_request_gets_the_context_of_its_span():
+    headers: dict[str, str] = {}
+    with traced() as ended:
+        span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
+        span.prefill_dispatched(PREFILL, headers)
+        record = OpenRequest(request=request(), spans=span)
+        decided(record, Placement.LOCAL, replica="eu-0", prefill="eu-1")
+        span.end(record, Ending("placed", 200), NOW)
+        whole = ended()[-1]
+    assert trace_context.read(headers).span_id == whole.context.span_id

@@ -1,7 +1,5 @@
 """Receipts on a span and in the log: short, whatever the fleet's size."""
 
-from dataclasses import replace
-
 import orjson
 import pytest
 
@@ -48,15 +46,6 @@ def test_the_target_is_whoever_got_the_request(fields, target, named):
     made = decision(4, **fields)
     assert decision_attributes(made)["mesh.target"] == target
     assert receipt_line(made) == f"q-1 {named} attempt 1 held 0.250 s free 2/4: fewest pending"
-
-
-@pytest.mark.parametrize(("prefill", "seconds"), [("us-1", 0.5), (None, 0.7)])
-def test_a_pair_is_not_taken_for_its_decode_replica_alone(prefill, seconds):
-    alone = Candidate(name="us-0", kind=CandidateKind.REPLICA, available=True, seconds=0.7)
-    pair = replace(alone, prefill="us-1", seconds=0.5)
-    told = decision_attributes(decision(2, prefill=prefill, candidates=(alone, pair)))
-    assert told["mesh.chosen.seconds"] == seconds
-    assert told["mesh.runner_up.seconds"] == 0.5 + 0.7 - seconds
 
 
 PRICED = (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.explain.story import largest, parts, prediction, stories, summary, waited_s
+from mesh.explain.story import largest, parts, stories, summary, waited_s
 from mesh.explain.text import printable, story_lines
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.explain import LifeStep, RequestLife
@@ -41,74 +41,6 @@ AT_PEER = replace(
     FORWARDED, region="eu", origin="us", outcome="placed", status=None, arrived_at=103.1,
     started_at=None, ended_at=109.1, steps=(),
 )  # fmt: skip
-
-
-PAIR = Candidate(
-    name="us-1", kind=REPLICA, available=True, prefill="us-p", seconds=0.5,
-    terms={"prefill_s": 0.4, "transfer_s": 0.1},
-)  # fmt: skip
-ALONE = replace(PAIR, prefill=None, seconds=0.7, terms={"prefill_s": 0.7})
-OTHER_PAIR = replace(PAIR, name="us-2", seconds=0.6)
-
-
-def paired(*, prefill_s=0.375, agent_ttft_s=0.25, chosen="us-p", **about):
-    """A request at us-1, whose prompt was computed by `chosen`; half a second to its first byte."""
-    decision = Decision(
-        request="r", region="us", policy="mesh", placement=Placement.LOCAL, reason="because",
-        replica="us-1", prefill=chosen, candidates=(ALONE, PAIR, OTHER_PAIR), considered=3,
-    )  # fmt: skip
-    fields = {
-        "served_by_region": "us", "served_by_replica": "us-1", "prefill_replica": chosen,
-        "prefill_s": prefill_s, "agent_ttft_s": agent_ttft_s, "peer_held_s": 0.0,
-        "arrived_at": 100.0, "started_at": 100.75, "ended_at": 101.0,
-        "steps": (LifeStep(at=100.0, what="decided", decision=decision),),
-    } | about  # fmt: skip
-    return replace(FORWARDED, **fields)
-
-
-def test_a_pairs_prefill_is_a_part_of_its_own():
-    found = parts(paired())
-    assert {part.name: part.seconds for part in found} == pytest.approx(
-        {"held_s": 0.0, "prefill_s": 0.375, "engine_s": 0.25, "transport_s": 0.125}
-    )
-    wheres = {part.name: part.where for part in found}
-    assert wheres["prefill_s"] == "prefill at us-p"
-    assert wheres["engine_s"] == "in the engine of us-1: its queue and the KV cache's transfer"
-    assert summary(paired()).endswith("0.375 s prefill at us-p.")
-
-
-@pytest.mark.parametrize("prefill_s", [None, 0.0, 0.375, 0.75, 3600.0])
-@pytest.mark.parametrize("agent_ttft_s", [None, 0.25, 0.74, 3600.0])
-def test_a_pairs_parts_are_its_whole_wait(prefill_s, agent_ttft_s):
-    """A decode engine that is asked at once counts the prefill as its own wait."""
-    life = paired(prefill_s=prefill_s, agent_ttft_s=agent_ttft_s)
-    assert sum(part.seconds for part in parts(life)) == pytest.approx(waited_s(life))
-
-
-def test_an_unanswered_request_of_a_pair_names_the_member_that_it_waited_for():
-    waits = {"started_at": None, "outcome": "failed", "served_by_replica": None}
-    for prefill_s, member in ((None, "us-p"), (0.25, "us-1")):
-        last = parts(paired(prefill_s=prefill_s, **waits))[-1]
-        assert last.where == f"without an answer of {member}"
-
-
-@pytest.mark.parametrize(("first", "name"), [("us-p", "us-p + us-1"), (None, "us-1")])
-def test_a_pair_reads_as_both_members_and_is_not_taken_for_the_replica_alone(first, name):
-    life = paired(chosen=first, prefill_s=None if first is None else 0.375)
-    assert prediction(life).predicted_s == (0.7 if first is None else 0.5)
-    text = "\n".join(story_lines(stories([life])[0]))
-    assert f"placed on {name} (policy mesh)" in text
-    chosen = [line.split() for line in text.splitlines() if line.endswith(": chosen")]
-    assert [" ".join(words[: words.index("s") - 1]) for words in chosen] == [name]
-    for other in ("us-p + us-2", "us-1 ", "us-p + us-1"):
-        assert text.count(f"{'':25}{other}") == 1, other
-    assert ("+0.375 s  us/r1       us-p has computed the prompt for us-1" in text) == bool(first)
-
-
-def test_a_chosen_pair_has_the_member_of_the_decision():
-    """Where a policy prices no pairs, the candidate names any prefill replica."""
-    text = "\n".join(story_lines(stories([paired(chosen="us-q")])[0]))
-    assert "us-q + us-1 0.500 s" in text and "us-p + us-1" not in text
 
 
 def test_the_parts_are_the_whole_wait():
@@ -176,3 +108,49 @@ def test_the_text_has_each_term_and_who_was_not_chosen():
 
 def test_a_terminal_is_told_nothing():
     assert printable("a\x1b]0;x\x07\n\udcffé") == "a\\x1b]0;x\\x07\\n\\udcffé"
+
+
+PAIR = Candidate(
+    name="us-1", prefill="us-0", kind=REPLICA, available=True, seconds=0.4,
+    terms={"prefill_s": 0.3, "transfer_s": 0.1},
+)  # fmt: skip
+ALONE = Candidate(
+    name="us-1", kind=REPLICA, available=True, seconds=0.7, terms={"prefill_s": 0.7}
+)  # fmt: skip
+
+
+def on_a_pair():
+    made = decided(100.2, Placement.LOCAL, held_s=0.2, replica="us-1", prefill="us-0")
+    decision = replace(made.decision, candidates=(ALONE, PAIR), considered=2)
+    return replace(
+        FORWARDED, served_by_region="us", served_by_replica="us-1", peer_held_s=0.0,
+        agent_ttft_s=0.1, prefill_replica="us-0", prefill_s=0.35, started_at=100.7,
+        ended_at=101.0, steps=(replace(made, decision=decision),),
+    )  # fmt: skip
+
+
+def test_the_prefill_replica_of_a_pair_has_a_part_of_its_own():
+    life = on_a_pair()
+    found = {part.name: part.seconds for part in parts(life)}
+    assert found == pytest.approx(
+        {"held_s": 0.2, "prefill_s": 0.35, "engine_s": 0.1, "transport_s": 0.05}
+    )
+    assert summary(life) == (
+        "Most of its 0.700 s to the first token: 0.350 s computing the prompt on us-0."
+    )
+    [engine] = [part.where for part in parts(life) if part.name == "engine_s"]
+    assert engine == "in the engine of us-1: its queue and the transfer of the KV cache"
+
+
+@pytest.mark.parametrize("claim", [0.3, 5.0])
+def test_where_both_engines_begin_at_once_the_parts_are_the_whole_wait(claim):
+    found = parts(replace(on_a_pair(), agent_ttft_s=claim))
+    assert sum(part.seconds for part in found) == pytest.approx(0.7)
+
+
+def test_a_pair_and_its_decode_replica_alone_are_told_apart():
+    lines = "\n".join(story_lines(stories([on_a_pair()])[0]))
+    assert "placed on us-0 + us-1 after 0.200 s in the hold queue" in lines
+    assert "us-0 + us-1 0.400 s = prefill 0.300 + transfer 0.100: chosen" in lines
+    assert "us-1        0.700 s = prefill 0.700: not chosen: 0.300 s more" in lines
+    assert "predicted 0.400 s from its dispatch, took 0.500 s" in lines

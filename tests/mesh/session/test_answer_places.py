@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.model import events as ev
-from mesh.session.answer import AnswerReceiver, Prefill
+from mesh.session.answer import AnswerReceiver
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView
 from schemas.state import encode_state
@@ -21,33 +21,6 @@ def test_a_refusal_by_nobody_that_can_be_is_no_frame(names):
     with pytest.raises(wire.WireError):
         AnswerReceiver(7, 2, "_INBOX.us.r1.7-2-x").feed(
             FrameView(Frame.REFUSED, 0, refused(*names)), 0.0
-        )
-
-
-@pytest.mark.parametrize(
-    ("claim_s", "took_s"),
-    [
-        (0.5, 0.5),
-        (0.0, 0.0),
-        (-1.0, None),
-        (-9.0, None),
-        (float("nan"), None),
-        (float("inf"), None),
-    ],
-)
-def test_a_peer_names_both_replicas_of_a_pair(claim_s, took_s):
-    answer = AnswerReceiver(7, 2, "_INBOX.us.r1.7-2-x")
-    placed = wire.encode(exchange.Placed("eu", "g1", 0.0, "g0", claim_s))
-    assert answer.prefill is None
-    assert answer.feed(FrameView(Frame.PLACED, 0, placed), 0.0) == ev.PlacedByPeer(7, 2, "g1")
-    assert answer.prefill == Prefill("g0", took_s)
-
-
-def test_a_pair_with_a_replica_that_can_not_be_is_no_frame():
-    answer = AnswerReceiver(7, 2, "_INBOX.us.r1.7-2-x")
-    with pytest.raises(wire.WireError):
-        answer.feed(
-            FrameView(Frame.PLACED, 0, wire.encode(exchange.Placed("eu", "g1", 0.0, "g\n0"))), 0.0
         )
 
 

@@ -9,7 +9,6 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
-from mesh.session.answer import Prefill
 from mesh.session.prefill_stages import params_text
 from mesh.session.record import OpenRequest, Trace
 from schemas import exchange
@@ -46,7 +45,6 @@ def answered(router: Router, inbox: str, *messages: object) -> ev.Event:
 
 def test_what_the_prefill_engine_hands_out_goes_to_the_decode_replica_alone():
     router, record, inbox = started(PrefillEnded=[SECOND])
-    router.session._clock = lambda: 7.5
     event = answered(router, inbox, HEAD, orjson.dumps(PARAMS), END)
     assert event == ev.PrefillEnded(1, 1, Served(9, 4, 2))
     _, sent, _, replica, second, headers = router.sent[-1]
@@ -55,7 +53,6 @@ def test_what_the_prefill_engine_hands_out_goes_to_the_decode_replica_alone():
     assert headers[exchange.H_KV_PARAMS].isascii(), "as headers are"
     assert headers[exchange.H_STAGE] == "decode"
     assert record.answer.inbox == second and not record.answer.buffered_bytes
-    assert record.answer.prefill == Prefill("p", 2.5), "and how long its stage took"
     assert not router.session.answers.receive(inbox, END), "the stage's inbox is closed"
 
 
@@ -108,30 +105,13 @@ def test_both_stages_have_one_room_that_no_other_attempt_has():
     assert exchange.H_KV_PARAMS not in headers[1]
 
 
-def test_a_peer_is_told_of_a_prefill_that_is_not_over_without_its_duration():
-    pair = fx.KvPair(TransferKind.SGLANG, "10.0.0.8:8998")
-    second = replace(SECOND, pair=pair, answer_inbox="_INBOX.eu.r1.x")
-    router = Router(RequestArrived=[fx.DispatchPrefill(FIRST.work, pair), second])
-    received = {exchange.H_REQUEST: "r", exchange.H_PATH: "/v1/chat/completions"}
-    router.session.admit_forwarded(OpenRequest(request=foreign(1), received=received))
-    [message] = [sent[2] for sent in router.sent if sent[0] == "answer_peer"]
-    assert message == exchange.Placed("us", "d", 0.0, "p", -1.0)
-
-
-def test_the_answer_of_a_plain_replica_after_a_pair_names_no_prefill_replica():
-    plain = fx.Dispatch(1, 2, ReplicaId("x"), 6, None)
-    router, record, inbox = started(AttemptFailed=[plain])
-    answered(router, inbox, replace(HEAD, status=500), b"no", END)
-    assert record.pair is not None and record.answer.prefill is None
-
-
 @pytest.mark.parametrize("answer", [b"", b"[]", b"7", b'{"a":', b'{"a":"%b"}' % (b"x" * 2**18)])
 def test_an_answer_that_is_no_small_object_fails_the_stage(answer):
     router, record, inbox = started()
     messages = (HEAD, answer, END) if answer else (HEAD, END)
     event = answered(router, inbox, *messages)
     assert isinstance(event, ev.AttemptFailed) and event.prefill
-    assert record.pair.params == ""
+    assert record.kv_params == ""
     assert router.observer.calls == [("attempt_failed", event.detail)]
 
 
@@ -205,10 +185,8 @@ def test_a_peers_prefill_stage_answers_here_and_its_decode_stage_there():
     router.session.admit_forwarded(record)
     [(_, _, _, _, inbox, headers)] = router.sent
     assert inbox.startswith("_INBOX.us.r1.") and headers[exchange.H_REQUEST] == "r"
-    router.session._clock = lambda: 7.5
     answered(router, inbox, HEAD, orjson.dumps(PARAMS), END)
     (placed, to, message), work = router.sent[-2:]
-    assert (placed, to) == ("answer_peer", "_INBOX.eu.r1.x")
-    assert message == exchange.Placed("us", "d", 0.0, "p", 2.5)
+    assert (placed, to, message.replica) == ("answer_peer", "_INBOX.eu.r1.x", "d")
     assert work[4] == "_INBOX.eu.r1.x" and work[5][exchange.H_KV_PARAMS]
     assert not router.session.from_peers and not router.session._prefills
