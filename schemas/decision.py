@@ -138,10 +138,19 @@ def place_name(name: str | None, prefill: str | None) -> str:
 
 def chosen_of(decision: Decision, candidates: Iterable[Candidate]) -> Candidate | None:
     """The place that it went to; None of a request that was held or shed, and of a place that is
-    not among these candidates."""
-    chosen = decision.replica or decision.peer, decision.prefill
+    not among these candidates.
+
+    A policy that prices no pairs lists each with any prefill replica, and the decision has another.
+    """
+    chosen = decision.replica or decision.peer, decision.prefill is not None
     free = (one for one in candidates if one.available)
-    return next((one for one in free if (one.name, one.prefill) == chosen), None)
+    return next((one for one in free if (one.name, one.prefill is not None) == chosen), None)
+
+
+def candidate_name(decision: Decision, one: Candidate) -> str:
+    """A candidate for people; of the chosen pair the prefill replica that the decision has."""
+    is_chosen = one is chosen_of(decision, decision.candidates)
+    return place_name(one.name, decision.prefill if is_chosen else one.prefill)
 
 
 NOT_SHOWN = "prices and matches are shown to requests with a tenant's key"

@@ -5,7 +5,7 @@ from typing import Any
 
 from mesh.explain.story import Story, largest, parts, summary, waited_s
 from mesh.explain.text import Moment, clock, moments, printable, verdicts
-from schemas.decision import Decision, chosen_of, place_name
+from schemas.decision import Decision, candidate_name, chosen_of
 
 MOMENTS_MAX = 200
 
@@ -78,7 +78,7 @@ def _candidates(made: Decision) -> Iterator[dict[str, Any]]:
     for one, text in verdicts(made):
         terms = {name: value for name, value in one.terms.items() if value is not None}
         yield {
-            "name": place_name(one.name, one.prefill),
+            "name": candidate_name(made, one),
             "kind": one.kind,
             "available": one.available,
             "chosen": one is best,

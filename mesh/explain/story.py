@@ -97,12 +97,12 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
         take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
+    if life.prefill_s is not None:
+        take("prefill_s", life.prefill_s, f"computing the prompt on {life.prefill_replica}")
     if life.started_at is None:
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
-    if life.prefill_s is not None:
-        take("prefill_s", life.prefill_s, f"computing the prompt on {life.prefill_replica}")
     if life.agent_ttft_s is not None:
         does = "the prompt" if life.prefill_s is None else "the transfer of the KV cache"
         where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
@@ -115,7 +115,8 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
 
 
 def _server(life: RequestLife, last: Decision) -> str:
-    return life.served_by_replica or last.replica or last.peer or "its place"
+    in_prefill = last.prefill if life.started_at is None and life.prefill_s is None else None
+    return in_prefill or life.served_by_replica or last.replica or last.peer or "its place"
 
 
 @dataclass(frozen=True, slots=True)

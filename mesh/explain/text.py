@@ -16,7 +16,7 @@ from mesh.explain.story import (
     summary,
     waited_s,
 )
-from schemas.decision import Candidate, Decision, Placement, chosen_of, place_name
+from schemas.decision import Candidate, Decision, Placement, candidate_name, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
@@ -162,7 +162,7 @@ def _decision_text(made: Decision) -> str:
 def _candidate_lines(made: Decision | None) -> Iterator[str]:
     if made is None:
         return
-    named = [(place_name(one.name, one.prefill), text) for one, text in verdicts(made)]
+    named = [(candidate_name(made, one), text) for one, text in verdicts(made)]
     width = max([10, *(len(name) for name, _ in named)])
     yield from (f"{name:<{width}} {text}" for name, text in named)
     if made.considered > len(made.candidates):

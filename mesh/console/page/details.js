@@ -6,8 +6,8 @@ const TERMS = ["rtt_s", "queue_s", "prefill_s", "base_s", "memory_s", "others_s"
 const NAMES = { rtt_s: "round trip", queue_s: "queue", prefill_s: "prefill", base_s: "base",
   memory_s: "memory", others_s: "others" };
 const PARTS = { held_s: "held", peer_held_s: "held by peer", earlier_attempts_s: "earlier attempts",
-  engine_s: "engine", transport_s: "transport", attempt_s: "attempt", unanswered_s: "unanswered",
-  other: "other" };
+  prefill_s: "prefill", engine_s: "engine", transport_s: "transport", attempt_s: "attempt",
+  unanswered_s: "unanswered", other: "other" };
 const TINY_S = 0.0005;
 
 export const pill = (text, level) => el("span", { class: `pill ${level}` }, text);

@@ -1,5 +1,7 @@
 """Prefill and decode replicas at the router's core: which pair, and the life of its attempts."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.core.model import effects as fx
@@ -8,6 +10,7 @@ from mesh.core.model.request import Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
 from mesh.core.warming.idle_replicas import IdleReplicas
+from schemas.decision import candidate_name, chosen_of, place_name
 from schemas.http import Fault
 from schemas.ids import ReplicaId
 from schemas.residency import Label, ground
@@ -358,3 +361,23 @@ def test_a_peer_is_told_when_the_prefill_stage_of_an_answer_under_way_fails():
     assert only(effects, fx.StopForwarded) == [fx.StopForwarded("inbox-1", ReplicaId("d"))]
     assert only(effects, fx.TellLost) == [fx.TellLost("inbox-1", ReplicaId("d"))]
     assert not region.core.inflight
+
+
+@pytest.mark.parametrize("busy", ["p1", "p2"])
+@pytest.mark.parametrize("policy", ["round-robin", "least-load"])
+def test_the_chosen_pair_is_among_the_candidates_where_a_policy_prices_no_pairs(policy, busy):
+    region = Region(policy)
+    for name in ("p1", "p2"):
+        region.says(name, part("prefill"), prefill_queued_tokens=5000 * (name == busy))
+    for name in ("d1", "d2"):
+        region.says(name, part("decode"))
+    made = []
+    for key in range(1, 5):
+        [decided] = only(region.asks(key), fx.Decided)
+        late = decided.unlisted
+        listed = decided.decision.candidates if late is None else late.candidates()
+        made.append(replace(decided.decision, candidates=listed))
+    for one in made:
+        chosen = chosen_of(one, one.candidates)
+        assert one.prefill is not None and chosen is not None
+        assert candidate_name(one, chosen) == place_name(one.replica, one.prefill)

@@ -148,6 +148,25 @@ def test_where_both_engines_begin_at_once_the_parts_are_the_whole_wait(claim):
     assert sum(part.seconds for part in found) == pytest.approx(0.7)
 
 
+def test_an_unanswered_request_names_the_member_of_the_pair_that_it_waited_for():
+    waits = replace(on_a_pair(), started_at=None, served_by_replica=None, outcome="failed")
+    last = {prefill_s: parts(replace(waits, prefill_s=prefill_s))[-1] for prefill_s in (None, 0.35)}
+    assert {prefill_s: part.where for prefill_s, part in last.items()} == {
+        None: "without an answer of us-0", 0.35: "without an answer of us-1",
+    }  # fmt: skip
+    assert last[None].seconds - last[0.35].seconds == pytest.approx(0.35)
+
+
+def test_a_chosen_pair_is_found_and_named_where_its_candidate_lists_another_prefill_replica():
+    """A policy that prices no pairs takes the shortest queue, after its candidates were listed."""
+    [step] = on_a_pair().steps
+    decision = replace(step.decision, prefill="us-2")
+    life = replace(on_a_pair(), prefill_replica="us-2", steps=(replace(step, decision=decision),))
+    text = "\n".join(story_lines(stories([life])[0]))
+    assert "us-2 + us-1 0.400 s = prefill 0.300 + transfer 0.100: chosen" in text
+    assert "us-0 + us-1" not in text and "predicted 0.400 s" in text
+
+
 def test_a_pair_and_its_decode_replica_alone_are_told_apart():
     lines = "\n".join(story_lines(stories([on_a_pair()])[0]))
     assert "placed on us-0 + us-1 after 0.200 s in the hold queue" in lines
