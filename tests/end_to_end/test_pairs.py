@@ -179,7 +179,8 @@ async def test_one_member_of_each_role_dies_under_load_and_every_request_ends_on
     async with fleet(nats_server, engines, policy="round-robin") as scene:
         answers = await load(scene, 45, ("p1", "d1"))
         check(answers)
-        assert sum(is_whole(answer, 40) for _, answer in answers) >= 25
+        # On a slow machine all that went to d1, every second one, may have begun.
+        assert sum(is_whole(answer, 40) for _, answer in answers) >= 45 // 2
         assert not scene.mesh.routers["us"].core.inflight
         await scene.until_idle("p2", "d2")
         status, _, receipt = await scene.ask(chat(99, words=300))
