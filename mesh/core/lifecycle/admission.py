@@ -123,11 +123,12 @@ class QueueDelay:
             return None  # it begins
         joins = record.held_since is None and not record.attempt
         kind = kind_of(request)
-        left_s, guess_s = self._left_s(request, kind, place, now, joins=joins)
         waited_s = self._waited_s(record, kind, now)
+        if not joins and waited_s <= limit_s:
+            return None
+        left_s, guess_s = self._left_s(request, kind, place, now, joins=joins)
         wait_s = waited_s + max(left_s, guess_s)
-        is_too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
-        if not is_too_long and not (joins and left_s > limit_s):
+        if wait_s <= HELD_FACTOR * limit_s and not (joins and left_s > limit_s):
             return None
         ahead = self._ahead(request)
         if not ahead < self._serving(kind, now, ahead + 1):

@@ -14,8 +14,9 @@ had the same effect (short prompts went first where memory was full) without any
 queues.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -34,13 +35,17 @@ SHORTER_S_MAX = 30.0  # half of the longest hold
 SORTED_MAX = 64  # the first held requests
 UNCACHED_KNOWN_S = 0.1  # a heartbeat's time; each look walks the index
 NO_KEY = -1
-_at = attrgetter("at")
+_at, _arrival_of = attrgetter("at"), attrgetter("arrival")
+
+
+Arrival = tuple[float, int]  # `effective_arrival`, and the request's key
 
 
 class Turn(NamedTuple):
-    """A held request, and when the last of those that it gives way to came, in seconds."""
+    """A held request. `at`: when the last of those that it gives way to came, in seconds."""
 
     at: float
+    arrival: Arrival
     request: Request
 
 
@@ -80,7 +85,7 @@ class ReleaseOrder:
         self._s_per_token = {model: self._middle_s_per_token(model) for model in models}
         self._alike = {}
         for one in first:
-            turn = Turn(self._turn_at(one, self._uncached[one.key][1]), one)
+            turn = Turn(self._turn_at(one, self._uncached[one.key][1]), _arrival(one), one)
             self._alike.setdefault((one.model, one.priority), []).append(turn)
         turns = {kind: iter(sorted(own, key=_at)) for kind, own in self._alike.items()}
         return chain([next(turns[one.model, one.priority]).request for one in first], rest)
@@ -94,20 +99,22 @@ class ReleaseOrder:
         alike = self._alike.get((request.model, request.priority))
         if alike is None or ahead >= SORTED_MAX:
             return ahead
-        own = kind_of(request)
-        others = [
-            one
-            for one in alike
-            if one.request in self._held
-            and one.request.key != request.key
-            and ((kind := kind_of(one.request)) == own or kind not in without)
-        ]
-        # It takes the turn of the one that has as many before it by arrival.
-        by_arrival = sorted([request, *(one.request for one in others)], key=_arrival)
+        key, group_of = request.key, self._held.group_of
+        others = [one for one in alike if (at := one.arrival[1]) in group_of and at != key]
+        if without:
+            own = kind_of(request)
+            kinds = [kind_of(one.request) for one in others]
+            counted = [kind == own or kind not in without for kind in kinds]
+            others = list(compress(others, counted))
         mine = self._turn_at(request, self._tokens_of(request)), _arrival(request)
-        turn = by_arrival[sum((one.at, _arrival(one.request)) < mine for one in others)]
-        is_missing = request not in self._held and _arrival(request) < _arrival(turn)
-        return self._held.ahead(request, without, turn_of=turn) + is_missing
+        earlier = sum([one[:2] < mine for one in others])
+        before = bisect_left(others, mine[1], key=_arrival_of)
+        if earlier == before:
+            return ahead
+        # It takes the turn of the one that has as many before it by arrival.
+        turn = others[earlier - (earlier > before)]
+        is_missing = key not in group_of and mine[1] < turn.arrival
+        return self._held.ahead(request, without, turn_of=turn.request) + is_missing
 
     def _turn_at(self, request: Request, tokens: float) -> float:
         most_s = min(SHORTER_S_MAX, self._longest_wait_s(request))
@@ -140,5 +147,5 @@ class ReleaseOrder:
         return believed_slope(known[len(known) // 2])
 
 
-def _arrival(request: Request) -> tuple[float, int]:
+def _arrival(request: Request) -> Arrival:
     return effective_arrival(request), request.key
