@@ -66,12 +66,12 @@ class Candidate:
     seconds: Seconds | None = None
     """Price in seconds, where the policy computes one: expected TTFT from now, and `others_s`."""
     terms: Mapping[str, float | None] = field(default_factory=dict)
-    """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
-    prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
-    token costs there; memory_s: until KV memory is free; load_s: until its adapter is loaded;
-    others_s: what it costs the other requests there. Of a pair with a prefill replica queue_s,
-    prefill_s and base_s are that one's, transfer_s lasts until the other one's first token, and
-    decode_queue_s are prompts before it there."""
+    """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; line_s:
+    requests held there that go first; queue_s: prompts before this one; prefill_s: its own tokens
+    that are not cached; base_s: what every first token costs there; memory_s: until KV memory is
+    free; load_s: until its adapter is loaded; others_s: what it costs the other requests there. Of
+    a pair with a prefill replica queue_s, prefill_s and base_s are that one's, transfer_s lasts
+    until the other one's first token, and decode_queue_s are prompts before it there."""
     matched_tokens: Count | None = 0
     """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
     lists API keys shows neither prices nor matches to requests without one of them."""

@@ -2,9 +2,11 @@
 
 import { ago, byId, count, DASH, el, ms, percent, rate, redrawn, redrawnFor } from "/dom.js";
 
-const TERMS = ["rtt_s", "queue_s", "prefill_s", "base_s", "memory_s", "others_s"];
-const NAMES = { rtt_s: "round trip", queue_s: "queue", prefill_s: "prefill", base_s: "base",
-  memory_s: "memory", others_s: "others" };
+const TERMS = ["rtt_s", "line_s", "queue_s", "prefill_s", "base_s", "transfer_s", "decode_queue_s", "memory_s",
+  "load_s", "others_s"];
+const NAMES = { rtt_s: "round trip", line_s: "held before it", queue_s: "queue", prefill_s: "prefill",
+  base_s: "base", transfer_s: "transfer", decode_queue_s: "decode queue", memory_s: "memory",
+  load_s: "adapter load", others_s: "others" };
 const PARTS = { held_s: "held", peer_held_s: "held by peer", earlier_attempts_s: "earlier attempts",
   prefill_s: "prefill", engine_s: "engine", transport_s: "transport", attempt_s: "attempt",
   unanswered_s: "unanswered", other: "other" };
