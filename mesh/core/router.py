@@ -67,12 +67,12 @@ class RouterCore:
         self._settings = settings
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers, region)
-        hit_ratio = self._placer.hit_ratio
-        self.held = HoldQueue(settings.hold_max, make_order(settings.hold_order, hit_ratio))
+        turns = make_order(settings.hold_order, self._placer.hit_ratio)
+        self.held = HoldQueue(settings.hold_max, turns)
         self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
         self._admission = Admission(
             *(self.held, self.inflight, settings, dice, self._timeouts.serving),
-            *(self.replicas, hit_ratio),
+            *(self.replicas, self._placer),
         )
         self._scheduler = QueueScheduler(
             self.held, self.inflight, self.replicas, self._placer, self._begin, self._admission

@@ -6,7 +6,7 @@ A request with an objective (`slo_ttft_s`) is shed as soon as
 
 so that its client can try elsewhere while that helps. The expected seconds, as far as known, are
 
-    line_s      its place in the queue / the pace at which held requests are placed
+    line_s      how many go before it / the pace at which held requests are placed
     queue_s     the wait in the engine's queue, by the policy
   + the rest    of the cheapest first token, by the policy: round trip, prefill, …
 
@@ -21,15 +21,16 @@ first after 79 s. So a request is refused
     at arrival     if its expected wait exceeds the limit
     while held     once it has waited that long, and its whole wait would be twice the limit
 
-The expected wait is its place in the queue by the queue's pace. Before the pace is known, it is
-what the first request in the queue has waited, or the policy's estimate of queues if that is more;
-being an estimate, it refuses only beyond twice the limit. The second rule is laxer, because an
-admitted request is served in time unless the queue slows down or higher classes overtake. Only time
-in queues counts, other regions' included, not the time of failed attempts. As many requests as
-there are replicas may wait whatever the pace, up to `hold_s_max`: the limit is for crowds, not for
-long jobs. While no replica serves a kind of request, its time does not count; it starts anew.
-Rejected: a limit on the time already waited alone (CoDel: every client is refused late), last come
-first served (a conversation's next turn would overtake), DAGOR's threshold of classes.
+The expected wait is how many go before it (`ReleaseOrder`) by the queue's pace. Before the pace is
+known, it is what the first request in the queue has waited, or the policy's estimate of queues if
+that is more; being an estimate, it refuses only beyond twice the limit. The second rule is laxer,
+because an admitted request is served in time unless the queue slows down, or higher classes or
+shorter prompts overtake. Only time in queues counts, other regions' included, not the time of
+failed attempts. As many requests as there are replicas may wait whatever the pace, up to
+`hold_s_max`: the limit is for crowds, not for long jobs. While no replica serves a kind of request,
+its time does not count; it starts anew. Rejected: a limit on the time already waited alone (CoDel:
+every client is refused late), last come first served (a conversation's next turn would overtake),
+DAGOR's threshold of classes.
 
 Retry-After (`RetryAfter`) is the wait until the queue may be joined, plus the clients refused
 before and not due yet, at the queue's pace: each refusal books one place, or a refused crowd would
@@ -46,7 +47,7 @@ from typing import NamedTuple
 
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
 from mesh.core.lifecycle.record import RequestRecord
-from mesh.core.lifecycle.release_order import ReleaseOrder
+from mesh.core.lifecycle.release_order import Estimates, ReleaseOrder
 from mesh.core.model.rates import EventRate, ReleasePace
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
@@ -216,10 +217,10 @@ class Admission:
         dice: Random,
         serving: Callable[[RequestKind, float, int], int],
         replicas: ReplicaTable,
-        hit_ratio: Callable[[Request], float],
+        estimates: Estimates,
     ) -> None:
         """`serving`: replicas that serve that kind of request, counted up to the last argument.
-        `hit_ratio`: part of a prompt that is cached, 0 to 1."""
+        `estimates`: of what held requests have to compute."""
         self._held = held
         self._dice = dice
         self._serving = serving
@@ -236,7 +237,7 @@ class Admission:
             serving,
             self._absent,
         )
-        self.order = ReleaseOrder(held, replicas, hit_ratio, self._longest_wait_s)
+        self.order = ReleaseOrder(held, replicas, estimates, self._longest_wait_s)
         self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
 
     def _longest_wait_s(self, request: Request) -> float:
@@ -252,6 +253,7 @@ class Admission:
             del self._paces[oldest]
             self._retry_after.pop(oldest, None)
         self._paces.setdefault(work, ReleasePace()).waits(now)
+        self.order.joined(request)
 
     def look(self, now: float) -> None:
         """A tick: time in which no replica serves a queue does not count for its pace."""
@@ -318,7 +320,7 @@ class Admission:
         would be in time; and after clients that were refused before.
         """
         back = replace(request, arrived_at=now)
-        ahead = max(0, self._ahead(back) - (request in self._held))
+        ahead = self.order.ahead(back, self._absent, gone=request)
         pace_per_s = self._pace_per_s(request, now)
         wait_s: float | None = 0.0
         if ahead:

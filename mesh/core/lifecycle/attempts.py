@@ -399,6 +399,6 @@ class Completion:
         """Emit its last receipt."""
         request = record.request
         last = place or record.place or self._placer.held(request, why)
-        shed = last._replace(placement=Placement.SHED, target=None, reason=why)
+        shed = last._replace(placement=Placement.SHED, target=None, prefill=None, reason=why)
         attempt, held_s = max(1, record.attempt), record.waited_s(now)
         self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)

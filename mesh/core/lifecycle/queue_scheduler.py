@@ -9,7 +9,7 @@ without news after UNCHANGED_S, as queues are computed meanwhile. Who goes first
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from mesh.core.lifecycle.admission import Admission
@@ -116,7 +116,7 @@ class QueueScheduler:
         stuck: set[tuple[RequestKind, str, frozenset[str]]] = set()
         kinds_left = len(self._held.held_kinds) * self._placer.policy_count
         ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
-        for request in self._in_order(now):
+        for request in self._admission.order.in_order(now):
             record = self._inflight[request.key]
             kind, avoid = (kind_of(request), self._placer.policy_name(request)), record.avoided(now)
             work = work_name(request.model)
@@ -139,10 +139,6 @@ class QueueScheduler:
             kinds_left -= not avoid
             if not kinds_left:
                 return
-
-    def _in_order(self, now: float) -> Iterable[Request]:
-        order = self._admission.order
-        return order.shorter_first(now) if self._placer.judges_load else order.by_arrival()
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
         """Try held requests, if this replica may have room now that it had not before."""

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable
 from itertools import chain, compress, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, effective_arrival, kind_of
 from mesh.core.model.reported_speed import believed_slope
@@ -39,6 +39,7 @@ _at, _arrival_of = attrgetter("at"), attrgetter("arrival")
 
 
 Arrival = tuple[float, int]  # `effective_arrival`, and the request's key
+Kind = tuple[ModelId, Priority]
 
 
 class Turn(NamedTuple):
@@ -49,77 +50,116 @@ class Turn(NamedTuple):
     request: Request
 
 
+class Estimates(Protocol):
+    """What the order depends on beside the queue; the placer has it."""
+
+    @property
+    def judges_load(self) -> bool:
+        """Whether the policy does, so that the order is by what is to compute."""
+
+    def hit_ratio(self, request: Request) -> float:
+        """Part of a prompt that is cached, 0 to 1."""
+
+
 class ReleaseOrder:
-    """The turns of held requests, computed again at each try."""
+    """The turns of held requests, as of the last try and of those that were held since."""
 
     def __init__(
         self,
         held: HoldQueue,
         replicas: ReplicaTable,
-        hit_ratio: Callable[[Request], float],
+        estimates: Estimates,
         longest_wait_s: Callable[[Request], float],
     ) -> None:
-        """`hit_ratio`: part of a prompt that is cached, 0 to 1. `longest_wait_s`: the least limit
-        of how long a request may be held, in seconds."""
-        self._held, self._replicas = held, replicas
-        self._hit_ratio, self._longest_wait_s = hit_ratio, longest_wait_s
+        """`longest_wait_s`: the least limit of how long a request may be held, in seconds."""
+        self._held, self._replicas, self._estimates = held, replicas, estimates
+        self._longest_wait_s = longest_wait_s
         # By key: when it was looked up, and how many tokens it leaves to compute.
         self._uncached: dict[int, tuple[float, float]] = {}
         self._newcomer = NO_KEY, 0.0  # the last one, and its tokens to compute
         self._s_per_token: dict[ModelId, float] = {}
-        self._alike: dict[tuple[ModelId, Priority], list[Turn]] = {}  # by arrival
+        self._turns: dict[int, Turn] = {}  # by key, of the first SORTED_MAX
 
-    def by_arrival(self) -> Iterable[Request]:
-        """All held requests in the order of the queue."""
-        self._alike = {}
-        return self._held
+    @property
+    def _sorts(self) -> bool:
+        return self._estimates.judges_load and self._held.is_first_come
 
-    def shorter_first(self, now: float) -> Iterable[Request]:
+    def in_order(self, now: float) -> Iterable[Request]:
         """All held requests; in turns of one model and class, those with less to compute first."""
-        if len(self._held) < 2 or not self._held.is_first_come:
-            return self.by_arrival()
+        self._turns, self._s_per_token = {}, {}
+        if not self._sorts:
+            return self._held
         rest = iter(self._held)
         first = list(islice(rest, SORTED_MAX))
         self._look_up(first, now)
-        models = dict.fromkeys(request.model for request in first)
-        self._s_per_token = {model: self._middle_s_per_token(model) for model in models}
-        self._alike = {}
+        alike: dict[Kind, list[Turn]] = {}
         for one in first:
-            turn = Turn(self._turn_at(one, self._uncached[one.key][1]), _arrival(one), one)
-            self._alike.setdefault((one.model, one.priority), []).append(turn)
-        turns = {kind: iter(sorted(own, key=_at)) for kind, own in self._alike.items()}
+            turn = self._turns[one.key] = self._turn(one, self._uncached[one.key][1])
+            alike.setdefault((one.model, one.priority), []).append(turn)
+        turns = {kind: iter(sorted(own, key=_at)) for kind, own in alike.items()}
         return chain([next(turns[one.model, one.priority]).request for one in first], rest)
 
-    def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
-        """Requests held for its kind of work that go before it, whether it is held or not.
+    def joined(self, request: Request) -> None:
+        """It is held from now on, or for another model than before."""
+        if not self._sorts or len(self._held) > SORTED_MAX:
+            return
+        if len(self._turns) >= 2 * SORTED_MAX:  # nothing was tried for long, and many have left
+            held = self._held.group_of
+            self._turns = {key: one for key, one in self._turns.items() if key in held}
+        self._turns[request.key] = self._turn(request, self._tokens_of(request))
 
-        `without`: requests of these kinds are not counted, unless it is one of them.
+    def ahead(
+        self,
+        request: Request,
+        without: Container[RequestKind] = (),
+        gone: Request | None = None,
+    ) -> int:
+        """Requests held for its kind of work that go before it, whether it is held or not; beyond
+        the first SORTED_MAX by arrival alone.
+
+        `without`: requests of these kinds are not counted, unless it is one of them. `gone`: nor is
+        this one, which may be held.
         """
-        ahead = self._held.ahead(request, without)
-        alike = self._alike.get((request.model, request.priority))
-        if alike is None or ahead >= SORTED_MAX:
-            return ahead
-        key, group_of = request.key, self._held.group_of
-        others = [one for one in alike if (at := one.arrival[1]) in group_of and at != key]
+        place = came = _arrival(request)
+        turn_of, is_missing = request, False
+        if (others := self._others(request, without)) is not None:
+            mine = self._turns.get(request.key)
+            if mine is None or mine.arrival != came:
+                mine = self._turn(request, self._tokens_of(request))
+            earlier = sum([one[:2] < mine[:2] for one in others])
+            before = bisect_left(others, came, key=_arrival_of)
+            if earlier != before:
+                # It takes the turn of the one that has as many before it by arrival.
+                _, place, turn_of = others[earlier - (earlier > before)]
+                is_missing = (gone is not None or request not in self._held) and came < place
+        ahead = self._held.ahead(request, without, turn_of) + is_missing
+        return ahead - (gone is not None and gone in self._held and _arrival(gone) < place)
+
+    def _others(self, request: Request, without: Container[RequestKind]) -> list[Turn] | None:
+        """The turns of the others of its model and class, by arrival; None where it has none."""
+        key, held = request.key, self._held.group_of
+        if not self._sorts or (key not in self._turns and len(held) >= SORTED_MAX):
+            return None
+        kind = request.model, request.priority
+        others = [
+            one
+            for other, one in self._turns.items()
+            if other in held and other != key and (one.request.model, one.request.priority) == kind
+        ]
         if without:
             own = kind_of(request)
             kinds = [kind_of(one.request) for one in others]
-            counted = [kind == own or kind not in without for kind in kinds]
-            others = list(compress(others, counted))
-        mine = self._turn_at(request, self._tokens_of(request)), _arrival(request)
-        earlier = sum([one[:2] < mine for one in others])
-        before = bisect_left(others, mine[1], key=_arrival_of)
-        if earlier == before:
-            return ahead
-        # It takes the turn of the one that has as many before it by arrival.
-        turn = others[earlier - (earlier > before)]
-        is_missing = key not in group_of and mine[1] < turn.arrival
-        return self._held.ahead(request, without, turn_of=turn.request) + is_missing
+            others = list(compress(others, [one == own or one not in without for one in kinds]))
+        return sorted(others, key=_arrival_of)
 
-    def _turn_at(self, request: Request, tokens: float) -> float:
+    def _turn(self, request: Request, tokens: float) -> Turn:
         most_s = min(SHORTER_S_MAX, self._longest_wait_s(request))
-        prefill_s = tokens * self._s_per_token[request.model]
-        return request.arrived_at + min(most_s, SHORTER_FACTOR * prefill_s)
+        s_per_token = self._s_per_token.get(request.model)
+        if s_per_token is None:
+            s_per_token = self._middle_s_per_token(request.model)
+            self._s_per_token[request.model] = s_per_token
+        at = request.arrived_at + min(most_s, SHORTER_FACTOR * tokens * s_per_token)
+        return Turn(at, _arrival(request), request)
 
     def _tokens_of(self, request: Request) -> float:
         """Of its prompt, to compute. A newcomer's are asked for several times."""
@@ -130,7 +170,7 @@ class ReleaseOrder:
         return self._newcomer[1]
 
     def _uncached_tokens(self, request: Request) -> float:
-        return request.prompt.tokens * (1.0 - self._hit_ratio(request))
+        return request.prompt.tokens * (1.0 - self._estimates.hit_ratio(request))
 
     def _look_up(self, requests: Iterable[Request], now: float) -> None:
         known, self._uncached = self._uncached, {}

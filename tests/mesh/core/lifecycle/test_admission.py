@@ -34,16 +34,16 @@ PACE_PER_S = 2.0
 class Door:
     """A line that has moved at PACE_PER_S, with `waiting` in it since time 0."""
 
-    def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1):
+    def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1, shorter_first=False):
         self.held, self.inflight = HoldQueue(1000), {}
         self.serving = serving
-        self.cached = {}  # by key: part of the prompt
+        self.judges_load = shorter_first
         settings = RouterSettings(queue_delay_s_max=limit_s)
         self.admission = Admission(
             *(self.held, self.inflight, settings, Random(1)),
             lambda kind, now, enough: min(self.serving, enough),
             ReplicaTable(RouterId("r"), settings),
-            lambda one: self.cached.get(one.key, 0.0),
+            self,
         )
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
@@ -52,6 +52,9 @@ class Door:
             self.now += 1 / PACE_PER_S
             self.held.release(request(key, arrived_at=0.0))
             self.admission.released(request(key), self.now)
+
+    def hit_ratio(self, one):
+        return 0.0
 
     def put(self, one):
         self.held.put(one)
@@ -192,20 +195,54 @@ def test_lines_of_different_models_have_their_own_pace():
     assert door.admission.expected_s(other, None, door.now) is None
 
 
-def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them():
-    """At 0.1 ms a token, 2,000 give way to a hundred that come within 5.7 s."""
-    door = Door(30, limit_s=10.0)
+# At 0.09 ms a token they give way for 6, and for 0.3 s.
+LONG, SHORT = Prompt(2000, ()), Prompt(100, ())
+
+
+def with_long_prompts(*, limit_s=10.0, arrived_at=0.0, **options):
+    door = Door(30, limit_s=limit_s, **options)
     for one in list(door.held):
         door.held.remove(one)
-        door.put(replace(one, prompt=Prompt(2000, ())))
+        door.put(replace(one, key=one.key + 100, prompt=LONG, arrived_at=arrived_at))
+    return door
 
-    def refused(key, tokens):
-        newcomer = request(key, arrived_at=door.now, prompt=Prompt(tokens, ()))
+
+@pytest.mark.parametrize("shorter_first", [False, True])
+def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them(shorter_first):
+    door = with_long_prompts(shorter_first=shorter_first)
+
+    def refused(key, prompt):
+        newcomer = request(key, arrived_at=door.now, prompt=prompt)
         return door.admission.delay.too_long(RequestRecord(newcomer), None, door.now)
 
-    assert refused(901, 100) is not None, "nobody had a turn yet"
-    list(door.admission.order.shorter_first(door.now))
-    assert refused(902, 100) is None
-    assert str(refused(903, 2000)) == "expected wait 15.5 s > limit 10 s"
-    door.admission.order.by_arrival()
-    assert refused(904, 100) is not None
+    assert (refused(901, SHORT) is None) is shorter_first
+    assert str(refused(902, LONG)) == "expected wait 15.5 s > limit 10 s"
+
+
+def test_a_prompt_that_goes_first_may_wait_for_the_only_replica_whatever_the_pace():
+    door = with_long_prompts(limit_s=0.4, arrived_at=4.95, shorter_first=True)
+    first = request(901, arrived_at=door.now, prompt=SHORT)
+    assert door.admission.delay.too_long(RequestRecord(first), None, door.now) is None
+    door.put(first)
+    second = RequestRecord(replace(first, key=902))
+    assert door.admission.delay.too_long(second, None, door.now) is not None
+
+
+def test_short_prompts_that_were_held_since_the_last_try_are_waited_for():
+    door, admitted = with_long_prompts(shorter_first=True), 0
+    for key in range(900, 1000):
+        newcomer = request(key, arrived_at=door.now, prompt=SHORT)
+        if door.admission.delay.too_long(RequestRecord(newcomer), None, door.now) is None:
+            door.put(newcomer)
+            admitted += 1
+    assert admitted == 10.0 * PACE_PER_S
+
+
+@pytest.mark.parametrize(("prompt", "wait_s"), [(SHORT, 1.0), (LONG, 5.0)])
+def test_retry_after_is_by_the_turns_too(prompt, wait_s):
+    door = with_long_prompts(shorter_first=True)
+    [*_, last] = door.held
+    door.held.remove(last)
+    door.put(refused := replace(last, key=900, prompt=prompt))
+    after_s = door.admission.retry_after_s(refused, None, door.now)
+    assert wait_s <= after_s <= wait_s * (1.0 + JITTER_RATIO) + 1.0

@@ -389,8 +389,8 @@ def test_a_model_that_nobody_serves_takes_no_turn_of_another_model(region):
 
 
 def test_only_the_first_of_many_are_looked_at(region):
+    region.policy.cached = {SORTED_MAX: 1.0, SORTED_MAX + 1: 1.0}
     for key in range(1, SORTED_MAX + 3):
         region.ask(key, "b", prompt=LONG, arrived_at=key / 1000)
-    region.policy.cached = {SORTED_MAX: 1.0, SORTED_MAX + 1: 1.0}
     region.hear("a")
     assert region.policy.asked[:2] == [SORTED_MAX, 1]

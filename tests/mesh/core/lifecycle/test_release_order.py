@@ -24,20 +24,24 @@ class Queue:
     """Held requests, and a replica that needs a millisecond a token."""
 
     def __init__(self, *held: Request):
-        self.held, self.cached = HoldQueue(1000), {}
+        self.held, self.cached, self.judges_load = HoldQueue(1000), {}, True
         replicas = ReplicaTable(RouterId("r"), RouterSettings())
         replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
         self.looked_up = 0
-        self.order = ReleaseOrder(self.held, replicas, self._hit_ratio, lambda one: 30.0)
+        self.order = ReleaseOrder(self.held, replicas, self, lambda one: 30.0)
         for one in held:
-            self.held.put(one)
+            self.put(one)
 
-    def _hit_ratio(self, one):
+    def hit_ratio(self, one):
         self.looked_up += 1
         return self.cached.get(one.key, 0.0)
 
+    def put(self, one):
+        self.held.put(one)
+        self.order.joined(one)
+
     def turns(self):
-        return [one.key for one in self.order.shorter_first(1e6)]
+        return [one.key for one in self.order.in_order(1e6)]
 
 
 def asked(key, at=0.0, prompt=LONG, **fields):
@@ -51,44 +55,82 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS)
-def test_a_newcomer_is_told_the_place_that_it_gets(requests):
-    held = [
+def held_as(requests):
+    return [
         asked(key, at=float(at), prompt=Prompt(tokens, ()), priority=priority)
         for key, (at, tokens, priority) in enumerate(requests)
     ]
-    newcomer = held.pop()
+
+
+@given(REQUESTS, st.booleans())
+def test_a_newcomer_is_told_the_place_that_it_gets(requests, tried):
+    *held, newcomer = held_as(requests)
     queue = Queue(*held)
-    queue.turns()
+    if tried:
+        queue.turns()
     told = queue.order.ahead(newcomer)
     queue.held.put(newcomer)
     assert told == queue.turns().index(newcomer.key)
 
 
 @given(REQUESTS, st.integers(0, 2**32))
-def test_those_who_are_held_know_their_place_also_when_others_have_left(requests, seed):
-    held = [
-        asked(key, at=float(at), prompt=Prompt(tokens, ()), priority=priority)
-        for key, (at, tokens, priority) in enumerate(requests)
-    ]
-    queue = Queue(*held)
-    queue.turns()
-    left = set(Random(seed).sample(range(len(held)), len(held) // 2))
+def test_those_who_are_held_know_their_place_also_when_others_have_left_and_come(requests, seed):
+    held = held_as(requests)
+    queue, dice = Queue(), Random(seed)
     for one in held:
-        if one.key in left:
-            queue.held.remove(one)
-    told = {one.key: queue.order.ahead(one) for one in held if one.key not in left}
+        queue.put(one)
+        if dice.random() < 0.3:
+            queue.turns()
+        if dice.random() < 0.3:
+            queue.held.remove(dice.choice(held))
+    told = {one.key: queue.order.ahead(one) for one in held if one in queue.held}
     assert told == {key: place for place, key in enumerate(queue.turns())}
+
+
+@given(REQUESTS, st.integers(0, 50))
+def test_one_that_leaves_and_comes_back_is_not_before_itself(requests, at):
+    held = held_as(requests)
+    queue, gone = Queue(*held), held[0]
+    back = replace(gone, arrived_at=float(at))
+    told = queue.order.ahead(back, gone=gone)
+    queue.held.remove(gone)
+    queue.put(back)
+    assert told == queue.turns().index(back.key)
 
 
 def test_a_short_newcomer_is_not_told_to_wait_for_long_ones():
     queue = Queue(asked(1), asked(2), asked(3))
-    newcomer = asked(9, at=5.0, prompt=SHORT)
-    assert queue.order.ahead(newcomer) == 3, "the order was not computed yet"
-    queue.turns()
-    assert queue.order.ahead(newcomer) == 0
+    assert queue.order.ahead(asked(9, at=5.0, prompt=SHORT)) == 0
     assert queue.order.ahead(asked(10, at=5.0)) == 3
     assert queue.order.ahead(asked(11, at=28.0, prompt=SHORT)) == 3
+
+
+def test_another_models_crowd_leaves_no_turns():
+    crowd = [asked(key, model="a") for key in range(SORTED_MAX)]
+    queue = Queue(*crowd, asked(901, at=1.0, model="b"))
+    newcomer = asked(902, at=2.0, prompt=SHORT, model="b")
+    assert queue.order.ahead(newcomer) == 1
+    queue.put(newcomer)
+    assert queue.turns()[-2:] == [901, 902]
+    queue.held.remove(crowd[0])
+    queue.held.remove(crowd[1])
+    assert queue.turns()[-2:] == [902, 901] and queue.order.ahead(newcomer) == 0
+
+
+def test_one_that_is_held_for_another_model_now_has_no_turn_of_the_old_one():
+    queue = Queue(asked(1), asked(2, prompt=SHORT))
+    assert queue.order.ahead(asked(1)) == 1
+    queue.held.remove(asked(2))
+    queue.put(asked(2, prompt=SHORT, model="b"))
+    assert queue.order.ahead(asked(1)) == 0
+
+
+def test_while_nothing_is_tried_no_more_is_kept_than_twice_what_is_sorted():
+    queue = Queue()
+    for key in range(10 * SORTED_MAX):
+        queue.put(asked(key))
+        queue.held.remove(asked(key))
+    assert len(queue.order._turns) <= 2 * SORTED_MAX
 
 
 def test_what_is_cached_of_a_newcomer_is_looked_up_once():
@@ -100,16 +142,15 @@ def test_what_is_cached_of_a_newcomer_is_looked_up_once():
     assert queue.looked_up == before + 1
 
 
-def test_where_arrival_alone_decides_it_is_the_place_by_arrival():
+def test_where_the_policy_does_not_judge_load_it_is_the_place_by_arrival():
     queue = Queue(asked(1), asked(2))
-    queue.turns()
-    queue.order.by_arrival()
+    queue.judges_load = False
     assert queue.order.ahead(asked(9, at=5.0, prompt=SHORT)) == 2
+    assert queue.turns() == [1, 2]
 
 
 def test_beyond_the_first_ones_it_is_the_place_by_arrival():
     queue = Queue(*(asked(key) for key in range(SORTED_MAX)))
-    queue.turns()
     assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == SORTED_MAX
     queue.held.remove(asked(0))
     assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == 0
