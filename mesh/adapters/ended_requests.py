@@ -304,7 +304,7 @@ class EndedRequests:
             peer_held_s=one.peer_held_s,
             agent_ttft_s=agent_ttft_s if isfinite(agent_ttft_s) and agent_ttft_s >= 0.0 else None,
             prefill_replica=prefill_replica,
-            prefill_s=None if prefill_replica is None else _prefill_s(one.steps),
+            prefill_s=None if prefill_replica is None else _prefill_s(one),
             prompt_tokens=_known(prompt),
             cached_tokens=_known(cached),
             output_tokens=_known(output),
@@ -348,10 +348,13 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
     )
 
 
-def _prefill_s(steps: Iterable[Step]) -> float | None:
-    """From the last attempt's dispatch until its prefill replica had computed the prompt."""
+def _prefill_s(one: EndedRequest) -> float | None:
+    """From the last attempt's dispatch until its prefill replica had computed the prompt; None
+    where the first byte came before that."""
     dispatched_at = prefill_s = None
-    for step in steps:
+    for step in one.steps:
+        if one.started_at is not None and step.at > one.started_at:
+            break
         if isinstance(step.what, fx.Decided):
             dispatched_at, prefill_s = step.at, None
         elif isinstance(step.what, ev.PrefillEnded) and dispatched_at is not None:
@@ -360,7 +363,7 @@ def _prefill_s(steps: Iterable[Step]) -> float | None:
 
 
 def _told(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
-    """Those that routers of the version before tell too; `prefill_s` has the others."""
+    """What tools of the version before can read: the end of a prefill stage is in `prefill_s`."""
     for step in steps:
         if not isinstance(step.what, ev.PrefillEnded):
             yield _step(step.at + wall_s, step.what)

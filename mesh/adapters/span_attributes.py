@@ -68,6 +68,7 @@ def receipt_attributes(record: OpenRequest, *, is_stream: bool) -> Attributes:
         "mesh.placement": receipt.placement.value,
         "mesh.region": receipt.peer or receipt.region,
         "mesh.replica": receipt.replica or "",
+        **({"mesh.prefill_replica": receipt.prefill} if receipt.prefill else {}),
         **{name: round(value, SECONDS_DIGITS) for name, value in seconds.items()},
     }
 

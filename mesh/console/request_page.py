@@ -14,7 +14,7 @@ def shown_request(story: Story) -> dict[str, Any]:
     """All that is known of it. No text holds a control character."""
     life = story.asked or story.at_peers[0]
     asked = story.asked
-    found = () if asked is None else parts(asked)
+    found = () if asked is None else parts(asked, story.at_peers)
     worst = largest(found)
     happened = moments(story)
     shown = {
@@ -22,7 +22,7 @@ def shown_request(story: Story) -> dict[str, Any]:
         "facts": {name: str(text) for name, text in _facts(story)},
         "outcome": life.outcome,
         "status": life.status,
-        "summary": _missing_summary(story) if asked is None else summary(asked),
+        "summary": _missing_summary(story) if asked is None else summary(asked, story.at_peers),
         "waited_s": None if asked is None else waited_s(asked),
         "has_first_byte": life.started_at is not None,
         "parts": [

@@ -168,7 +168,7 @@ class RecordedRequest:
             )
         elif kind == "AttemptFailed":
             self.steps.append(LifeStep(at=now, what="failed", detail=event["detail"][:256]))
-        elif kind == "PrefillEnded":
+        elif kind == "PrefillEnded" and self.started_at is None:
             self.about["prefill_s"] = now - self.dispatched_at
         elif kind == "PlacedByPeer":
             self.about["served_by_replica"] = event["replica"]
@@ -193,7 +193,8 @@ class RecordedRequest:
                 if self.request.get("answer_inbox") is not None:
                     self.ended_at, self.outcome = now, "placed"
             elif decision.placement == "peer":
-                self.about |= {"served_by_region": decision.peer, "served_by_replica": None}
+                self.about |= dict.fromkeys(("served_by_replica", "prefill_replica", "prefill_s"))
+                self.about["served_by_region"] = decision.peer
         elif kind == "Fail":
             self.ended_at, self.outcome = now, "failed"
             self.about |= {"fault": effect["fault"], "detail": effect["message"][:256]}

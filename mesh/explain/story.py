@@ -4,7 +4,7 @@ for the first token consisted of."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.decision import Decision, Placement, chosen_of
+from schemas.decision import Decision, Placement, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 FAR_OFF_S = 0.1  # an error of a prediction below this is none
@@ -69,8 +69,11 @@ def decisions(life: RequestLife) -> list[tuple[LifeStep, Decision]]:
     return [(step, step.decision) for step in life.steps if step.decision is not None]
 
 
-def parts(life: RequestLife) -> tuple[Part, ...]:
-    """What its wait consisted of; together they are `waited_s`. Empty while it is not known."""
+def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part, ...]:
+    """What its wait consisted of; together they are `waited_s`. Empty while it is not known.
+
+    `at_peers`: the same request at the peers that were asked, as far as it is known.
+    """
     total_s = waited_s(life)
     if total_s is None:
         return ()
@@ -97,14 +100,16 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
         take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
-    if life.prefill_s is not None:
-        take("prefill_s", life.prefill_s, f"computing the prompt on {life.prefill_replica}")
+    placed = life if last.peer is None else _placed_in(last.peer, at_peers)
+    prefill_s = None if placed is None else placed.prefill_s
+    if placed is not None and prefill_s is not None:
+        take("prefill_s", prefill_s, f"computing the prompt on {placed.prefill_replica}")
     if life.started_at is None:
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
     if life.agent_ttft_s is not None:
-        does = "the prompt" if life.prefill_s is None else "the transfer of the KV cache"
+        does = "the prompt" if prefill_s is None else "the transfer of the KV cache"
         where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
         take("engine_s", life.agent_ttft_s, where)
         take("transport_s", left_s, "on the bus, and between its steps")
@@ -114,9 +119,17 @@ def parts(life: RequestLife) -> tuple[Part, ...]:
     return tuple(found)
 
 
+def _placed_in(region: str, at_peers: Sequence[RequestLife]) -> RequestLife | None:
+    """The request at the router of that region which placed it last."""
+    placed = [one for one in at_peers if one.region == region and one.outcome == "placed"]
+    return max(placed, key=lambda one: one.arrived_at, default=None)
+
+
 def _server(life: RequestLife, last: Decision) -> str:
-    in_prefill = last.prefill if life.started_at is None and life.prefill_s is None else None
-    return in_prefill or life.served_by_replica or last.replica or last.peer or "its place"
+    """Who answers, or was to: both of a pair that has not."""
+    if life.started_at is None and life.prefill_s is None and last.prefill:
+        return place_name(last.replica, last.prefill)
+    return life.served_by_replica or last.replica or last.peer or "its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +164,9 @@ def largest(of: Sequence[Part]) -> Part | None:
     return None if worst is None or worst.seconds <= 0.0 else worst
 
 
-def summary(life: RequestLife) -> str:
-    """One sentence: what became of it, and where most of its wait passed."""
-    total_s, found = waited_s(life), parts(life)
+def summary(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> str:
+    """One sentence: what became of it, and where most of its wait passed. `at_peers`: as above."""
+    total_s, found = waited_s(life), parts(life, at_peers)
     if life.outcome == OPEN:
         return "It is under way."
     what = "to the first token" if life.is_stream else "to the first byte"

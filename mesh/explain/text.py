@@ -56,12 +56,12 @@ def _story_lines(story: Story) -> Iterator[str]:
             f"below is what the peer has."
         )
     else:
-        yield summary(story.asked)
+        yield summary(story.asked, story.at_peers)
     yield ""
     for moment in moments(story):
         yield f"  {moment.at_s:+9.3f} s  {moment.who:<10}  {moment.text}"
         yield from (f"{'':25}{one}" for one in _candidate_lines(moment.decision))
-    if story.asked is not None and (found := parts(story.asked)):
+    if story.asked is not None and (found := parts(story.asked, story.at_peers)):
         total_s, worst = waited_s(story.asked), largest(found)
         yield ""
         yield f"  {total_s or 0.0:9.3f} s  {_until(story.asked)}, of which"
@@ -115,7 +115,8 @@ def _moments(story: Story, start: float) -> Iterator[Moment]:
 def _end(life: RequestLife) -> str:
     if life.origin is not None:
         if life.outcome == "placed":
-            return f"handed to {life.served_by_replica}, which answers {life.origin} directly"
+            handed = place_name(life.served_by_replica, life.prefill_replica)
+            return f"handed to {handed}, which answers {life.origin} directly"
         return f"refused: {life.detail or 'no reason given'}"
     shown = [life.outcome]
     if life.status is not None:
@@ -222,8 +223,8 @@ def table_lines(lives: Sequence[RequestLife]) -> Iterator[str]:
 def as_json(requests: Sequence[Story], searched: Sequence[str]) -> str:
     """The same for programs."""
 
-    def plain(life: RequestLife) -> dict[str, Any]:
-        found = parts(life) if life.origin is None else ()
+    def plain(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> dict[str, Any]:
+        found = parts(life, at_peers) if life.origin is None else ()
         worst = largest(found)
         return {
             **orjson.loads(orjson.dumps(life)),
@@ -234,7 +235,7 @@ def as_json(requests: Sequence[Story], searched: Sequence[str]) -> str:
 
     found = [
         {
-            "asked": None if one.asked is None else plain(one.asked),
+            "asked": None if one.asked is None else plain(one.asked, one.at_peers),
             "at_peers": [plain(life) for life in one.at_peers],
         }
         for one in requests

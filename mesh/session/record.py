@@ -85,7 +85,9 @@ class Failure:
     retry_after_s: float | None = None
 
 
-STEPS_MAX = 32  # of one request: attempts are bounded, and each is held at most once before it
+# Of one request: attempts are bounded, each is held at most once before it, and on a pair it has
+# the end of its prefill stage.
+STEPS_MAX = 32
 StepKind = fx.Decided | ev.AttemptRefused | ev.AttemptFailed | ev.PrefillEnded | exchange.Placed
 
 

@@ -9,7 +9,9 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
+from mesh.adapters.recorder import RecordTo
 from mesh.core.model.served_names import prefill_name
+from mesh.explain.files import in_recording
 from mesh.explain.story import largest, parts, waited_s
 from schemas.ids import ReplicaId
 from schemas.kv_transfer import PARAMS_BYTES_MAX, KvRole, TransferKind
@@ -122,14 +124,19 @@ async def test_the_receipt_shows_what_both_replicas_of_a_pair_cost(nats_server):
 
 
 @pytest.mark.parametrize("kind", [NIXL, SGLANG])
-async def test_both_replicas_of_a_pair_are_in_the_life_of_a_request(nats_server, kind):
-    async with fleet(nats_server, pairs(kind, 1), policy="round-robin") as scene:
+async def test_both_replicas_of_a_pair_are_in_the_life_of_a_request(nats_server, kind, tmp_path):
+    path = tmp_path / "us.jsonl"
+    settings = {"policy": "round-robin", "record": RecordTo(path=path)}
+    async with fleet(nats_server, pairs(kind, 1), **settings) as scene:
         _, _, receipt = await scene.ask(chat(1, words=3000))
         [life] = scene.mesh.routers["us"].requests.ended.find(receipt["request"]).requests
         assert (life.prefill_replica, life.served_by_replica) == ("p1", "d1")
         shares = {part.name: part.seconds for part in parts(life)}
         assert sum(shares.values()) == pytest.approx(waited_s(life))
         assert largest(parts(life)).name == "prefill_s", shares
+    [recorded] = in_recording(path, receipt["request"])
+    assert (recorded.prefill_replica, recorded.served_by_replica) == ("p1", "d1")
+    assert recorded.prefill_s == pytest.approx(life.prefill_s, abs=0.05)
 
 
 async def test_a_short_prompt_is_answered_by_a_decode_replica_alone(nats_server):

@@ -208,14 +208,15 @@ def test_of_a_pair_the_last_prefill_stage_is_timed():
         Step(3.0, made), Step(3.25, ev.PrefillEnded(1, 2)),
     ]  # fmt: skip
 
-    def life(count, decision=made):
-        ring = kept()
-        ring.add(HELD._replace(decided=decision, steps=tuple(steps[:count])))
+    def life(count, decision=made, started_at=9.1):
+        ring, noted = kept(), tuple(steps[:count])
+        ring.add(HELD._replace(decided=decision, steps=noted, started_at=started_at))
         [found] = decode_answer(encode_answer(ring.find("r"))).requests
         return found
 
     assert (life(5).prefill_replica, life(5).prefill_s) == ("us-3", 0.25)
     assert life(4).prefill_s is None, "the last attempt's has not ended"
+    assert life(5, started_at=3.2).prefill_s is None, "the first byte came before its end"
     assert [step.what for step in life(5).steps] == ["decided", "failed", "decided"]
     alone = life(5, decided())
     assert (alone.prefill_replica, alone.prefill_s) == (None, None)

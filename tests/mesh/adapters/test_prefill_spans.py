@@ -20,6 +20,7 @@ from tests.mesh.adapters.test_spans import (
     answered,
     client,
     decided,
+    note,
     request,
     sent,
 )
@@ -46,10 +47,13 @@ def test_a_prefill_stage_has_a_span_of_its_own_whose_context_its_agent_gets(even
         before_ns = time_ns()
         spans.prefill_ended(1, event)
         after_ns = time_ns()
+        if isinstance(event, ev.PrefillEnded):
+            note(record, event)
         decode = sent(spans, LOCAL)
         answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
         spans.end(record, OK, NOW)
         whole, stage = [span for span in ended() if span.name == WORK]
+    assert described(whole) == ("UNSET", None, None), "the attempt goes on after its prefill stage"
     assert trace_context.read(decode).span_id == whole.context.span_id
     assert trace_context.read(headers).span_id == stage.context.span_id != whole.context.span_id
     assert stage.attributes["messaging.destination.name"] == "mesh.us.replica.p.work"

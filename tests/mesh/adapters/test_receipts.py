@@ -1,5 +1,7 @@
 """Receipts on a span and in the log: short, whatever the fleet's size."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -113,3 +115,14 @@ def test_a_span_has_seconds_to_the_microsecond():
     assert told["mesh.chosen.queue_s"] == 0.333333
     (listed,) = orjson.loads(told["mesh.candidates"])
     assert (listed["seconds"], listed["terms"]) == (0.3, {"queue_s": 0.333333})
+
+
+def test_a_pair_is_named_as_both_its_replicas():
+    alone = replace(PRICED[1], seconds=0.4)
+    pair = replace(PRICED[1], prefill="us-9")
+    made = decision(considered=2, candidates=(pair, alone), prefill="us-9")
+    told = decision_attributes(made)
+    assert (told["mesh.chosen.seconds"], told["mesh.runner_up.name"]) == (0.25, "us-0")
+    assert "us-9 + us-0 0.250 s, us-0 0.400 s" in receipt_line(made)
+    told = decision_attributes(replace(made, prefill=None))
+    assert (told["mesh.chosen.seconds"], told["mesh.runner_up.name"]) == (0.4, "us-9 + us-0")

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from mesh.adapters.recorder import RecordTo
 from mesh.cli.main import main
-from mesh.explain.files import FileUnusable, in_log, in_recording
+from mesh.explain.files import FileUnusable, RecordedRequest, in_log, in_recording
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
@@ -47,6 +47,28 @@ def test_a_line_is_read_whatever_the_journal_wrote_before_it(tmp_path, before, l
     path.write_text(f"{before}{line}\n")
     [life] = in_log(path, "r")
     assert (life.router, life.outcome) == ("r1", "ok")
+
+
+def test_a_line_of_a_log_names_both_replicas_of_a_pair(tmp_path):
+    path = tmp_path / "log"
+    placed = "placement=local region=us replica=us-1 prefill_replica=us-0"
+    path.write_text(
+        f"ts=2023-11-14T22:13:20.250Z router=us/r1 id=r outcome=ok duration_s=0.5 {placed}\n"
+    )
+    [life] = in_log(path, "r")
+    assert (life.prefill_replica, life.steps[0].decision.prefill) == ("us-0", "us-0")
+
+
+def test_a_recorded_request_that_went_on_to_a_peer_was_computed_there():
+    recorded = RecordedRequest({"request_id": "r"}, 1.0)
+    made = {"request": "r", "region": "us", "policy": "mesh", "reason": "because"}
+    pair = made | {"placement": "local", "replica": "us-1", "prefill": "us-0"}
+    recorded.effect("Decided", {"decision": pair}, 1.0)
+    recorded.event("PrefillEnded", {}, 1.5)
+    assert (recorded.about["prefill_replica"], recorded.about["prefill_s"]) == ("us-0", 0.5)
+    recorded.event("AttemptFailed", {"detail": "lost"}, 2.0)
+    recorded.effect("Decided", {"decision": made | {"placement": "peer", "peer": "eu"}}, 2.0)
+    assert (recorded.about["prefill_replica"], recorded.about["prefill_s"]) == (None, None)
 
 
 def test_files_that_are_none(tmp_path):

@@ -148,15 +148,6 @@ def test_where_both_engines_begin_at_once_the_parts_are_the_whole_wait(claim):
     assert sum(part.seconds for part in found) == pytest.approx(0.7)
 
 
-def test_an_unanswered_request_names_the_member_of_the_pair_that_it_waited_for():
-    waits = replace(on_a_pair(), started_at=None, served_by_replica=None, outcome="failed")
-    last = {prefill_s: parts(replace(waits, prefill_s=prefill_s))[-1] for prefill_s in (None, 0.35)}
-    assert {prefill_s: part.where for prefill_s, part in last.items()} == {
-        None: "without an answer of us-0", 0.35: "without an answer of us-1",
-    }  # fmt: skip
-    assert last[None].seconds - last[0.35].seconds == pytest.approx(0.35)
-
-
 def test_a_chosen_pair_is_found_and_named_where_its_candidate_lists_another_prefill_replica():
     """A policy that prices no pairs takes the shortest queue, after its candidates were listed."""
     [step] = on_a_pair().steps
@@ -173,3 +164,28 @@ def test_a_pair_and_its_decode_replica_alone_are_told_apart():
     assert "us-0 + us-1 0.400 s = prefill 0.300 + transfer 0.100: chosen" in lines
     assert "us-1        0.700 s = prefill 0.700: not chosen: 0.300 s more" in lines
     assert "predicted 0.400 s from its dispatch, took 0.500 s" in lines
+
+
+def test_the_prefill_of_a_peer_s_pair_is_in_the_wait_of_the_client():
+    at_peer = replace(
+        AT_PEER, served_by_replica="eu-1", prefill_replica="eu-0", prefill_s=0.4, arrived_at=109.0
+    )
+    refused = replace(at_peer, outcome="refused", prefill_s=9.0, arrived_at=109.5)
+    elsewhere = replace(at_peer, region="ap", prefill_s=9.0)
+    [story] = stories([FORWARDED, refused, elsewhere, at_peer])
+    found = {part.name: part.seconds for part in parts(FORWARDED, story.at_peers)}
+    assert found["prefill_s"] == pytest.approx(0.4) and found["engine_s"] == pytest.approx(0.5)
+    assert sum(found.values()) == pytest.approx(10.0)
+    lines = "\n".join(story_lines(story))
+    assert "0.400 s  computing the prompt on eu-0" in lines
+    assert "handed to eu-0 + eu-1, which answers us directly" in lines
+
+
+def test_without_a_first_byte_both_of_a_pair_were_waited_for_until_the_prompt_is_computed():
+    lost = replace(on_a_pair(), started_at=None, prefill_s=None, outcome="failed")
+    assert summary(lost).endswith("0.800 s without an answer of us-0 + us-1.")
+    computed = replace(lost, prefill_s=0.3)
+    assert [part.where for part in parts(computed)][1:] == [
+        "computing the prompt on us-0",
+        "without an answer of us-1",
+    ]
