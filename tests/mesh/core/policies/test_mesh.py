@@ -132,14 +132,6 @@ def test_what_a_held_request_waits_for_is_told():
     assert waited == {"a", "b"}
 
 
-def test_a_large_batch_on_a_quick_replica_is_no_reason_to_go_to_a_slow_one():
-    short = request(1, prompt=Prompt(1, ()))
-    for running in (32, 200):
-        quick = replica("a", running=running, batch_max=256, prefill_s_per_token=1e-6)
-        slow = replica("b", prefill_s_per_token=1e-6, prefill_base_s=2.0 * BASE_S)
-        assert mesh().choose(short, [quick, slow], 0.0).name == "a"
-
-
 def test_it_holds_for_the_best_while_that_one_is_not_open():
     policy, text = mesh(), "A" * 200  # two seconds of prefill saved
     policy.placed(asked(1, text), spot("a"), 0.0)

@@ -3,7 +3,7 @@
 Six replicas in three regions (L4s, H100s, or in each region one of both), requests as many in
 every cell, half of them before the measurement. The default form has two seeds of every workload
 and trace, from 60% of the load, where rivals come close, and four seeds of a cell in which anything
-is saturated: if with one of the first two any policy loses over one request in a hundred, or
+is saturated: if with one of the first two `mesh` or a rival loses over one request in a hundred, or
 answers fewer than nine in ten within their service level (`tables.client_view`). The long form has
 all loads and all rivals in every cell. Oracles play where a target asks for them, on mixed fleets;
 in the long form everywhere.
@@ -163,7 +163,7 @@ class Matrix:
     def seeds(self, place: Place, files: ResultFiles) -> range:
         """The seeds that the cell is to be played with, as far as it is known."""
         first = self.size.seeds
-        if self.size.quick or first >= SEEDS_SATURATED:
+        if self.size.quick or first != SEEDS:
             return range(first)
         played = [
             files.get(one.key())
