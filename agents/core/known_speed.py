@@ -6,11 +6,14 @@ engine's own answers say more: without it a fleet of two kinds of GPUs is taken 
 each replica has answered some requests. It counts only while the engine serves the same models.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from agents.core.engine_curves import PrefillPoint
 from agents.core.engine_load import PrefillLine
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
@@ -63,11 +66,25 @@ def of_last_run(engine: str, models: tuple[ModelId, ...], line: PrefillLine) -> 
 
 
 def of_profile(profile: OfflineProfile) -> KnownSpeed:
-    """What a profile's iteration times come to, prompt by prompt."""
-    error = max(PROFILE_ERROR, min(ERROR_MAX, profile.predictor_error or 0.0))
-    short_s, long_s = (_alone_s(profile, tokens) for tokens in (SHORT_TOKENS, LONG_TOKENS))
+    """The first tokens that were measured for a profile; without any, what its iterations take,
+    prompt by prompt, which leaves out what a request costs before the engine's scheduler."""
+    sizes = SHORT_TOKENS, LONG_TOKENS
+    if profile.curves is not None:
+        error, points = LAST_RUN_ERROR, profile.curves.prefill
+        short_s, long_s = (_measured_s(points, tokens) for tokens in sizes)
+    else:
+        error = max(PROFILE_ERROR, min(ERROR_MAX, profile.predictor_error or 0.0))
+        short_s, long_s = (_alone_s(profile, tokens) for tokens in sizes)
     prior = _prior(short_s, long_s - short_s, error)
     return KnownSpeed(engine=profile.engine, models=(ModelId(profile.model),), prior=prior)
+
+
+def _measured_s(points: Sequence[PrefillPoint], tokens: int) -> float:
+    """On the line between the two points around it, or on the last such line."""
+    lines = list(pairwise(points))
+    before, after = next((one for one in lines if tokens <= one[1].tokens), lines[-1])
+    slope = (after.ttft_s - before.ttft_s) / (after.tokens - before.tokens)
+    return before.ttft_s + slope * (tokens - before.tokens)
 
 
 def _alone_s(profile: OfflineProfile, tokens: int) -> float:

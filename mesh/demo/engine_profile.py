@@ -9,15 +9,18 @@ than those that online prompts cause themselves.
 import time
 from functools import cache
 
+from agents.core.engine_curves import DecodePoint, EngineCurves, PrefillPoint
 from agents.core.latency_predictor import LatencyPredictor, Sample
 from agents.core.offline_profile import OfflineProfile, encode_profile
 from agents.core.slo_profile import Measure
 from agents.sim.profile_files import find_profile
+from agents.sim.profiles import Profile
 from agents.sim.profiling_run import profiling_run
 from agents.simserver.command import DEFAULT_PROFILE
 
 BUDGET_CHUNK_PART = 16
 DECODES, CONTEXT_TOKENS = 16, 1024  # of the iteration that is the budget
+PROMPTS_TOKENS = 16, 256, 4096
 
 
 @cache
@@ -43,5 +46,26 @@ def simulated_profile(name: str | None, time_scale: float) -> bytes:
             limits_s={Measure.TBT_P99: budget_s},
             chunk_tokens=profile.batch_tokens,
             prefill_tokens_max=chunk,
+            curves=_curves(profile, time_scale),
         )
+    )
+
+
+def _curves(profile: Profile, time_scale: float) -> EngineCurves:
+    """By which its agent knows when first tokens come."""
+    sizes = sorted({min(tokens, profile.kv_tokens) for tokens in PROMPTS_TOKENS})
+    decodes = min(DECODES, profile.max_seqs)
+    context_tokens = decodes * CONTEXT_TOKENS
+    tbt_s = profile.decode_s(decodes, context_tokens) / time_scale
+    return EngineCurves(
+        prefill=tuple(
+            PrefillPoint(tokens=tokens, ttft_s=profile.alone_s(tokens) / time_scale)
+            for tokens in sizes
+        ),
+        decode=(
+            DecodePoint(requests=decodes, context_tokens=decodes * CONTEXT_TOKENS, tbt_s=tbt_s),
+        ),
+        chunk_tokens=profile.batch_tokens,
+        kv_tokens=profile.kv_tokens,
+        batch_max=profile.max_seqs,
     )

@@ -2,11 +2,13 @@
 
 import pytest
 
+from agents.core.engine_curves import PrefillPoint
 from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import (
     PROFILE_ERROR,
     SPEED_BYTES_MAX,
     KnownSpeed,
+    _measured_s,
     decode_speed,
     encode_speed,
     of_last_run,
@@ -67,6 +69,15 @@ def test_a_profile_predicts_prompts_in_chunks():
     assert known.prior.error == PROFILE_ERROR
     assert known.prior.short_s == pytest.approx(0.01 + 0.0256)
     assert known.prior.more_s == pytest.approx(7 * 0.01 + 0.384)
+
+
+def test_between_and_beyond_what_was_measured_it_is_a_line():
+    points = [
+        PrefillPoint(tokens=tokens, ttft_s=seconds)
+        for tokens, seconds in ((10, 0.1), (110, 0.1), (210, 0.3))
+    ]
+    measured = {tokens: _measured_s(points, tokens) for tokens in (10, 60, 160, 1210)}
+    assert measured == pytest.approx({10: 0.1, 60: 0.1, 160: 0.2, 1210: 2.3})
 
 
 def test_an_endless_line_is_bounded():
