@@ -17,7 +17,7 @@ from rich.text import Text
 
 COLUMNS, ROWS = 112, 40
 COMMAND = (sys.executable, "-m", "mesh.cli.main", "up", *sys.argv[1:])
-LAST_LINE = "curl -N"
+LAST_LINE = "console.key"
 FONT_FROM_ELSEWHERE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 TURN = re.compile(r"\x1b\[[0-9?;]*[A-KSThl]")  # of the cursor; colours stay
 
