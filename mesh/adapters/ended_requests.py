@@ -315,7 +315,7 @@ class EndedRequests:
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
-            steps=tuple(_told(one.steps[:STEPS_MAX], wall_s)),
+            steps=tuple(_life_steps(one.steps[:STEPS_MAX], wall_s)),
         )
 
 
@@ -362,8 +362,9 @@ def _prefill_s(one: EndedRequest) -> float | None:
     return prefill_s
 
 
-def _told(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
-    """What tools of the version before can read: the end of a prefill stage is in `prefill_s`."""
+def _life_steps(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
+    """All but the end of a prefill stage, which tools of the version before can't read: it is in
+    `prefill_s`."""
     for step in steps:
         if not isinstance(step.what, ev.PrefillEnded):
             yield _step(step.at + wall_s, step.what)

@@ -52,7 +52,7 @@ def simulated_profile(name: str | None, time_scale: float) -> bytes:
 
 
 def _curves(profile: Profile, time_scale: float) -> EngineCurves:
-    """By which its agent knows when first tokens come."""
+    """That engine's times to first token, by which its agent knows them, and between tokens."""
     sizes = sorted({min(tokens, profile.kv_tokens) for tokens in PROMPTS_TOKENS})
     decodes = min(DECODES, profile.max_seqs)
     context_tokens = decodes * CONTEXT_TOKENS
@@ -62,9 +62,7 @@ def _curves(profile: Profile, time_scale: float) -> EngineCurves:
             PrefillPoint(tokens=tokens, ttft_s=profile.alone_s(tokens) / time_scale)
             for tokens in sizes
         ),
-        decode=(
-            DecodePoint(requests=decodes, context_tokens=decodes * CONTEXT_TOKENS, tbt_s=tbt_s),
-        ),
+        decode=(DecodePoint(requests=decodes, context_tokens=context_tokens, tbt_s=tbt_s),),
         chunk_tokens=profile.batch_tokens,
         kv_tokens=profile.kv_tokens,
         batch_max=profile.max_seqs,
