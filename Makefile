@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
-STUDY = $(BIN)/python -m tests.programs.studies
+# COMPILED=1 plays a study with the twin's pure modules compiled (tests/programs/compiled.py).
+STUDY = $(BIN)/python $(if $(COMPILED),-m tests.programs.compiled) -m tests.programs.studies
 LIVE = $(BIN)/python -m tests.programs.live
 SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces "$(TRACES)")
 

@@ -74,7 +74,7 @@ class Adapters:
         self._models = tuple(name for name in event.models if name not in event.adapters)
         if event.began_at > self._changed_at:
             leaving = {load.instead_of for load in self._loads.values()}
-            there = event.adapters - leaving - self._loads.keys()
+            there = event.adapters.difference(leaving, self._loads)
             self._used_at = {name: self._used_at.get(name, -inf) for name in sorted(there)}
         self._publish()
 

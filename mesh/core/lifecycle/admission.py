@@ -186,8 +186,8 @@ class RetryAfter:
         if pace_per_s > 0.0:
             after_s += self._booked / pace_per_s
             self._booked = min(self._booked + 1.0, RETRY_AFTER_S_MAX * pace_per_s)
-        after_s = ceil(min(LATEST_S, max(RETRY_AFTER_S_MIN, after_s)))
-        return float(after_s + dice.randint(0, ceil(JITTER_RATIO * after_s)))
+        whole_s = ceil(min(LATEST_S, max(RETRY_AFTER_S_MIN, after_s)))
+        return float(whole_s + dice.randint(0, ceil(JITTER_RATIO * whole_s)))
 
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.

@@ -93,7 +93,9 @@ class CandidateCache:
         """
         table, model = self._replicas, request.model
         is_open = not request.residency and not self._residency.is_confined
-        wanted = None if is_open else self._residency.wanted(request)
+        wanted: frozenset[Label] | None = None
+        if not is_open:
+            wanted = self._residency.wanted(request)
         if sampling is not None and wanted is None and len(table.by_name) > ALL_MAX:
             some = serving = table.serving(model)
             if len(serving) > ALL_MAX:

@@ -105,7 +105,7 @@ class Prices:
                 room, load_s,
             ) = known  # fmt: skip
             sent = replica.on_the_way
-            queued: float = sent.prefill_tokens
+            queued = float(sent.prefill_tokens)
             if waiting:  # `Replica.prefill_queue_tokens`, without the call
                 left = waiting - (now - replica.seen_at) / s_per_token
                 queued += left if left > 0.0 else 0.0
