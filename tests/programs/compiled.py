@@ -26,7 +26,7 @@ COMPILED = (
     *("agents/core/*.py", "agents/sim/*.py", "mesh/core/*.py", "mesh/session/*.py"),
     *(f"mesh/core/{floor}/*.py" for floor in ("gossip", "lifecycle", "membership", "placement")),
     *("mesh/core/prefixes/*.py", "mesh/core/view/*.py", "mesh/core/policies/mesh*.py"),
-    *("mesh/sim/*.py", "mesh/sim/offline/*.py"),
+    *("mesh/sim/*.py", "mesh/sim/offline/runner.py"),
 )
 # Of those, what mypyc makes wrongly or not at all: it keeps no annotations that pydantic could
 # read, no protocol that is checked at run time, and no class that inherits from a built-in one.
