@@ -9,7 +9,8 @@ quicker of the two counts.
 Clients come first. A prompt is sent only while the agent has no request, offline ones too, and the
 engine shows none of others. It is stopped when either changes, and sent again AGAIN_S later; after
 STOPS_MAX stops there is no other try. An engine may compute the step that it is in to its end, so
-the long prompt is no longer than LONG_S takes at the pace of the short one. An engine that answers
+the long prompt has no more tokens than LONG_S takes at the pace of the one before: where a first
+token takes long whatever its prompt, it is reached in steps. An engine that answers
 with an error, not in time, or without token counts is not probed again until it serves other
 models. One with a role in pairs is probed where it takes whole requests: a prefill engine's answers
 leave a KV cache that another one has to fetch, a decode engine's may wait for one.
@@ -119,8 +120,8 @@ class SpeedProbe:
         tokens = event.usage.prompt_tokens - max(0, event.usage.cached_tokens)
         if event.usage.prompt_tokens < 0 or tokens < 1:
             return self._give_up("its answers count no prompt tokens")
-        self._samples.append(FirstToken(event.seconds, tokens))
-        return self._conclude() if len(self._samples) == 2 * TIMES else []
+        self._take(FirstToken(event.seconds, tokens))
+        return self._conclude() if len(self._long) == TIMES else []
 
     def restart_clock(self, now: float) -> None:
         """The agent itself was stopped until now: what it measures now is no engine's time."""
@@ -129,7 +130,9 @@ class SpeedProbe:
     def _begin(self, models: tuple[ModelId, ...]) -> None:
         """Other models: nothing is known of them."""
         self._models = models
-        self._samples: list[FirstToken] = []  # short ones, then long ones
+        self._short: list[FirstToken] = []
+        self._long: list[FirstToken] = []
+        self._before = FirstToken(0.0, 0)  # whose pace limits the long ones
         self._stops = 0
         self._not_before = -inf
         self.is_wanted, self.known = self._enabled, None
@@ -164,17 +167,31 @@ class SpeedProbe:
     def _send(self) -> list[AgentEffect]:
         short_words = min(SHORT_TOKENS, self._most() // 4)  # of at most 4 tokens each
         words = short_words
-        if len(self._samples) >= TIMES:
-            words = self._long_words(short_words)
+        if len(self._short) == TIMES:
+            tokens = self._long_tokens(self._before)
+            words = max(short_words, tokens * short_words // min(self._short).tokens)
         self._prompt = _Prompt()
         prompt = made_up_text(self._dice, words)
         return [effects.MeasurePrompt(self._models[0], prompt, LIMIT_S)]
 
-    def _long_words(self, short_words: int) -> int:
-        quickest = min(self._samples[:TIMES])
-        in_time = int(LONG_S * quickest.tokens / max(quickest.seconds, 1e-6))
-        tokens = min(self._most(), max(in_time, LONGER * quickest.tokens))
-        return max(short_words, tokens * short_words // quickest.tokens)
+    def _long_tokens(self, before: FirstToken) -> int:
+        """Of a long prompt, as it may be after that one."""
+        in_time = int(LONG_S * before.tokens / max(before.seconds, 1e-6))
+        return min(self._most(), max(in_time, LONGER * min(self._short).tokens))
+
+    def _take(self, one: FirstToken) -> None:
+        if len(self._short) < TIMES:
+            self._short.append(one)
+            self._before = min(self._short)
+        elif not self._long and self._is_step(one):
+            self._before = one
+        else:
+            self._long.append(one)
+
+    def _is_step(self, one: FirstToken) -> bool:
+        """Whether a prompt of at least twice its length may follow. Not where this one itself, cut
+        short by the engine, is no longer than the one before."""
+        return 2 * self._before.tokens <= one.tokens <= self._long_tokens(one) // 2
 
     def _stop(self, now: float) -> list[AgentEffect]:
         if self._prompt is None or self._prompt.stopped:
@@ -191,7 +208,7 @@ class SpeedProbe:
             self._not_before = now + AGAIN_S
 
     def _conclude(self) -> list[AgentEffect]:
-        short, long = self._samples[:TIMES], self._samples[TIMES:]
+        short, long = self._short, self._long
         self.known = of_probe(self._replica.engine, self._models, short, long)
         if self.known is None:
             return self._give_up("no line fits its times: " + _in_words(short, long))

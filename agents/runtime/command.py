@@ -77,8 +77,8 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "--speed-probe/--no-speed-probe",
     default=True,
     envvar="MESH_SPEED_PROBE",
-    help="Measure the engine's prefill speed by up to four prompts of at most 2,048 tokens while "
-    "it is idle, where neither --state-dir nor --profile tells it. [MESH_SPEED_PROBE]",
+    help="Measure the engine's prefill speed by a few prompts of at most 2,048 tokens while it is "
+    "idle, where neither --state-dir nor --profile tells it. [MESH_SPEED_PROBE]",
 )
 @click.option(
     "--offline-priority",

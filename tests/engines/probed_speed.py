@@ -1,4 +1,4 @@
-"""The speed that an agent finds by a probe, beside first tokens as a client of the engine sees them."""
+"""The speed that an agent finds by a probe, beside first tokens as engines' clients see them."""
 
 import random
 import time

@@ -209,7 +209,8 @@ def test_clients_come_first_whatever_happens():
             assert bench.now - stopped_at >= AGAIN_S - 1.0, "seen up to a second late"
         if bench.stopped and not was_stopped:
             stopped_at = bench.now
-    assert len(bench.prompts) <= 2 * TIMES + STOPS_MAX
+    steps = 5  # in which 2,048 tokens are reached from 64, doubling at least
+    assert len(bench.prompts) <= 2 * TIMES + STOPS_MAX + steps
 
 
 @pytest.mark.parametrize("context", [None, 64 * SHARE, 1000, 8192, 10**6])
@@ -247,6 +248,30 @@ def test_a_slow_engine_gets_a_shorter_long_prompt():
         if bench.at_engine:
             bench.answer(seconds=bench.words[-1] / 50)
     assert bench.words == [32, 32, 4 * 32, 4 * 32]
+
+
+def test_where_a_base_hides_the_pace_the_long_prompt_is_reached_in_steps():
+    bench = ProbedBench()
+    bench.cards = {MODEL: ModelCard(max_model_len=100_000)}
+    slow = PrefillLine(s_per_token=1e-4, base_s=0.15)
+    for _ in range(80):
+        bench.idle(SCRAPE_S)
+        if bench.at_engine:
+            words = bench.words[-1]
+            bench.answer(usage=TokenUsage(words), seconds=slow.ttft_s(words))
+    assert bench.words[:2] == [32, 32] and bench.words[3:] == [2048, 2048]
+    assert 300 < bench.words[2] < 500
+    assert bench.prior.s_per_token == pytest.approx(slow.s_per_token, rel=0.01)
+
+
+def test_an_engine_that_cuts_prompts_short_is_not_sent_ever_longer_ones():
+    bench = ProbedBench()
+    for _ in range(200):
+        bench.idle(SCRAPE_S)
+        if bench.at_engine:
+            bench.answer(usage=TokenUsage(min(100, bench.words[-1])), seconds=0.1)
+    assert len(bench.prompts) <= 3 * TIMES
+    assert bench.prior is None and len(bench.logs) == 1
 
 
 @pytest.mark.parametrize(
