@@ -28,6 +28,7 @@ SHORT_TOKENS, LONG_TOKENS = 256, 4096
 LAST_RUN_ERROR = 0.2  # the same engine, perhaps with other options or beside other work
 PROFILE_ERROR = 0.4  # measured without its HTTP server and queue
 PROBE_ERROR = 0.3  # of a prompt or two of each length
+PROBE_TOKENS_MAX = 1_000_000  # far more than a probe's prompt can have
 FIRST_TOKEN_S_MAX, ERROR_MAX = 3600.0, 10.0  # of a heartbeat
 
 
@@ -100,7 +101,7 @@ def of_probe(
     short_s, short_tokens = min(short)
     long_s, long_tokens = min(long)
     more_s, more_tokens = long_s - short_s, long_tokens - short_tokens
-    if short_tokens < 1 or more_tokens < short_tokens:
+    if not 1 <= short_tokens <= more_tokens <= PROBE_TOKENS_MAX:
         return None
     if not SLOPE_MIN <= more_s / more_tokens <= SLOPE_MAX:
         return None

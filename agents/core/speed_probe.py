@@ -42,9 +42,8 @@ CONTEXT_UNKNOWN = 4096  # tokens, where the engine shows neither
 LONG_MIN = 2 * SHORT_TOKENS  # where no longer prompt is allowed, its time tells no slope
 LONG_S = 2.0
 LONGER = 4  # times the short prompt, of an engine that needs more than LONG_S for that
-QUIET_S = (
-    2.0  # of idleness before the first: clients come in bursts, and agents find out about paths
-)
+# Of idleness before it: clients come in bursts, and agents find out about the paths of an engine.
+QUIET_S = 2.0
 AGAIN_S = 30.0  # after a prompt that was stopped
 STOPS_MAX = 5
 LIMIT_S = 30.0  # for an answer
