@@ -178,7 +178,17 @@ async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
         line = await lines.of(id=name)
         assert (line["status"], line["route"], line["router"]) == (200, "/v1/regions", "us/r1")
 
+        async with client() as session:
+            for name in ("unready", "unready-2", "unready-3"):
+                headers = {"x-request-id": name}
+                async with session.get(mesh.urls["us"] + "/ready", headers=headers) as ready:
+                    assert ready.status == 503
+        kept = mesh.routers["us"].requests.ended
+        assert kept.find("unready").requests and not kept.find("unready-2").requests
+
         status, _, _ = await post(mesh, chat(), **{"x-request-id": "shed"})  # nobody is there
         line = await lines.of(id="shed")
         assert (line["status"], line["outcome"], line["placement"]) == (status, "shed", "shed")
         assert status in (429, 503) and line["held_s"] > 0.0 and line["error"]
+        assert (await lines.of(id="unready"))["error"] == "no_replica"
+        assert "unready-2" not in lines.text and "unready-3" not in lines.text
