@@ -164,11 +164,13 @@ class EndedRequests:
     def _of_peer(self, record: OpenRequest, outcome: str, refusal: str) -> EndedRequest:
         request, decided = record.request, record.decided
         replica = "" if decided is None else decided.decision.replica or ""
-        region = self._region if replica else ""
+        region, now = self._region if replica else "", self._clock()
+        # By its own arrival it also has the wait at home; it is decided on as soon as it is here.
+        arrived_at = record.steps[0].at if record.steps else now
         return EndedRequest(
             request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
             request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
-            request.arrived_at, None, self._clock(), decided, record.steps,
+            arrived_at, None, now, decided, record.steps,
         )  # fmt: skip
 
     def of_http(

@@ -14,7 +14,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
 from mesh.core.policies.base import Choice, Score, Target
-from mesh.session.record import Step
+from mesh.session.record import OpenRequest, Step
 from schemas.decision import CandidateKind, Decision, Placement
 from schemas.explain import (
     ANSWER_BYTES_MAX,
@@ -30,6 +30,7 @@ from schemas.explain import (
 from schemas.http import Fault
 from schemas.wire import WireError
 from tests.mesh.adapters.test_access_log import HELD
+from tests.mesh.core.build import foreign
 
 REPLICA = CandidateKind.REPLICA
 WALL_S = 1_700_000_000.0
@@ -117,6 +118,20 @@ def test_of_a_long_path_or_method_the_beginning_is_kept():
     ring = kept()
     ring.of_http("long", route="/" + "x" * 8000, method="Y" * 8000, status=404)
     assert max(map(len, (ring._kept[-1].route, ring._kept[-1].method))) == VALUE_CHARS_MAX
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_peers_request_arrived_here_when_it_was_first_decided_on(is_held):
+    """Not when its client's request arrived at home, half a minute ago."""
+    record = OpenRequest(request=foreign(1, arrived_at=18.0))
+    if is_held:
+        record.decided = decided()
+        record.steps = (Step(48.0, record.decided), Step(49.5, record.decided))
+    ring = kept()  # at 50 s
+    ring.of_peer(record, None if is_held else "own_work")
+    [life] = ring.find("request-1").requests
+    assert life.arrived_at == WALL_S + (48.0 if is_held else 50.0)
+    assert life.ended_at == WALL_S + 50.0
 
 
 def ended(name: str, at: float, **values):
