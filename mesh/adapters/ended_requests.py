@@ -14,7 +14,7 @@ from math import isfinite
 from sys import intern
 from typing import NamedTuple
 
-from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
+from mesh.adapters.access_log import VALUE_CHARS_MAX, REFUSED, AccessLog, plain, shown_outcome
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
@@ -32,8 +32,8 @@ from schemas.state import rounded as rounded_s
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
-SUCCESSES = ("ok", "placed")  # outcomes
 LEFT = "client_gone"
+NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
 UNKNOWN: Numbers = -1, -1, -1, -1.0
@@ -193,7 +193,7 @@ class EndedRequests:
         now = self._clock()
         route, method = route[:VALUE_CHARS_MAX], method[:VALUE_CHARS_MAX]
         code = "" if fault is None else fault.value.code
-        outcome = outcome or ("ok" if status < 400 else "refused")
+        outcome = outcome or shown_outcome("ok", status)
         arrived_at = now if arrived_at is None else arrived_at
         self.add(
             EndedRequest(
@@ -296,7 +296,7 @@ class EndedRequests:
             method=one.method or None,
             route=plain(one.route),
             status=one.status or None,
-            outcome=one.outcome,
+            outcome=shown_outcome(one.outcome, one.status),
             model=plain(one.model) or None,
             asked_model=plain(one.asked) or None,
             is_copy=one.is_copy,
@@ -327,7 +327,7 @@ def _unwritten(one: EndedRequest) -> None:
 
 def _badness(one: EndedRequest) -> tuple[bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
-    return one.outcome not in (*SUCCESSES, LEFT), began_at - one.arrived_at
+    return one.outcome not in NOT_FAILED, began_at - one.arrived_at
 
 
 def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
@@ -339,7 +339,7 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
         RequestFlow(
             served_by_region=place or None,
             requests=len(served),
-            failed=sum(one.outcome not in (*SUCCESSES, LEFT) for one in served),
+            failed=sum(one.outcome not in NOT_FAILED for one in served),
             ttft_s=tuple(
                 rounded_s(one.started_at - one.arrived_at)
                 for one in served

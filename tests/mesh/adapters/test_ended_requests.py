@@ -8,6 +8,7 @@ import pytest
 from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
 from mesh.adapters.read_request import RequestRefused
+from mesh.cli.explain import _worst
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
@@ -91,6 +92,12 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
     ring.add(HELD._replace(request="of a peer", origin="eu"))
     ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
     assert [one.request for one in ring.slowest(9).requests] == ["a", "b", "c"]
+    ring.add(HELD._replace(request="d", started_at=2.5, status=404))  # an engine's: no failure
+    ring.add(HELD._replace(request="e", started_at=2.6, outcome="client_gone"))
+    slowest = ring.slowest(9).requests
+    assert [one.request for one in slowest] == ["a", "d", "e", "b", "c"]
+    assert slowest[1].outcome == "refused"
+    assert [one.request for one in _worst(slowest, 9)] == ["c", "b", "e", "d", "a"]
     assert len(ring.slowest(2).requests) == 2
     for _ in range(90):
         ring.add(HELD)
