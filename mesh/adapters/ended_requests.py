@@ -14,7 +14,7 @@ from math import isfinite
 from sys import intern
 from typing import NamedTuple
 
-from mesh.adapters.access_log import VALUE_CHARS_MAX, REFUSED, AccessLog, plain, shown_outcome
+from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx

@@ -268,8 +268,10 @@ def _order_all(
             change: Callable[[RegionControl], RegionControl] = change,
         ) -> None:
             def changed(orders: RegionControl) -> RegionControl:
-                before[target.region] = orders
-                return signed(change(orders), f"{verb} {target}", reason)
+                before[target.region], wanted = orders, change(orders)
+                if verb == "undrain" and wanted == orders:
+                    return orders
+                return signed(wanted, f"{verb} {target}", reason)
 
             await change_orders(client, target.region, changed)
 
