@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.explain.story import largest, parts, stories, summary, waited_s
+from mesh.console.request_page import shown_request
+from mesh.explain.story import Story, largest, parts, stories, summary, waited_s
 from mesh.explain.text import printable, story_lines
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.explain import LifeStep, RequestLife
@@ -179,6 +180,14 @@ def test_the_prefill_of_a_peer_s_pair_is_in_the_wait_of_the_client():
     lines = "\n".join(story_lines(story))
     assert "0.400 s  computing the prompt on eu-0" in lines
     assert "handed to eu-0 + eu-1, which answers us directly" in lines
+
+
+def test_the_console_names_the_prefill_replica_of_the_place_that_answered():
+    at_peer = replace(AT_PEER, served_by_replica="eu-1", prefill_replica="eu-0")
+    for served_by, named in (("eu-1", "eu-0"), ("eu-2", None)):
+        asked = replace(FORWARDED, served_by_replica=served_by)
+        facts = shown_request(Story(asked, (at_peer,)))["facts"]
+        assert (facts["served by"], facts.get("prefill on")) == (f"eu/{served_by}", named)
 
 
 def test_without_a_first_byte_both_of_a_pair_were_waited_for_until_the_prompt_is_computed():
