@@ -6,7 +6,7 @@ import pytest
 
 from mesh.console.request_page import shown_request
 from mesh.explain.story import Story, largest, parts, stories, summary, waited_s
-from mesh.explain.text import printable, story_lines
+from mesh.explain.text import printable, story_lines, verdicts
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.explain import LifeStep, RequestLife
 
@@ -105,6 +105,13 @@ def test_the_text_has_each_term_and_who_was_not_chosen():
     assert "predicted 0.310 s from its dispatch, took 7.000 s: slower than" in text
     order = ["arrived", "held", "placed on us-0", "arrived from us", "first byte", "ended: 200"]
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+
+
+def test_terms_of_who_has_no_price_have_their_units():
+    unpriced = replace(FAR, seconds=None, terms={"rtt_s": 0.169981, "load": 3.0})
+    made = replace(FORWARDED.steps[0].decision, candidates=(unpriced,))
+    [(_, text)] = verdicts(made)
+    assert text == "busy, and waited for: rtt 0.170 s, load 3"
 
 
 def test_a_terminal_is_told_nothing():
