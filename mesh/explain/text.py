@@ -198,7 +198,9 @@ def _verdict(one: Candidate, best: Candidate | None, of_best: str) -> str:
 
 
 def _term(name: str, value: float) -> str:
-    return f"{name.removesuffix('_s')} {value:.3f} s" if name.endswith("_s") else f"{name} {value:g}"
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {value:.3f} s"
+    return f"{name} {value:g}"
 
 
 def _known(one: Candidate) -> Iterator[tuple[str, float]]:
