@@ -10,6 +10,7 @@ from schemas.explain import OPEN, LifeStep, RequestLife
 FAR_OFF_S = 0.1  # an error of a prediction below this is none
 CLOCKS_S = 5.0  # by which clocks of hosts may differ
 GONE_TO = (Placement.LOCAL, Placement.PEER)
+EARLIER = "in attempts that were refused or failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,11 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
     made = decisions(life)
     if not made:
         return (Part("other", total_s, f"at {life.region}/{life.router}"),)
-    left_s = total_s
-    found = []
+    _, last = made[-1]
+    sent = [step for step, decision in made if decision.placement in GONE_TO]
+    if last.placement is Placement.HOLD or not sent:
+        return _ended_unsent(life, total_s)
+    left_s, found = total_s, list[Part]()
 
     def take(name: str, seconds: float, where: str) -> None:
         nonlocal left_s
@@ -89,15 +93,10 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         left_s -= seconds
         found.append(Part(name, seconds, where))
 
-    _, last = made[-1]
     take("held_s", last.held_s, f"waiting in {life.region}'s hold queue")
-    sent = [step for step, decision in made if decision.placement in GONE_TO]
-    if not sent:
-        take("other", left_s, f"at {life.region}/{life.router}")
-        return tuple(found)
     if len(sent) > 1:
         earlier_s = sent[-1].at - life.arrived_at - last.held_s
-        take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
+        take("earlier_attempts_s", earlier_s, EARLIER)
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
     placed = life if last.peer is None else _placed_in(last.peer, at_peers)
@@ -117,6 +116,19 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         where = f"from its dispatch to {_server(life, last)} to the first byte: the way there and "
         take("attempt_s", left_s, f"{where}back, the engine's queue, the prompt{whole}")
     return tuple(found)
+
+
+def _ended_unsent(life: RequestLife, total_s: float) -> tuple[Part, ...]:
+    """Of one that was shed, or that ended in the hold queue: its client left, its time was up."""
+    step, last = decisions(life)[-1]
+    held_s = last.held_s
+    if last.placement is Placement.HOLD and life.ended_at is not None:
+        held_s += life.ended_at - step.at
+    held_s = min(max(0.0, held_s), total_s)
+    held = Part("held_s", held_s, f"waiting in {life.region}'s hold queue")
+    if any(made.placement in GONE_TO for _, made in decisions(life)):
+        return held, Part("earlier_attempts_s", total_s - held_s, EARLIER)
+    return held, Part("other", total_s - held_s, f"at {life.region}/{life.router}")
 
 
 def _placed_in(region: str, at_peers: Sequence[RequestLife]) -> RequestLife | None:

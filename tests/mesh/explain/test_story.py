@@ -79,6 +79,21 @@ def test_one_that_was_never_answered():
     assert summary(replace(FORWARDED, outcome="open", ended_at=None)) == "It is under way."
 
 
+@pytest.mark.parametrize("ended_at", [107.0, None])
+def test_one_whose_client_left_while_it_was_held_waited_there(ended_at):
+    held = decided(104.0, Placement.HOLD, held_s=1.5, attempt=2)
+    life = replace(
+        FORWARDED, started_at=None, ended_at=ended_at, outcome="client_gone", peer_held_s=0.0,
+        steps=(*FORWARDED.steps[:3], held),
+    )  # fmt: skip
+    found = {part.name: part.seconds for part in parts(life)}
+    assert found == ({} if ended_at is None else {"held_s": 4.5, "earlier_attempts_s": 2.5})
+    alone = replace(life, steps=FORWARDED.steps[:1])
+    assert ended_at is None or summary(alone) == (
+        "Most of its 7.000 s until it ended (client_gone): 7.000 s waiting in us's hold queue."
+    )
+
+
 def test_a_peers_part_goes_to_the_request_that_it_fits():
     again = replace(FORWARDED, arrived_at=900.0, started_at=910.0, ended_at=911.0)
     older, newer = stories([again, AT_PEER, FORWARDED, FORWARDED])

@@ -168,6 +168,25 @@ async def test_failed_late_and_left_requests_have_theirs(mesh, capfd):
     assert line["outcome"] == "failed"
 
 
+@pytest.mark.parametrize(("timeout_s", "outcome"), [("600", "client_gone"), ("0.5", "failed")])
+async def test_one_that_ends_in_the_hold_queue_was_held_until_then(
+    nats_server, capfd, timeout_s, outcome
+):
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", access_log=AccessLogFormat.LOGFMT, **PATIENT)
+        core = mesh.routers["us"].core
+        headers = {"x-request-id": "held", "x-mesh-timeout-s": timeout_s}
+        asking = asyncio.create_task(post(mesh, chat(stream=True), **headers))
+        await mesh.until(lambda: len(core.held) == 1, "it is held")
+        if outcome == "client_gone":
+            await asyncio.sleep(0.3)
+            asking.cancel()
+        line = await Lines(capfd).of(id="held")
+        assert (line["outcome"], line["placement"]) == (outcome, "hold")
+        assert 0.2 < float(line["held_s"]) <= float(line["duration_s"])
+        await asyncio.wait([asking])
+
+
 async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
     async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us", access_log=AccessLogFormat.JSON, hold_s_max=0.2)
