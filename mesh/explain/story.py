@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from schemas.decision import Decision, Placement, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
-FAR_OFF_S = 0.1  # an error of a prediction below this is none
+FAR_OFF_S = 0.1  # an error of a prediction below this is none, nor is a hold after an attempt
 CLOCKS_S = 5.0  # by which clocks of hosts may differ
 GONE_TO = (Placement.LOCAL, Placement.PEER)
 EARLIER = "in attempts that were refused or failed"
@@ -83,8 +83,8 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         return (Part("other", total_s, f"at {life.region}/{life.router}"),)
     _, last = made[-1]
     sent = [step for step, decision in made if decision.placement in GONE_TO]
-    if last.placement is Placement.HOLD or not sent:
-        return _ended_unsent(life, total_s)
+    if not sent or _held_last_s(life) is not None:
+        return _ended_in_queue(life, total_s)
     left_s, found = total_s, list[Part]()
 
     def take(name: str, seconds: float, where: str) -> None:
@@ -118,13 +118,22 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
     return tuple(found)
 
 
-def _ended_unsent(life: RequestLife, total_s: float) -> tuple[Part, ...]:
-    """Of one that was shed, or that ended in the hold queue: its client left, its time was up."""
-    step, last = decisions(life)[-1]
-    held_s = last.held_s
-    if last.placement is Placement.HOLD and life.ended_at is not None:
-        held_s += life.ended_at - step.at
-    held_s = min(max(0.0, held_s), total_s)
+def _held_last_s(life: RequestLife) -> float | None:
+    """How long it was in the hold queue after its last step, when it ended there: its client left,
+    or its time was up. None if it ended elsewhere."""
+    if life.started_at is not None or life.ended_at is None:
+        return None
+    last = life.steps[-1]
+    held_s = max(0.0, life.ended_at - last.at)
+    if last.decision is not None:
+        return held_s if last.decision.placement is Placement.HOLD else None
+    return held_s if last.what in ("refused", "failed") and held_s > FAR_OFF_S else None
+
+
+def _ended_in_queue(life: RequestLife, total_s: float) -> tuple[Part, ...]:
+    """Of one that was shed, or that ended in the hold queue."""
+    _, last = decisions(life)[-1]
+    held_s = min(max(0.0, last.held_s + (_held_last_s(life) or 0.0)), total_s)
     held = Part("held_s", held_s, f"waiting in {life.region}'s hold queue")
     if any(made.placement in GONE_TO for _, made in decisions(life)):
         return held, Part("earlier_attempts_s", total_s - held_s, EARLIER)

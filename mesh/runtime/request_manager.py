@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -51,7 +50,6 @@ from mesh.session.record import (
 )
 from mesh.session.session import Session
 from schemas import state, subjects, wire
-from schemas.decision import Placement
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
 from schemas.held import HeldAsk
@@ -362,15 +360,8 @@ class RequestManager:
         elif self._close(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
-    def _count_last_hold(self, record: ClientRequest) -> None:
-        """Of one that ends in the hold queue: the core reports the wait of one that leaves it."""
-        decided = record.decided
-        if decided is not None and decided.decision.placement is Placement.HOLD and record.steps:
-            held_s = decided.decision.held_s + self._clock() - record.steps[-1].at
-            record.decided = replace(decided, decision=replace(decided.decision, held_s=held_s))
-
     def failed(self, record: ClientRequest) -> None:
-        self._count_last_hold(record)
+        record.count_last_hold(self._clock())
         if record.failure is None:
             assert record.engine_error is not None
             status, message = record.engine_error.status, "the engine's own error"
@@ -395,7 +386,7 @@ class RequestManager:
             if record.failure is not None and record.failure.fault is Fault.INTERNAL:
                 self.failed(record)
             else:
-                self._count_last_hold(record)
+                record.count_last_hold(self._clock())
                 gone = CLIENT_GONE, STATUS_CLIENT_GONE, CLIENT_GONE, "the client hung up"
                 self._close(record, *gone)
         elif answer.end is not None or record.failure is not None:

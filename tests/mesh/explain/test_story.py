@@ -88,6 +88,9 @@ def test_one_whose_client_left_while_it_was_held_waited_there(ended_at):
     )  # fmt: skip
     found = {part.name: part.seconds for part in parts(life)}
     assert found == ({} if ended_at is None else {"held_s": 4.5, "earlier_attempts_s": 2.5})
+    failed = replace(life, steps=FORWARDED.steps[:3])  # and returned to the queue
+    found = {part.name: part.seconds for part in parts(failed)}
+    assert found == ({} if ended_at is None else {"held_s": 5.5, "earlier_attempts_s": 1.5})
     alone = replace(life, steps=FORWARDED.steps[:1])
     assert ended_at is None or summary(alone) == (
         "Most of its 7.000 s until it ended (client_gone): 7.000 s waiting in us's hold queue."
