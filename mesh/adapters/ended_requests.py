@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import nlargest
+from itertools import islice
 from math import isfinite
 from sys import intern
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
-from schemas.decision import Decision, rounded
+from schemas.decision import Decision, Placement, rounded
 from schemas.engine_routes import error_form
 from schemas.exchange import Placed
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
@@ -33,6 +34,8 @@ STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
 LEFT = "client_gone"
+SENT = (Placement.LOCAL, Placement.PEER)
+LOST = "was lost: it fell silent, restarted or left"
 NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
@@ -317,7 +320,7 @@ class EndedRequests:
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
-            steps=tuple(_life_steps(one.steps[:STEPS_MAX], wall_s)),
+            steps=tuple(islice(_life_steps(one.steps, wall_s), STEPS_MAX)),
         )
 
 
@@ -366,10 +369,21 @@ def _prefill_s(one: EndedRequest) -> float | None:
 
 def _life_steps(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
     """All but the end of a prefill stage, which tools of the version before can't read: it is in
-    `prefill_s`."""
+    `prefill_s`. An attempt that another decision follows without a word was lost: the core returns
+    such a request to the hold queue by itself."""
+    sent: Decision | None = None  # of the attempt under way
     for step in steps:
-        if not isinstance(step.what, ev.PrefillEnded):
-            yield _step(step.at + wall_s, step.what)
+        what = step.what
+        if isinstance(what, fx.Decided):
+            if sent is not None:
+                at = step.at - max(0.0, what.decision.held_s - sent.held_s)
+                who = sent.replica or f"region {sent.peer}"
+                yield LifeStep(at=at + wall_s, what="failed", detail=f"{who} {LOST}")
+            sent = what.decision if what.decision.placement in SENT else None
+        elif isinstance(what, ev.AttemptRefused | ev.AttemptFailed):
+            sent = None
+        if not isinstance(what, ev.PrefillEnded):
+            yield _step(step.at + wall_s, what)
 
 
 def _step(at: float, what: fx.Decided | ev.AttemptRefused | ev.AttemptFailed | Placed) -> LifeStep:

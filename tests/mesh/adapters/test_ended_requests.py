@@ -141,6 +141,20 @@ def test_a_peers_request_arrived_here_when_it_was_first_decided_on(is_held):
     assert life.ended_at == WALL_S + 50.0
 
 
+def test_an_attempt_that_was_lost_has_its_end_between_two_decisions():
+    """The core says nothing of it; the time in the queue since then is known."""
+    first = decided()
+    again = replace(first, decision=replace(first.decision, held_s=1.5))
+    refused = ev.AttemptRefused(1, 1, "busy", "us", "us-0", -1, -1)
+    ring = kept()
+    ring.add(HELD._replace(steps=(Step(1.0, first), Step(4.0, again))))
+    ring.add(HELD._replace(steps=(Step(1.0, first), Step(2.5, refused), Step(4.0, again))))
+    lost, told = ([(s.at - WALL_S, s.what, s.detail) for s in life.steps if s.what != "decided"]
+                  for life in ring.find("r").requests)  # fmt: skip
+    assert lost == [(2.5, "failed", "us-0 was lost: it fell silent, restarted or left")]
+    assert [(at, what) for at, what, _ in told] == [(2.5, "refused")]
+
+
 def ended(name: str, at: float, **values):
     """A client's streamed request of half a second, that waited a tenth."""
     values = {"region": "us", "outcome": "ok", "is_stream": True, **values}
