@@ -16,13 +16,13 @@ from sys import intern
 from typing import NamedTuple
 
 from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
-from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.client_request import SENT, ClientRequest, lost
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
-from schemas.decision import Decision, Placement, rounded
+from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
 from schemas.exchange import Placed
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
@@ -34,8 +34,6 @@ STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
 LEFT = "client_gone"
-SENT = (Placement.LOCAL, Placement.PEER)
-LOST = "was lost: it fell silent, restarted or left"
 NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
@@ -377,8 +375,7 @@ def _life_steps(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
         if isinstance(what, fx.Decided):
             if sent is not None:
                 at = step.at - max(0.0, what.decision.held_s - sent.held_s)
-                who = sent.replica or f"region {sent.peer}"
-                yield LifeStep(at=at + wall_s, what="failed", detail=f"{who} {LOST}")
+                yield LifeStep(at=at + wall_s, what="failed", detail=plain(lost(sent)))
             sent = what.decision if what.decision.placement in SENT else None
         elif isinstance(what, ev.AttemptRefused | ev.AttemptFailed):
             sent = None

@@ -382,6 +382,9 @@ class RequestManager:
         if not self.session.is_open(record):
             return
         if answer is None or not answer.has_last_event:
+            core = self._core.inflight.get(record.request.key)
+            if core is not None and core.held_since is not None:
+                record.note_return(core.held_since)
             self.feed(ev.ClientGone(record.request.key))
             if record.failure is not None and record.failure.fault is Fault.INTERNAL:
                 self.failed(record)

@@ -187,6 +187,37 @@ async def test_one_that_ends_in_the_hold_queue_was_held_until_then(
         await asyncio.wait([asking])
 
 
+async def test_one_whose_replica_was_lost_waits_in_the_queue_and_says_so(nats_server, capfd):
+    async with (
+        scripted_engine() as engine,
+        scripted_engine() as full,
+        small_mesh({"us": nats_server}) as mesh,
+    ):
+        await mesh.router("us", policy="least-load", access_log=AccessLogFormat.LOGFMT)
+        core, full.waiting = mesh.routers["us"].core, 9
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        gate = asyncio.Event()
+        engine.behaviour = hang(gate=gate)
+        asking = asyncio.create_task(post(mesh, chat(stream=True), **{"x-request-id": "lost"}))
+        await engine.arrived.wait()
+        await mesh.agent("us", "us-1", full)
+        await mesh.until(lambda: len(core.replicas) == 2, "another one that may serve it later")
+        await mesh.kill_agent("us-0")
+        await mesh.until(lambda: len(core.held) == 1, "it is held again")
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        line = await Lines(capfd).of(id="lost")
+        gate.set()
+        [life] = mesh.routers["us"].requests.ended.find("lost").requests
+        await asyncio.wait([asking])
+    assert (line["outcome"], line["placement"]) == ("client_gone", "local")
+    assert 0.2 < float(line["held_s"]) < float(line["duration_s"])
+    assert [step.what for step in life.steps] == ["decided", "failed"]
+    assert "us-0 was lost" in life.steps[-1].detail
+    assert {part.name for part in parts(life)} == {"held_s", "earlier_attempts_s"}
+
+
 async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
     async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us", access_log=AccessLogFormat.JSON, hold_s_max=0.2)
