@@ -215,6 +215,7 @@ class AgentConfig(EngineConfig):
     # How it takes offline work; None: not at all.
     profile: OfflineProfile | None = None
     state_dir: Path | None = None
+    speed_probe: bool = True  # where neither tells its speed: measure it while it is idle
     # Of offline requests, in the engine's own field; None: the field is not sent.
     offline_priority: Annotated[int, Field(ge=-PRIORITY_MOST, le=PRIORITY_MOST)] | None = None
 

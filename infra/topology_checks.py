@@ -98,7 +98,7 @@ def across_tables(mesh: "Topology", wrong: Iterable[KeyPath]) -> Iterator[str]:
     regions = mesh.regions
     # A region or link that is no table, or has a wrong name, is missing from `mesh`.
     is_partial = any(
-        names[-1:] == ("[key]",) or (names[0] in ("regions", "links") and len(names) <= 2)
+        names[0] in ("regions", "links") and (len(names) <= 2 or names[2:] == ("[key]",))
         for names in wrong
     )
     yield from _shared_addresses(regions)

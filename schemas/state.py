@@ -102,6 +102,9 @@ class Health(StrEnum):
     RED = "red"  # none arrive: it gets no work
 
 
+# Seconds per prompt token that an engine may have: from a tenth of a small model's on the quickest
+# GPU to a large one's on a CPU.
+SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1
 PriorTokens = Annotated[int, Field(ge=1, le=100_000_000)]
 PriorSeconds = Annotated[float, Field(ge=0.0, le=3600.0)]
 
@@ -177,8 +180,8 @@ class Heartbeat:
     prefill_base_s: Seconds | None = None
     """Its intercept, in seconds."""
     prefill_prior: PrefillPrior | None = None
-    """The same before it is learned, of the agent's last run or of a profile. Sent once a second;
-    where there is none, the last one holds."""
+    """The same before it is learned, of the agent's last run, a profile or a probe. Sent once a
+    second; where there is none, the last one holds."""
     decode_tokens_per_s: PerSecond | None = None
     """Of one running request, the median of recent ones."""
     prefix_hit_ratio: Ratio | None = None

@@ -52,6 +52,14 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests counted (`record_property("counted", …)`), also in other processes."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, text in report.user_properties:
+            if name == "counted":
+                terminalreporter.write_line(str(text))
+
+
 @pytest.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     """A real nats-server with JetStream on a free port, open to anyone on loopback."""

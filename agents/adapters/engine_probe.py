@@ -13,6 +13,7 @@ from agents.adapters.engine import MODELS_PATH, EngineClient, UnexpectedAnswer, 
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.http_client import HttpBroken, origin
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
+from schemas.http import REGIONS
 from schemas.ids import ModelId
 from schemas.state import ModelCard
 
@@ -57,6 +58,8 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
     """The engine there. `metrics_url`: its page. Raises NoEngine."""
     page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
     models_status, _ = await _required(url, MODELS_PATH, key)
+    if await _page(url, REGIONS, key) is not None:
+        raise NoEngine(f"{url} is a router of a mesh: give the URL of an engine behind it")
     if models_status == STATUS_UNAUTHORIZED:
         raise NoEngine(f"{url} requires an API key: give it with --engine-key-file")
     if models_status != STATUS_OK:

@@ -7,6 +7,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
 
     agent            AgentCore: every decision, and what a heartbeat holds
     engine_cache, held_log  the engine's KV events through gaps; what is published of them
+    speed_probe      measure an idle engine's prefill speed
     held_blocks      which blocks of prompts the engine holds
     offline_work     the offline requests, and what the engine reports without them
     heartbeat        the replica's configuration, and when a heartbeat is due
@@ -37,7 +38,8 @@ The host's duties:
 - `now` is seconds of a monotonic clock and never decreases;
 - scrape the engine again and again, one scrape at a time: `EngineScraped` or `ScrapeFailed`;
 - for each `StartRelay` exactly one `RelayEnded`, after its END frame; at most one `RelayBegan`
-  before it; for each `ProbeEngine` exactly one `ProbeEnded`;
+  before it; for each `ProbeEngine` exactly one `ProbeEnded`, for each `MeasurePrompt` exactly one
+  `PromptMeasured`;
 - frames of one response go out in the order of the effects;
 - at the end `DrainRequested`, `StopRequested`, and `DrainFinished` once every request has ended.
 """

@@ -23,10 +23,10 @@ from agents.core.requests import (
     parse_work,
 )
 from agents.core.routers import Fence, HandoffAcks, RouterLiveness
+from agents.core.speed_probe import SpeedProbe
 from schemas import subjects
-from schemas.engine_routes import COMPUTED_PATHS, SERVER_PATHS
+from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
-from schemas.http import COMPLETIONS
 from schemas.ids import ModelId
 from schemas.replies import reply_inbox
 from schemas.state import DownReason, Heartbeat, ReplicaState
@@ -70,16 +70,16 @@ class AgentCore:
             counts_own=replica.counts_own,
         )
         self._adapters = Adapters(replica.adapters, replica.adapters_max, tables, self._engine)
+        self.speed = SpeedProbe(replica, self._engine)
         self._fields = HeartbeatFields(
             *(replica, tables, self._engine, self._offline, self._adapters),
-            *(self._fence, self._acks),
+            *(self._fence, self._acks, self.speed),
         )
         self._health = EngineHealth()
         self._hangs = HangDetector()
         self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = self._served_total = self._refused_total = 0
-        self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._published: tuple[object, ...] | None = None  # what must be published at once
         self.wake_at = self._timer.due_at  # when the next `TimerFired` is due at the latest
         self.outstanding = 0  # requests taken from the bus and not ended
@@ -95,6 +95,7 @@ class AgentCore:
             events.EngineScraped: self._on_scraped,
             events.ScrapeFailed: self._on_scrape_failed,
             events.ProbeEnded: self._on_probe_ended,
+            events.PromptMeasured: self.speed.ended,
             events.AdapterLoadEnded: self._on_adapter_load_ended,
             events.DrainRequested: self._on_drain,
             events.StopRequested: self._on_stop,
@@ -107,13 +108,17 @@ class AgentCore:
         if self._leaving is ReplicaState.GONE:
             return []
         if now - self.wake_at > STOPPED_S:
-            for part in (self._routers, self._tables, self._offline, self._health, self._hangs):
+            times = self._routers, self._tables, self._offline, self._health, self._hangs
+            for part in (*times, self.speed):
                 part.restart_clock(now)
         done = self._handlers[type(event)](event, now)
         if self._replica.offline is not None:
             is_open = self.state not in _CLOSED
             done += self._offline.decide(now, full=self._load().full, is_open=is_open)
         self.outstanding = len(self._tables)
+        if self.speed.is_wanted:
+            is_free = not self.outstanding and self.state is ReplicaState.READY
+            done = self.speed.decide(now, is_free=is_free) + done
         done += self._heartbeat_if_due(now)
         self.wake_at = self._timer.due_at
         return done
@@ -250,8 +255,7 @@ class AgentCore:
 
     def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         """Its body is whole. An offline request waits for what online ones leave."""
-        if self._example is None and record.work.path in COMPUTED_PATHS:
-            self._example = record.work
+        self._hangs.seen(record.work.path, record.work.model, answered=False)
         if record.work.offline:
             return self._offline.hold(record, body, now)
         if self._adapters.is_loaded(record.work.model):
@@ -296,7 +300,7 @@ class AgentCore:
             self._tables.of(record).begin(record, now)
             self._offline.began(event.inbox, now)
             if event.good and record.work.path not in SERVER_PATHS:
-                self._example = record.work if record.work.path in COMPUTED_PATHS else self._example
+                self._hangs.seen(record.work.path, record.work.model, answered=True)
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
         return []
 
@@ -375,6 +379,7 @@ class AgentCore:
 
     def _on_scraped(self, event: events.EngineScraped, now: float) -> list[AgentEffect]:
         tables = self._tables
+        event = self.speed.scraped(event)
         self._engine.scraped(self._offline.online_part(event, now))
         self._adapters.scraped(event, self._health.state)
         self._health.succeeded()
@@ -410,12 +415,6 @@ class AgentCore:
                 done.append(effects.AbortRelay(record.inbox, Outcome.ENGINE_LOST, HANGS, refused))
         return done
 
-    def _probe(self) -> AgentEffect:
-        """The smallest request of a kind that it has answered, for a model that it serves now."""
-        models, example = self._engine.models or (ModelId(""),), self._example
-        path, model = (example.path, example.model) if example else (COMPLETIONS, models[0])
-        return effects.ProbeEngine(path, model if model in models else models[0])
-
     # The end, and time.
 
     def _on_drain(self, event: events.DrainRequested, now: float) -> list[AgentEffect]:
@@ -445,6 +444,5 @@ class AgentCore:
             held = self._engine.held
             stuck = [record for record in self._tables.all() if record.inbox not in held]
             done += self._end_all(stuck, Outcome.ENGINE_LOST, HANGS)
-        if self._hangs.begins_probe(now):
-            done.append(self._probe())
-        return done
+        probe = self._hangs.probe(self._engine.models, now)
+        return done if probe is None else [*done, probe]

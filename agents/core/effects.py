@@ -114,6 +114,29 @@ class ProbeEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasurePrompt:
+    """Request one token of this model after that prompt; report `PromptMeasured` exactly once.
+    `limit_s`: for the whole answer."""
+
+    model: ModelId
+    prompt: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopMeasuring:
+    """Close the connection of the prompt that is measured now, if one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpeedProbe:
+    """Log how the probe of the engine's speed ended. `known`: with a speed."""
+
+    text: str
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAdapter:
     """Have the engine unload one adapter, if any, and load another; report `AdapterLoadEnded`
     exactly once."""
@@ -136,5 +159,8 @@ AgentEffect = (
     | PublishHeartbeat
     | ScrapeNow
     | ProbeEngine
+    | MeasurePrompt
+    | StopMeasuring
+    | LogSpeedProbe
     | LoadAdapter
 )

@@ -25,8 +25,12 @@ Responses whose client reads slowly do not count: the engine may have finished t
 
 from typing import NamedTuple
 
+from agents.core.effects import ProbeEngine
 from agents.core.engine_load import PrefillLine
 from agents.core.events import ScrapeFailed
+from schemas.engine_routes import COMPUTED_PATHS
+from schemas.http import COMPLETIONS
+from schemas.ids import ModelId
 from schemas.state import ReplicaState
 
 FAILURES_MAX = 3
@@ -107,6 +111,7 @@ class HangDetector:
         self._given_up_s = 0.0  # after that alarm
         self._suspected = self._is_probing = False
         self._probe_at = float("-inf")  # not before then
+        self._example: tuple[str, ModelId] | None = None  # of requests: a path and a model
 
     def silent_s(self, now: float) -> float:
         """How long ago the last sign of work was, while there is a backlog."""
@@ -176,12 +181,21 @@ class HangDetector:
         """
         return self.hung and now - self._alarm_at >= self._given_up_s
 
-    def begins_probe(self, now: float) -> bool:
-        """Whether to send a probe now; `probed` takes its result."""
+    def seen(self, path: str, model: ModelId, *, answered: bool) -> None:
+        """A request is about to be sent to the engine, or was `answered` well: an example for
+        probes."""
+        if path in COMPUTED_PATHS and (answered or self._example is None):
+            self._example = path, model
+
+    def probe(self, models: tuple[ModelId, ...], now: float) -> ProbeEngine | None:
+        """The probe to send now, if any: the smallest request of a kind that it has answered, for
+        one of these models, which it serves now. `probed` takes its result."""
         if self._is_probing or now < self._probe_at or not (self.hung or self._suspected):
-            return False
+            return None
         self._is_probing = True
-        return True
+        models = models or (ModelId(""),)
+        path, model = self._example or (COMPLETIONS, models[0])
+        return ProbeEngine(path, model if model in models else models[0])
 
     def probed(self, now: float, *, answered: bool) -> bool:
         """A probe is over. True if the engine counts as hung from now on."""

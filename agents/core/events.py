@@ -160,6 +160,16 @@ class ProbeEnded:
     answered: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMeasured:
+    """A measured prompt was answered, stopped, or failed. Comes exactly once for every
+    `MeasurePrompt`. `problem`: why there is no answer, empty if there is one or it was stopped."""
+
+    seconds: float = 0.0  # from sending it to its one token
+    usage: TokenUsage = NO_USAGE
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterLoadEnded:
     """The engine has loaded an adapter, or has not. `load_s`: how long it took."""
@@ -201,6 +211,7 @@ AgentEvent = (
     | EngineScraped
     | ScrapeFailed
     | ProbeEnded
+    | PromptMeasured
     | AdapterLoadEnded
     | DrainRequested
     | StopRequested

@@ -61,6 +61,7 @@ class ReplicaConfig:
     offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
     offline_priority: int | None = None  # the engine's own, for offline requests
     speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
+    probes_speed: bool = False  # measure it while the engine is idle where none of these fits
     adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
     adapters_max: int = 0  # adapters that its engine may have at once
     kv: KvPart | None = None  # in pairs; None: it answers alone

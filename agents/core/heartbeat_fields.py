@@ -9,6 +9,7 @@ from agents.core.heartbeat import ReplicaConfig
 from agents.core.offline_work import OfflineWork
 from agents.core.request_tables import RequestTables
 from agents.core.routers import Fence, HandoffAcks
+from agents.core.speed_probe import SpeedProbe
 from schemas.ids import ModelId
 from schemas.state import CARDS_MAX, DownReason, Heartbeat, ModelCard, ReplicaState, rounded
 
@@ -35,6 +36,7 @@ class HeartbeatFields:
         adapters: Adapters,
         fence: Fence,
         acks: HandoffAcks,
+        speed: SpeedProbe,
     ) -> None:
         self._replica = replica
         self._tables = tables
@@ -43,6 +45,7 @@ class HeartbeatFields:
         self._adapters = adapters
         self._fence = fence
         self._acks = acks
+        self._speed = speed
 
     def heartbeat(
         self,
@@ -57,7 +60,7 @@ class HeartbeatFields:
         reading, line = engine.reading, engine.prefill.line
         owner, adapters = self._fence.owner(now), self._adapters
         is_open = state is ReplicaState.READY
-        prior = replica.prior(engine.base_models) if numbers.seq % CARDS_EVERY == 1 else None
+        prior = self._speed.prior(engine.base_models) if numbers.seq % CARDS_EVERY == 1 else None
         return Heartbeat(
             region=replica.region,
             replica=replica.replica,

@@ -1,15 +1,16 @@
 """What an agent knows of its engine's prefill speed before it has answered requests.
 
 The line that its last run learned, kept in a file in its state directory; else what its profile
-predicts. Routers get it as a `PrefillPrior`, with how far it may be off, and lean on it until the
-engine's own answers say more: without it a fleet of two kinds of GPUs is taken for one kind until
-each replica has answered some requests. It counts only while the engine serves the same models.
+predicts; else what a probe measured (`agents.core.speed_probe`). Routers get it as a
+`PrefillPrior`, with how far it may be off, and lean on it until the engine's own answers say more:
+without it a fleet of two kinds of GPUs is taken for one kind until each replica has answered some
+requests. It counts only while the engine serves the same models.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -18,7 +19,7 @@ from agents.core.engine_load import PrefillLine
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
 from schemas.ids import ModelId, ValidModelId
-from schemas.state import PrefillPrior, decode_json, rounded
+from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, decode_json, rounded
 
 SPEED_BYTES_MAX = 16 * 1024
 MODELS_MAX = 128
@@ -26,6 +27,8 @@ MODELS_MAX = 128
 SHORT_TOKENS, LONG_TOKENS = 256, 4096
 LAST_RUN_ERROR = 0.2  # the same engine, perhaps with other options or beside other work
 PROFILE_ERROR = 0.4  # measured without its HTTP server and queue
+PROBE_ERROR = 0.3  # of a prompt or two of each length
+PROBE_TOKENS_MAX = 1_000_000  # far more than a probe's prompt can have
 FIRST_TOKEN_S_MAX, ERROR_MAX = 3600.0, 10.0  # of a heartbeat
 
 
@@ -77,6 +80,40 @@ def of_profile(profile: OfflineProfile) -> KnownSpeed:
         short_s, long_s = (_alone_s(profile, tokens) for tokens in sizes)
     prior = _prior(short_s, long_s - short_s, error)
     return KnownSpeed(engine=profile.engine, models=(ModelId(profile.model),), prior=prior)
+
+
+class FirstToken(NamedTuple):
+    """How long one took, after so many prompt tokens that were computed for it."""
+
+    seconds: float
+    tokens: int
+
+
+def of_probe(
+    engine: str,
+    models: tuple[ModelId, ...],
+    short: Sequence[FirstToken],
+    long: Sequence[FirstToken],
+) -> KnownSpeed | None:
+    """The quickest first token after a short and after a long prompt, as whatever else goes on only
+    delays one. The error is at least by how much those after long prompts differ. None where the
+    two don't make a line that an engine may have."""
+    short_s, short_tokens = min(short)
+    long_s, long_tokens = min(long)
+    more_s, more_tokens = long_s - short_s, long_tokens - short_tokens
+    if not 1 <= short_tokens <= more_tokens <= PROBE_TOKENS_MAX:
+        return None
+    if not SLOPE_MIN <= more_s / more_tokens <= SLOPE_MAX:
+        return None
+    error = max(PROBE_ERROR, min(ERROR_MAX, (max(long).seconds - long_s) / more_s))
+    prior = PrefillPrior(
+        short_tokens=short_tokens,
+        short_s=rounded(short_s),
+        more_tokens=more_tokens,
+        more_s=rounded(more_s),
+        error=rounded(error),
+    )
+    return KnownSpeed(engine=engine, models=models[:MODELS_MAX], prior=prior)
 
 
 def _measured_s(points: Sequence[PrefillPoint], tokens: int) -> float:

@@ -1,8 +1,7 @@
 """The engine under a profiling run: streamed requests, prompts of a wanted length, its load.
 
-Every prompt is made of random words, new in each run, so no cache has computed any of it. Words
-have three letters and a space, which most tokenizers have as one token; how many tokens the engine
-makes of them is learned from its own `usage` at the start.
+Every prompt is made of random words, new in each run, so no cache has computed any of it. How many
+tokens the engine makes of them is learned from its own `usage` at the start.
 """
 
 import asyncio
@@ -19,6 +18,7 @@ from agents.adapters.engine_kinds import KINDS, read_object
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
+from agents.core.made_up_text import made_up_text
 from agents.profiler.stream import EngineUnusable, Stream, error_text
 from infra.process import end_all
 from schemas.http import CHAT, COMPLETIONS
@@ -38,12 +38,6 @@ NO_EXTRAS: Mapping[str, object] = {}
 NO_SUCH_PATH = (404, 405, 501)
 OK, BAD_REQUEST = 200, 400
 EVENT_STREAM = "text/event-stream"
-_TEXT = (
-    "act age aim arc arm ask bag ban bay bed bit bow box bus can cap car cow cup cut day dig dog "
-    "dry ear egg end eye fan far fat few fit fly fog gap gas gun hat hen hot ice ink jam jar jet "
-    "job key lab law leg lid lip log man map mix mud net oil pen pig pin pot red rod row sea sky"
-)
-WORDS = _TEXT.split()
 
 
 class ProfiledEngine:
@@ -195,7 +189,7 @@ class ProfiledEngine:
     def prompt(self, tokens: int) -> str:
         """A text of about so many tokens; another one may follow it."""
         count = max(1, round((tokens - self._tokens_besides) / self._tokens_per_word))
-        return " ".join(self._dice.choices(WORDS, k=count)) + " "
+        return made_up_text(self._dice, count)
 
     async def _find_model(self) -> None:
         scraped = await self._client.scrape()

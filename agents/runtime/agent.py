@@ -10,6 +10,7 @@ from typing import Any
 from agents.adapters import adapter_loads
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import EngineClient
+from agents.adapters.measured_prompt import measured
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
@@ -23,6 +24,7 @@ from agents.core.events import (
     DrainRequested,
     EngineScraped,
     ProbeEnded,
+    PromptMeasured,
     RelayEnded,
     ScrapeFailed,
     StopRequested,
@@ -76,6 +78,7 @@ class Agent:
         self._writers: dict[str, FrameWriter] = {}  # of responses that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[PromptMeasured] | None = None
         self._loading: set[asyncio.Task[None]] = set()  # adapters
         self._is_leaving = False
         self._is_closed = False
@@ -104,6 +107,9 @@ class Agent:
             effects.PublishHeartbeat: self._publish_heartbeat,
             effects.ScrapeNow: self._request_scrape,
             effects.ProbeEngine: self._probe_engine,
+            effects.MeasurePrompt: self._measure_prompt,
+            effects.StopMeasuring: self._stop_measuring,
+            effects.LogSpeedProbe: self._log_speed_probe,
             effects.LoadAdapter: self._load_adapter,
         }
 
@@ -132,10 +138,10 @@ class Agent:
         return self._core.heartbeat(self._clock())
 
     def learned_speed(self) -> KnownSpeed | None:
-        """Of its engine, for the next run; None before it is learned."""
+        """Of its engine, for the next run: by clients' answers, else by a probe; None before."""
         beat, models = self.heartbeat(), self._engine.base_models
         if beat.prefill_s_per_token is None or not models:
-            return None
+            return self._core.speed.known
         line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
         return of_last_run(beat.engine, models, line)
 
@@ -217,8 +223,8 @@ class Agent:
 
     async def cut(self) -> None:
         """Cancel every relay that still runs; no END frame is sent."""
-        probing = [] if self._probing is None else [self._probing]
-        await end_all([*probing, *self._loading, *(task for _, task in self._relays.values())])
+        probes = [task for task in (self._probing, self._measuring) if task is not None]
+        await end_all([*probes, *self._loading, *(task for _, task in self._relays.values())])
 
     async def close(self) -> None:
         """Cancel every relay, and ignore what still arrives until the bus is closed."""
@@ -319,6 +325,25 @@ class Agent:
     async def _probe(self, effect: effects.ProbeEngine) -> None:
         answered = await self._engine.probe(effect.path, effect.model, PROBE_TIMEOUT_S)
         await self.feed(ProbeEnded(answered))
+
+    async def _measure_prompt(self, effect: effects.MeasurePrompt) -> None:
+        self._measuring = asyncio.create_task(measured(self._engine, effect, self._clock))
+        self._tasks.create_task(self._report_measured(self._measuring))
+
+    async def _report_measured(self, measuring: asyncio.Task[PromptMeasured]) -> None:
+        try:
+            await asyncio.wait([measuring])
+        finally:
+            await end_all([measuring])
+        await self.feed(PromptMeasured() if measuring.cancelled() else measuring.result())
+
+    async def _stop_measuring(self, effect: effects.StopMeasuring) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+
+    async def _log_speed_probe(self, effect: effects.LogSpeedProbe) -> None:
+        level = logging.INFO if effect.known else logging.WARNING
+        log.log(level, "%s/%s: %s", self._config.region, self._config.replica, effect.text)
 
     async def _load_adapter(self, effect: effects.LoadAdapter) -> None:
         task = self._tasks.create_task(self._load(effect))

@@ -70,8 +70,15 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "--state-dir",
     envvar="STATE_DIRECTORY",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the learned speed of its engine is kept for its next start. [STATE_DIRECTORY]",
+    help="Where the speed of its engine is kept for its next start. [STATE_DIRECTORY]",
     show_default="it is not kept",
+)
+@click.option(
+    "--speed-probe/--no-speed-probe",
+    default=True,
+    envvar="MESH_SPEED_PROBE",
+    help="Measure the engine's prefill speed by a few prompts of at most 2,048 tokens while it is "
+    "idle, where neither --state-dir nor --profile tells it. [MESH_SPEED_PROBE]",
 )
 @click.option(
     "--offline-priority",

@@ -45,6 +45,8 @@ RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
 VALUES_CACHED = 4096
 VALUE_CHARS_MAX = 256
 STDOUT = 1
+STATUS_BAD_REQUEST = 400
+REFUSED = "refused"
 
 _is_bare = re.compile(r"[!#-<>-\[\]-~]+").fullmatch  # without quote, equals sign and backslash
 
@@ -63,6 +65,11 @@ def quoted_once(text: str) -> str:
     return text if _is_bare(text) else _escaped(text).replace("\x7f", "\\u007f")
 
 
+def shown_outcome(outcome: str, status: int) -> str:
+    """Of an engine's 4xx, which the mesh passed on as it should: it refused the request."""
+    return REFUSED if outcome == "ok" and status >= STATUS_BAD_REQUEST else outcome
+
+
 @lru_cache(VALUES_CACHED)  # the same for most requests
 def _about(
     method: str,
@@ -78,6 +85,7 @@ def _about(
     named = {"method": method, "route": route, "model": model, "asked_model": asked}
     named |= {"shadow": "1" if is_copy else "", "tenant": tenant, "origin": origin}
     about = "".join(f" {name}={quoted_once(value)}" for name, value in named.items() if value)
+    outcome = shown_outcome(outcome, status)
     return f"{about} outcome={outcome}" + (f" status={status}" if status else "")
 
 
@@ -221,7 +229,7 @@ def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
         "trace": one.trace,
         "method": plain(one.method),
         "route": plain(one.route),
-        "outcome": one.outcome,
+        "outcome": shown_outcome(one.outcome, one.status),
         "status": one.status or None,
         "error": one.fault,
         "model": plain(one.model),

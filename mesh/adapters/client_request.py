@@ -10,17 +10,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from mesh.adapters.read_request import BodyBudget, ParsedRequest
+from mesh.core.model import events as ev
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.prompt import NO_TEXT, TextSize
-from mesh.session.record import OpenRequest
-from schemas.decision import Decision
+from mesh.session.record import OpenRequest, Step
+from schemas.decision import Decision, Placement
 from schemas.http import Fault, Readiness, Region
 from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.state import ModelCard
 
+RETURNED = ev.AttemptRefused, ev.AttemptFailed  # to the hold queue, if it did not fail at once
+
+SENT = (Placement.LOCAL, Placement.PEER)
+
 if TYPE_CHECKING:
     from mesh.adapters.ended_requests import EndedRequests
+
+
+def lost(sent: Decision) -> str:
+    """What became of an attempt after which its request is in the hold queue without a word."""
+    return f"{sent.replica or f'region {sent.peer}'} was lost: it fell silent, restarted or left"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +60,26 @@ class ClientRequest(OpenRequest):
             attempts_s=max(0.0, wait_s - decision.held_s - peer_held_s),
             ttft_s=wait_s if answer.is_event_stream else None,
         )
+
+    def note_return(self, at: float) -> None:
+        """It has been in the hold queue since then: its attempt, if one was under way, was lost."""
+        decision, last = self.decision, self.steps[-1] if self.steps else None
+        if decision is None or last is None or last.what is not self.decided:
+            return
+        if decision.placement in SENT:
+            failed = ev.AttemptFailed(self.request.key, decision.attempt, lost(decision))
+            self.steps += (Step(at, failed),)
+
+    def count_last_hold(self, now: float) -> None:
+        """Add to its receipt how long it has been in the hold queue if it ends there: the core
+        reports the wait of one that leaves it."""
+        decided, last = self.decided, self.steps[-1] if self.steps else None
+        if decided is None or last is None:
+            return
+        is_held = decided.decision.placement is Placement.HOLD
+        if is_held if last.what is decided else isinstance(last.what, RETURNED):
+            held_s = decided.decision.held_s + now - last.at
+            self.decided = replace(decided, decision=replace(decided.decision, held_s=held_s))
 
     def bounded_peer_held_s(self, until: float) -> float:
         """In the peer's hold queue: its claim, which can't be longer than the time until then."""

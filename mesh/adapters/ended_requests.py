@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import nlargest
+from itertools import islice
 from math import isfinite
 from sys import intern
 from typing import NamedTuple
 
-from mesh.adapters.access_log import VALUE_CHARS_MAX, AccessLog, plain
-from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
+from mesh.adapters.client_request import SENT, ClientRequest, lost
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -32,8 +33,8 @@ from schemas.state import rounded as rounded_s
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
-SUCCESSES = ("ok", "placed")  # outcomes
 LEFT = "client_gone"
+NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
 
 Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
 UNKNOWN: Numbers = -1, -1, -1, -1.0
@@ -164,11 +165,13 @@ class EndedRequests:
     def _of_peer(self, record: OpenRequest, outcome: str, refusal: str) -> EndedRequest:
         request, decided = record.request, record.decided
         replica = "" if decided is None else decided.decision.replica or ""
-        region = self._region if replica else ""
+        region, now = self._region if replica else "", self._clock()
+        # By its own arrival it also has the wait at home; it is decided on as soon as it is here.
+        arrived_at = record.steps[0].at if record.steps else now
         return EndedRequest(
             request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
             request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
-            request.arrived_at, None, self._clock(), decided, record.steps,
+            arrived_at, None, now, decided, record.steps,
         )  # fmt: skip
 
     def of_http(
@@ -191,7 +194,7 @@ class EndedRequests:
         now = self._clock()
         route, method = route[:VALUE_CHARS_MAX], method[:VALUE_CHARS_MAX]
         code = "" if fault is None else fault.value.code
-        outcome = outcome or ("ok" if status < 400 else "refused")
+        outcome = outcome or shown_outcome("ok", status)
         arrived_at = now if arrived_at is None else arrived_at
         self.add(
             EndedRequest(
@@ -294,7 +297,7 @@ class EndedRequests:
             method=one.method or None,
             route=plain(one.route),
             status=one.status or None,
-            outcome=one.outcome,
+            outcome=shown_outcome(one.outcome, one.status),
             model=plain(one.model) or None,
             asked_model=plain(one.asked) or None,
             is_copy=one.is_copy,
@@ -315,7 +318,7 @@ class EndedRequests:
             arrived_at=one.arrived_at + wall_s,
             started_at=None if one.started_at is None else one.started_at + wall_s,
             ended_at=None if one.outcome == explain.OPEN else one.ended_at + wall_s,
-            steps=tuple(_life_steps(one.steps[:STEPS_MAX], wall_s)),
+            steps=tuple(islice(_life_steps(one.steps, wall_s), STEPS_MAX)),
         )
 
 
@@ -325,7 +328,7 @@ def _unwritten(one: EndedRequest) -> None:
 
 def _badness(one: EndedRequest) -> tuple[bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
-    return one.outcome not in (*SUCCESSES, LEFT), began_at - one.arrived_at
+    return one.outcome not in NOT_FAILED, began_at - one.arrived_at
 
 
 def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
@@ -337,7 +340,7 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
         RequestFlow(
             served_by_region=place or None,
             requests=len(served),
-            failed=sum(one.outcome not in (*SUCCESSES, LEFT) for one in served),
+            failed=sum(one.outcome not in NOT_FAILED for one in served),
             ttft_s=tuple(
                 rounded_s(one.started_at - one.arrived_at)
                 for one in served
@@ -364,10 +367,20 @@ def _prefill_s(one: EndedRequest) -> float | None:
 
 def _life_steps(steps: Iterable[Step], wall_s: float) -> Iterator[LifeStep]:
     """All but the end of a prefill stage, which tools of the version before can't read: it is in
-    `prefill_s`."""
+    `prefill_s`. An attempt that another decision follows without a word was lost: the core returns
+    such a request to the hold queue by itself."""
+    sent: Decision | None = None  # of the attempt under way
     for step in steps:
-        if not isinstance(step.what, ev.PrefillEnded):
-            yield _step(step.at + wall_s, step.what)
+        what = step.what
+        if isinstance(what, fx.Decided):
+            if sent is not None:
+                at = step.at - max(0.0, what.decision.held_s - sent.held_s)
+                yield LifeStep(at=at + wall_s, what="failed", detail=plain(lost(sent)))
+            sent = what.decision if what.decision.placement in SENT else None
+        elif isinstance(what, ev.AttemptRefused | ev.AttemptFailed):
+            sent = None
+        if not isinstance(what, ev.PrefillEnded):
+            yield _step(step.at + wall_s, what)
 
 
 def _step(at: float, what: fx.Decided | ev.AttemptRefused | ev.AttemptFailed | Placed) -> LifeStep:

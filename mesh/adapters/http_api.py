@@ -129,6 +129,7 @@ class HttpApi:
         # What connections need to serve requests for work themselves.
         self.completions = CompletionRoutes(completions, self._reader, door, region, self._cors)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
+        self._probed: dict[str, int] = {}  # the last status of each
 
     def allow_origins(self, origins: Collection[str]) -> None:
         """Answer pages of these from now on, on open connections too."""
@@ -163,10 +164,9 @@ class HttpApi:
         answer: web.StreamResponse,
         arrived_at: float,
     ) -> None:
-        """Log a request that was not admitted; of probes only what went wrong."""
+        """Log a request that was not admitted; of probes the first that fails in a row."""
         route = self._route(request)
-        is_fine = answer.status < HTTPStatus.BAD_REQUEST
-        if isinstance(answer, AlreadyWritten) or (is_fine and route in PROBED):
+        if isinstance(answer, AlreadyWritten) or self._is_usual_probe(route, answer.status):
             return
         self._door.ended.of_http(
             known_id,
@@ -178,6 +178,14 @@ class HttpApi:
             sent_bytes=answer.body_length if answer.prepared else answer.content_length or 0,
             arrived_at=arrived_at,
         )
+
+    def _is_usual_probe(self, route: str, status: int) -> bool:
+        """Whether it is a probe that went well, or as the one before it: load balancers send many
+        to a router that isn't ready, and these would displace clients' requests."""
+        if route not in PROBED:
+            return False
+        before, self._probed[route] = self._probed.get(route), status
+        return status < HTTPStatus.BAD_REQUEST or status == before
 
     async def _answered(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         try:

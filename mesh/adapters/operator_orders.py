@@ -111,10 +111,13 @@ async def read_orders(client: Client, region: RegionId) -> NumberedOrders:
 async def change_orders(
     client: Client, region: RegionId, change: Callable[[RegionControl], RegionControl]
 ) -> NumberedOrders:
-    """Apply the change to the orders that hold, and write them. Raises OrdersUnavailable."""
+    """Apply the change to the orders that hold, and write them, unless it returns these as they
+    are. Raises OrdersUnavailable."""
     for _ in range(TRIES):
         known = await read_orders(client, region)
         wanted = change(known.orders)
+        if wanted == known.orders:
+            return known
         if (seq := await _write(client, wanted, known.seq)) is not None:
             return NumberedOrders(seq, wanted)
     raise OrdersUnavailable(f"{region}: others change its orders all the time; try again")

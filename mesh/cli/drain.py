@@ -41,6 +41,7 @@ KNOWN_CHARS_MAX = 300  # of the names in an error
 SHOWN_S = 2.0  # between two lines while requests finish
 HEADER = ("region", "number", "at", "by", "command", "then drained", "reason")
 WORKS_AGAIN, NOT_DRAINED = "work is sent there again", "not drained, nothing changes"
+WAITING = "nothing new is sent there; waiting for its requests (after Ctrl-C the order holds)"
 SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
 TIMEOUT_S = 600.0  # as long as a request may last
 
@@ -75,6 +76,8 @@ def drain(
     mesh = find_mesh(config, credentials)
     targets = _find(mesh.topology, names)
     _order_all(mesh, targets, "drain", reason)
+    for target in targets:
+        click.echo(f"{target}: {WAITING}")
     until = time.monotonic() + timeout_s
     is_idle = [_wait(mesh, target, until - time.monotonic()) for target in targets]
     if not all(is_idle):
@@ -268,8 +271,10 @@ def _order_all(
             change: Callable[[RegionControl], RegionControl] = change,
         ) -> None:
             def changed(orders: RegionControl) -> RegionControl:
-                before[target.region] = orders
-                return signed(change(orders), f"{verb} {target}", reason)
+                before[target.region], wanted = orders, change(orders)
+                if verb == "undrain" and wanted == orders:
+                    return orders
+                return signed(wanted, f"{verb} {target}", reason)
 
             await change_orders(client, target.region, changed)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from mesh.adapters.ended_requests import NOT_FAILED
 from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.files import FileUnusable, in_log, in_recording
@@ -154,7 +155,7 @@ def _worst(lives: Sequence[RequestLife], number: int) -> list[RequestLife]:
 
     def badness(life: RequestLife) -> tuple[bool, float]:
         until = life.started_at or life.ended_at or life.arrived_at
-        return life.outcome != "ok", until - life.arrived_at
+        return life.outcome not in NOT_FAILED, until - life.arrived_at
 
     return sorted(lives, key=badness, reverse=True)[:number]
 

@@ -24,7 +24,7 @@ from mesh.runtime.routing_in_force import as_keys, ordered_settings
 from schemas.control import RegionControl
 from schemas.explain import RequestQuestion, RoutingInForce
 from schemas.ids import RegionId
-from schemas.settings import number_in
+from schemas.settings import ORDERED_KEYS, number_in
 
 LOOK_S = 0.2
 ANSWER_S = 1.0
@@ -99,16 +99,16 @@ def clear(
     reason: str,
     within_s: float,
 ) -> None:
-    """Let mesh.toml and the routers' options hold again, for these keys or for all."""
+    """Let mesh.toml and the routers' options hold again, for these keys or for all.
+
+    Where none of them is set, nothing changes.
+    """
     mesh = find_mesh(config, credentials)
     regions, names = _regions(mesh.topology, words, everywhere=everywhere)
-
-    def change(keys: Keys) -> Keys:
-        if not (keys or names or everywhere):
-            raise Unusable(f"{regions[0]}: nothing is set by order")
-        return _without(keys, names, must_be_set=not everywhere) if names else {}
-
-    _order(mesh, regions, "clear", reason, within_s, change)
+    for name in names:
+        if name.partition(".")[0] not in ORDERED_KEYS:
+            raise Unusable(f"{name} can't be set by order; there are {', '.join(ORDERED_KEYS)}")
+    _order(mesh, regions, "clear", reason, within_s, lambda keys: _without(keys, names))
 
 
 @command.command("show")
@@ -184,15 +184,12 @@ def _merged(keys: Keys, wanted: Keys) -> Keys:
     return _nested(_flat(keys) | wanted)
 
 
-def _without(keys: Mapping[str, Any], names: Sequence[str], *, must_be_set: bool) -> Keys:
-    flat = _flat(keys)
-    unset = [name for name in names if not any(_is_within(key, name) for key in flat)]
-    if unset and must_be_set:
-        there = ", ".join(flat) or "nothing"
-        raise Unusable(f"{', '.join(unset)} is not set by order; there is {there}")
-    return _nested(
-        {key: v for key, v in flat.items() if not any(_is_within(key, name) for name in names)}
-    )
+def _without(keys: Mapping[str, Any], names: Sequence[str]) -> Keys:
+    """What stays when these are cleared, or without names all."""
+    if not names:
+        return {}
+    flat = _flat(keys).items()
+    return _nested({key: v for key, v in flat if not any(_is_within(key, name) for name in names)})
 
 
 def _is_within(key: str, name: str) -> bool:
@@ -273,6 +270,8 @@ async def _write(
     def changed(orders: RegionControl) -> RegionControl:
         routing = change(dict(orders.routing))
         found.change = _difference(configured, orders.routing, routing)
+        if routing == orders.routing:
+            return orders
         words = f"routing {verb} region {region}: {found.change}"
         return drain.signed(replace(orders, routing=routing), words, reason)
 

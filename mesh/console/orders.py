@@ -87,8 +87,10 @@ class Orders:
         command = f"{order.verb} {where}"
 
         def changed(known: RegionControl) -> RegionControl:
-            reason = printable(order.reason)
-            return signed(change(known), command, by=by, reason=reason, at_unix_s=time.time())
+            wanted, reason = change(known), printable(order.reason)
+            if order.verb == "undrain" and wanted == known:
+                return known
+            return signed(wanted, command, by=by, reason=reason, at_unix_s=time.time())
 
         async with self._turn(), _connected(login) as client:
             return await change_orders(client, order.region, changed)

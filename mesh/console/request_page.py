@@ -47,13 +47,16 @@ def _missing_summary(story: Story) -> str:
 def _facts(story: Story) -> Iterator[tuple[str, object]]:
     life = story.asked or story.at_peers[0]
     route = f"{life.method or ''} {life.route}".strip()
-    served = "/".join(filter(None, (life.served_by_region, life.served_by_replica)))
+    place = life.served_by_region, life.served_by_replica
+    of_place = (o for o in story.lives if (o.served_by_region, o.served_by_replica) == place)
+    prefill = next((one.prefill_replica for one in of_place if one.prefill_replica), None)
     facts = (
         ("arrived", f"{clock(life.arrived_at)} at {life.region}/{life.router}"),
         ("route", route),
         ("model", life.model),
         ("tenant", life.tenant),
-        ("served by", served),
+        ("served by", "/".join(filter(None, place))),
+        ("prefill on", prefill),
         ("trace", life.trace),
         ("tokens in", life.prompt_tokens),
         ("tokens cached", life.cached_tokens),

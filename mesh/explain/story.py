@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from schemas.decision import Decision, Placement, chosen_of, place_name
 from schemas.explain import OPEN, LifeStep, RequestLife
 
-FAR_OFF_S = 0.1  # an error of a prediction below this is none
+FAR_OFF_S = 0.1  # an error of a prediction below this is none, nor is a hold after an attempt
 CLOCKS_S = 5.0  # by which clocks of hosts may differ
 GONE_TO = (Placement.LOCAL, Placement.PEER)
+EARLIER = "in attempts that were refused or failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,11 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
     made = decisions(life)
     if not made:
         return (Part("other", total_s, f"at {life.region}/{life.router}"),)
-    left_s = total_s
-    found = []
+    _, last = made[-1]
+    sent = [step for step, decision in made if decision.placement in GONE_TO]
+    if not sent or _held_last_s(life) is not None:
+        return _ended_in_queue(life, total_s)
+    left_s, found = total_s, list[Part]()
 
     def take(name: str, seconds: float, where: str) -> None:
         nonlocal left_s
@@ -89,15 +93,10 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         left_s -= seconds
         found.append(Part(name, seconds, where))
 
-    _, last = made[-1]
     take("held_s", last.held_s, f"waiting in {life.region}'s hold queue")
-    sent = [step for step, decision in made if decision.placement in GONE_TO]
-    if not sent:
-        take("other", left_s, f"at {life.region}/{life.router}")
-        return tuple(found)
     if len(sent) > 1:
         earlier_s = sent[-1].at - life.arrived_at - last.held_s
-        take("earlier_attempts_s", earlier_s, "in attempts that were refused or failed")
+        take("earlier_attempts_s", earlier_s, EARLIER)
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
     placed = life if last.peer is None else _placed_in(last.peer, at_peers)
@@ -117,6 +116,28 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         where = f"from its dispatch to {_server(life, last)} to the first byte: the way there and "
         take("attempt_s", left_s, f"{where}back, the engine's queue, the prompt{whole}")
     return tuple(found)
+
+
+def _held_last_s(life: RequestLife) -> float | None:
+    """How long it was in the hold queue after its last step, when it ended there: its client left,
+    or its time was up. None if it ended elsewhere."""
+    if life.started_at is not None or life.ended_at is None:
+        return None
+    last = life.steps[-1]
+    held_s = max(0.0, life.ended_at - last.at)
+    if last.decision is not None:
+        return held_s if last.decision.placement is Placement.HOLD else None
+    return held_s if last.what in ("refused", "failed") and held_s > FAR_OFF_S else None
+
+
+def _ended_in_queue(life: RequestLife, total_s: float) -> tuple[Part, ...]:
+    """Of one that was shed, or that ended in the hold queue."""
+    _, last = decisions(life)[-1]
+    held_s = min(max(0.0, last.held_s + (_held_last_s(life) or 0.0)), total_s)
+    held = Part("held_s", held_s, f"waiting in {life.region}'s hold queue")
+    if any(made.placement in GONE_TO for _, made in decisions(life)):
+        return held, Part("earlier_attempts_s", total_s - held_s, EARLIER)
+    return held, Part("other", total_s - held_s, f"at {life.region}/{life.router}")
 
 
 def _placed_in(region: str, at_peers: Sequence[RequestLife]) -> RequestLife | None:

@@ -184,7 +184,7 @@ def _verdict(one: Candidate, best: Candidate | None, of_best: str) -> str:
     pending = f", {one.pending} pending" if one.pending else ""
     verdict = of_best if one is best else "not chosen"
     if one.seconds is None:
-        terms = ", ".join(f"{name} {value:g}" for name, value in _known(one))
+        terms = ", ".join(_term(name, value) for name, value in _known(one))
         return f"{verdict}{f': {terms}' if terms else ''}{matched}{pending}"
     if one is not best and best is not None and best.seconds is not None:
         dearer_s = one.seconds - best.seconds
@@ -195,6 +195,12 @@ def _verdict(one: Candidate, best: Candidate | None, of_best: str) -> str:
         if name.endswith("_s") and abs(value) >= NO_TERM_S
     )
     return f"{one.seconds:.3f} s{f' = {sum_of}' if sum_of else ''}: {verdict}{matched}{pending}"
+
+
+def _term(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {value:.3f} s"
+    return f"{name} {value:g}"
 
 
 def _known(one: Candidate) -> Iterator[tuple[str, float]]:

@@ -361,6 +361,7 @@ class RequestManager:
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
+        record.count_last_hold(self._clock())
         if record.failure is None:
             assert record.engine_error is not None
             status, message = record.engine_error.status, "the engine's own error"
@@ -381,10 +382,14 @@ class RequestManager:
         if not self.session.is_open(record):
             return
         if answer is None or not answer.has_last_event:
+            core = self._core.inflight.get(record.request.key)
+            if core is not None and core.held_since is not None:
+                record.note_return(core.held_since)
             self.feed(ev.ClientGone(record.request.key))
             if record.failure is not None and record.failure.fault is Fault.INTERNAL:
                 self.failed(record)
             else:
+                record.count_last_hold(self._clock())
                 gone = CLIENT_GONE, STATUS_CLIENT_GONE, CLIENT_GONE, "the client hung up"
                 self._close(record, *gone)
         elif answer.end is not None or record.failure is not None:

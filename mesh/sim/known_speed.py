@@ -1,4 +1,4 @@
-"""What an agent's last run has learned of a simulated engine's speed."""
+"""What an agent's last run has learned of a simulated engine's speed. No twin probes it."""
 
 from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run

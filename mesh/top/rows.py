@@ -14,7 +14,7 @@ from mesh.explain.text import printable
 STALE_S = 2.0  # as long as routers wait for a silent replica
 UNKNOWN = "–"
 GOOD = {"serving", "ready", "connected", "ok", "none"}
-WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed"}
+WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed", "refused"}
 CONNECTING = "connecting"  # to its bus for the first time
 
 

@@ -44,6 +44,7 @@ async def scene(
             "engine_url": engine.url,
             "nats_url": nats_server.url,
             "read_interval_ms": 10,
+            "speed_probe": False,
             **settings,
         }
         stop = Stop()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from infra.process import end_all
 from tests.dashboards.test_mesh_dashboard import graphs
-from tests.dashboards.test_rules import RULES, alerts, recorded, rules
+from tests.dashboards.test_rules import RULES, recorded, rules
 from tests.support.exported_metrics import EXPORTED, selectors
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
+from tests.support.otlp_collector import Collector, otlp_collector
 from tests.support.prometheus import Prometheus, running_prometheus, scrape_config
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
@@ -96,6 +98,16 @@ async def batch_job(http: aiohttp.ClientSession, mesh: MeshUp) -> None:
             assert len((await answer.read()).splitlines()) == BATCH_LINES
 
 
+@contextlib.asynccontextmanager
+async def traced(environment: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
+    """Processes that start meanwhile trace one request of ten."""
+    async with otlp_collector() as collector:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+        environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0.1")
+        yield collector
+
+
 @contextlib.contextmanager
 def paused_router(mesh: MeshUp, region: str) -> Iterator[None]:
     """The region has no router meanwhile: a neighbour adopts it."""
@@ -139,13 +151,18 @@ async def answered(
     return titles, queries
 
 
-async def test_every_panel_has_an_answer_and_every_rule_is_evaluated(tmp_path: Path):
+async def test_every_panel_has_an_answer_and_every_rule_is_evaluated(
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
+):
     config = write_config(tmp_path, batch_runners=("batch-0",))
     with config.open("a") as text:
         text.write("[routing]\nproactive = { idle_share = 0.1 }\n")
         text.write(f'[models.{ALIAS}]\nto = "{MODEL}"\nshadow = {{ other = 1.0 }}\n')
     panels = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in graphs}
     async with (
+        traced(monkeypatch) as collector,
         mesh_up(tmp_path, config=config, time_scale=4.0) as mesh,
         running_prometheus(tmp_path, scrape_config(mesh, RULES)) as prometheus,
     ):
@@ -153,8 +170,11 @@ async def test_every_panel_has_an_answer_and_every_rule_is_evaluated(tmp_path: P
         seen, left = await every_panel_answered(mesh, prometheus, panels)
         assert not left, f"no data in {ANSWERED_S:g} s: {sorted(left)}"
         all_queries = {expression for expressions in panels.values() for expression in expressions}
-        print(f"\n{len(panels)} panels answered, {len(seen)} of {len(all_queries)} queries")
+        counts = f"{len(panels)} panels, {len(seen)} of {len(all_queries)} queries"
+        record_property("counted", f"a Prometheus answered {counts}")
+        await examine_exemplars(prometheus, panels["Time to first token"], collector)
         await examine_rules(prometheus)
+        record_property("counted", f"and evaluated {len(rules)} rules")
         await examine_names(prometheus, all_queries)
 
 
@@ -194,7 +214,21 @@ async def examine_rules(prometheus: Prometheus) -> None:
     found = [rule for group in groups for rule in group["rules"]]
     assert len(found) == len(rules)
     assert {rule["health"] for rule in found} == {"ok"}, found
-    print(f"{len(found)} rules evaluated: {len(alerts)} alerts, {len(recorded)} recorded")
+
+
+async def examine_exemplars(prometheus: Prometheus, panel: list[str], collector: Collector) -> None:
+    """A point of the panel leads to the trace of one request, which was exported."""
+    async with asyncio.timeout(ANSWERED_S):
+        while True:
+            traces = {span.trace for span in collector.roots()}
+            for expression in panel:
+                asked, now = query(expression), time.time()
+                found = await prometheus.ask(
+                    "query_exemplars", query=asked, start=f"{now - 600:f}", end=f"{now:f}"
+                )
+                if {e["labels"]["trace_id"] for one in found for e in one["exemplars"]} & traces:
+                    return
+            await asyncio.sleep(0.5)
 
 
 async def examine_names(prometheus: Prometheus, queries: set[str]) -> None:

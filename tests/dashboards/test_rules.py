@@ -51,19 +51,20 @@ def unit_tests(path: Path, tests: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.prometheus
-def test_prometheus_takes_the_rules():
+def test_prometheus_takes_the_rules(record_property):
     result = promtool("check", "rules", RULES)
     assert result.returncode == 0, result.stdout + result.stderr
-    print(f"\nPrometheus took {len(rules)} rules: {len(alerts)} alerts, {len(recorded)} recorded")
+    kinds = f"{len(alerts)} alerts, {len(recorded)} recorded"
+    record_property("counted", f"promtool checked {len(rules)} rules: {kinds}")
 
 
 @pytest.mark.prometheus
-def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path):
+def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path, record_property):
     tests = [unit_test(case, case.fires, fires=True) for case in CASES]
     tests += [unit_test(case, case.fires | case.silent, fires=False) for case in CASES]
     result = promtool("test", "rules", unit_tests(tmp_path / "test.yml", tests))
     assert result.returncode == 0, result.stdout + result.stderr
-    print(f"\n{len(tests)} unit tests of {len(names)} alerts")
+    record_property("counted", f"promtool ran {len(tests)} unit tests of {len(names)} alerts")
 
 
 @pytest.mark.prometheus

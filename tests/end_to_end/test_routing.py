@@ -34,8 +34,7 @@ async def wrong_words_change_nothing(routing) -> None:
         (("set", "us", "gossip_kib_per_s=0"), "can't change in a running router"),
         (("set", "mars", "policy=mesh"), "no region 'mars'"),
         (("set", "us", "policy"), "'policy' is not KEY=VALUE"),
-        (("clear", "us", "policy"), "policy is not set by order"),
-        (("clear", "us"), "us: nothing is set by order"),
+        (("clear", "us", "polcy"), "polcy can't be set by order; there are policy,"),
         (("set", "hops_max=0"), "give a region first, or --all"),
     ):
         code, lines = await routing(*words)
@@ -102,8 +101,13 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         await clients_are_served(clients)
         assert clients.failed == []
 
+        # What is not set is cleared already: no record says so.
+        for words in (("us",), ("us", "policy"), ("us", "proactive.idle_share")):
+            said = await routing("clear", *words)
+            assert said == (0, ["us: nothing changes", "us: in force at r1"])
+
         await wrong_words_change_nothing(routing)
         code, lines = await mesh_command(tmp_path, "changes", "us")
-        assert code == 0 and len(lines) == 6
+        assert code == 0 and len(lines) == 5
         assert f"routing set region us: {change}" in lines[-1] and lines[-1].endswith("why")
-        assert "routing clear region us: pushing outstanding:8 -> pending" in lines[2]
+        assert "routing clear region us: pushing outstanding:8 -> pending" in lines[1]

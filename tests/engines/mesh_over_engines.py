@@ -98,7 +98,7 @@ class MeshOverEngines:
                 *(sys.executable, "-m", "agents.cli", "run", "--region", "us"),
                 *("--replica", replica, "--nats-url", self._nats_url),
                 *("--engine-kind", engine.kind, "--engine-url", engine.url),
-                *("--metrics-url", engine.metrics_url, *options),
+                *("--metrics-url", engine.metrics_url, "--no-speed-probe", *options),
             ),
             environment=environment,
         )

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from schemas.http import EMBEDDINGS
-from tests.engines import llamacpp_server, route_table, routes, tiny_gguf
+from tests.engines import llamacpp_server, probed_speed, route_table, routes, tiny_gguf
 from tests.engines.contract import KEYS, KeyedEngineContract, prompt
 from tests.engines.engine import MODEL
 from tests.engines.llamacpp import LlamaCpp
@@ -42,6 +42,9 @@ class TestLlamaCpp(KeyedEngineContract):
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
         for replica, engine in mesh.engines.items():
             assert mesh.beats[replica].batch_max == engine.batch_max
+
+    async def test_a_probe_finds_its_speed(self, mesh):
+        await probed_speed.check(mesh)
 
     async def test_a_replica_that_comes_back_with_another_model_answers_no_request_for_the_first(
         self, mesh

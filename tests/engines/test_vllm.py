@@ -11,7 +11,7 @@ from agents.sim.engine import EngineSim
 from agents.sim.events import PrefillFinished, SimRequest
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import L4_LLAMA
-from tests.engines import cached_tokens, install, route_table, routes
+from tests.engines import cached_tokens, install, probed_speed, route_table, routes
 from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.tiny_llama import KV_BYTES_PER_TOKEN
@@ -38,6 +38,9 @@ class TestVllm(KeyedEngineContract):
 
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN
+
+    async def test_a_probe_finds_its_speed(self, mesh):
+        await probed_speed.check(mesh)
 
 
 class EmbeddingVllm(Vllm):

@@ -368,6 +368,8 @@ rtt_ms = "80"
 [tenants.acme]
 key_sha256 = ["secret"]
 residency = ["ue"]
+[routing]
+policy_by_priority = { urgent = "mesh" }
 """
 
 
@@ -393,6 +395,8 @@ def test_all_mistakes_are_told_at_once_each_with_its_place():
         "mesh.toml:23:15: tenants.acme.key_sha256.0: write the key's SHA-256 in 64 lower-case hex "
         "digits, never the key",
         'mesh.toml:24:1: tenants.acme.residency: no region carries "ue"; there are us',
+        "mesh.toml:26:24: routing.policy_by_priority.urgent: must be 'high', 'normal' or 'low' "
+        "(there is 'urgent')",
     ]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.support.ports import free_ports
 START_TIMEOUT_S = 50.0
 STOP_TIMEOUT_S = 30.0
 REGIONS = ("us", "eu", "ap")
+NO_SPEED_PROBE = {"MESH_SPEED_PROBE": "0"}  # engines get the requests of the test alone
 RTT_MS = {("us", "eu"): 20, ("us", "ap"): 40, ("eu", "ap"): 60}
 
 
@@ -119,6 +121,7 @@ async def mesh_up(
             *("--state", str(directory / ".mesh"), "--ready-file", str(ready)),
             *(() if time_scale is None else ("--time-scale", str(time_scale))),
             *arguments,
+            env={**os.environ, **NO_SPEED_PROBE},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -34,6 +34,7 @@ from mesh.supervisor import parent_death
 from mesh.supervisor.program import Program, wait_until_ready
 from schemas import state, subjects, wire
 from schemas.exchange import Alive
+from tests.support.mesh_up import NO_SPEED_PROBE
 
 ALIVE_S = 0.75  # a router that has not repeated for so long what it owns was killed
 TIMEOUT_S = 30.0  # a client that waits longer has lost its request without a word
@@ -45,6 +46,7 @@ class FragileMesh(LocalMesh):
 
     def __init__(self, mesh: Topology, options: DemoOptions, place: StateDirectory) -> None:
         super().__init__(mesh, options, place, lambda event: None)
+        os.environ.update(NO_SPEED_PROBE)  # its agents have this process's
         self._logs = place.logs
         self._programs: dict[str, Program] = {}
         self._routers: dict[str, Process] = {}

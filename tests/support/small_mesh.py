@@ -144,7 +144,7 @@ class SmallMesh:
             nats_password=address.password,
             read_interval_ms=20,
             heartbeat_ms=50,
-            **{"engine_kind": "vllm", **options},
+            **{"engine_kind": "vllm", "speed_probe": False, **options},
         )
         stop = Stop()
         task = asyncio.create_task(run_agent(config, time.monotonic, next(_EPOCHS) + skew_ms, stop))

@@ -146,7 +146,7 @@ export function requestDetail(life) {
 }
 
 const outcomeLevel = (outcome) => (["ok", "open"].includes(outcome) ? "good"
-  : ["shed", "client_gone"].includes(outcome) ? "warning" : "bad");
+  : ["shed", "client_gone", "refused"].includes(outcome) ? "warning" : "bad");
 
 function waitBar(life) {
   const total = life.waited_s || 1e-9;

@@ -1,10 +1,7 @@
-"""Bounds on what others report of engines' speeds, which must not spoil what is known of all.
+"""Bounds on what others report of engines' speeds, which must not spoil what is known of all."""
 
-Seconds per prompt token: from a tenth of a small model's on the quickest GPU to a large one's on a
-CPU.
-"""
+from schemas.state import SLOPE_MAX, SLOPE_MIN
 
-SLOPE_MIN, SLOPE_MAX = 1e-7, 0.1  # seconds per prompt token
 BASE_S_MAX = 60.0  # of a first token, whatever its prompt
 
 

@@ -148,14 +148,14 @@ def test_what_was_usual_is_forgotten() -> None:
 
 def test_probes_go_one_at_a_time_until_one_is_answered(usual) -> None:
     watch = usual.watch
-    assert not watch.begins_probe(usual.now)
+    assert not watch.probe((), usual.now)
     usual.run(60.0, one())
-    assert watch.begins_probe(usual.now) and not watch.begins_probe(usual.now)
+    assert watch.probe((), usual.now) and not watch.probe((), usual.now)
     assert not watch.probed(usual.now, answered=False)
-    assert not watch.begins_probe(usual.now + PROBE_GAP_S / 2)
-    assert watch.begins_probe(usual.now + PROBE_GAP_S)
+    assert not watch.probe((), usual.now + PROBE_GAP_S / 2)
+    assert watch.probe((), usual.now + PROBE_GAP_S)
     assert not watch.probed(usual.now + PROBE_GAP_S, answered=True)
-    assert not watch.hung and not watch.begins_probe(usual.now + 100.0)
+    assert not watch.hung and not watch.probe((), usual.now + 100.0)
 
 
 def test_begun_answers_have_the_same_time_once_more(usual) -> None:
@@ -219,9 +219,9 @@ def test_an_engine_without_metrics_hangs_if_its_probe_fails_too() -> None:
     engine = Engine(blind=True)
     engine.scrape(NOTHING)
     assert engine.run(BLIND_S - 1.0, one()) is None
-    assert not engine.watch.begins_probe(engine.now)
+    assert not engine.watch.probe((), engine.now)
     assert engine.run(2.0, one()) is None
-    assert engine.watch.begins_probe(engine.now)
+    assert engine.watch.probe((), engine.now)
     assert engine.watch.probed(engine.now, answered=False) and engine.watch.hung
 
 
@@ -229,6 +229,6 @@ def test_one_without_numbers_that_answers_a_probe_works() -> None:
     engine = Engine(blind=True)
     engine.scrape(NOTHING)
     engine.run(BLIND_S + 1.0, one())
-    assert engine.watch.begins_probe(engine.now)
+    assert engine.watch.probe((), engine.now)
     assert not engine.watch.probed(engine.now, answered=True)
     assert engine.run(BLIND_S, one()) is None

@@ -5,13 +5,18 @@ import pytest
 from agents.core.engine_curves import PrefillPoint
 from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import (
+    ERROR_MAX,
+    PROBE_ERROR,
+    PROBE_TOKENS_MAX,
     PROFILE_ERROR,
     SPEED_BYTES_MAX,
+    FirstToken,
     KnownSpeed,
     _measured_s,
     decode_speed,
     encode_speed,
     of_last_run,
+    of_probe,
     of_profile,
 )
 from agents.core.offline_profile import OfflineProfile
@@ -78,6 +83,36 @@ def test_between_and_beyond_what_was_measured_it_is_a_line():
     ]
     measured = {tokens: _measured_s(points, tokens) for tokens in (10, 60, 160, 1210)}
     assert measured == pytest.approx({10: 0.1, 60: 0.1, 160: 0.2, 1210: 2.3})
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "s_per_token"),
+    [
+        ((0.1, 32), (0.3, 2032), 1e-4),
+        ((0.1, 32), (0.1 + 2e-4, 2032), 1e-7),
+        ((0.1, 32), (0.1 + 1e-4, 2032), None),  # too quick for any engine
+        ((0.1, 32), (200.1, 2032), 0.1),
+        ((0.1, 32), (210.0, 2032), None),  # too slow
+        ((0.3, 32), (0.1, 2032), None),
+        ((0.1, 32), (0.1, 2032), None),
+        ((0.1, 32), (0.2, 64), 0.1 / 32),
+        ((0.1, 32), (0.2, 63), None),  # too alike in length
+        ((0.1, 32), (0.2, 32), None),
+        ((0.1, 0), (0.2, 100), None),
+        ((0.1, 32), (1.1, PROBE_TOKENS_MAX + 32), 1e-6),
+        ((0.1, 32), (1.1, PROBE_TOKENS_MAX + 33), None),
+    ],
+)
+def test_a_probe_finds_a_line_that_an_engine_may_have_or_none(short, long, s_per_token):
+    later = [FirstToken(2 * long[0], long[1]), FirstToken(*long)]
+    known = of_probe("vllm", ("m",), [FirstToken(*short), FirstToken(9.0, 32)], later)
+    if s_per_token is None:
+        assert known is None
+        return
+    assert known.is_of("vllm", ("m",))
+    assert known.prior.s_per_token == pytest.approx(s_per_token, rel=0.01)
+    assert PROBE_ERROR <= known.prior.error <= ERROR_MAX
+    assert decode_speed(encode_speed(known)) == known
 
 
 def test_an_endless_line_is_bounded():

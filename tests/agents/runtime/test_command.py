@@ -24,6 +24,7 @@ from schemas.state import ReplicaState
 from tests.agents.core.test_offline_admission import LINEAR
 from tests.agents.fake_router import fake_router
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
+from tests.support.mesh_up import NO_SPEED_PROBE
 
 GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
 BUS = ("--nats-url", "nats://127.0.0.1:4222")
@@ -37,7 +38,7 @@ async def process(*arguments: str, **environ: str) -> AsyncIterator[asyncio.subp
         "-m",
         "agents.cli",
         *arguments,
-        env={**os.environ, **environ},
+        env={**os.environ, **NO_SPEED_PROBE, **environ},
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -14,6 +14,7 @@ from schemas.engine_routes import TRANSCRIPTIONS
 from schemas.http import EMBEDDINGS, MESSAGES, POOLING
 from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
+from tests.support.small_mesh import small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 PAGES = Path(__file__).parents[2] / "data" / "server_metrics"
@@ -139,6 +140,14 @@ async def test_a_key_is_asked_for_and_taken(tmp_path):
         facts = await found(url, "--engine-key-file", str(file))
     assert (refused.exit_code, "requires an API key" in refused.output) == (1, True)
     assert facts["models"] == ["m"]
+
+
+async def test_a_router_is_no_engine(nats_server):
+    """An agent for it would send the mesh's requests back to the mesh."""
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us")
+        result = await probe(mesh.urls["us"])
+    assert (result.exit_code, "is a router of a mesh" in result.output) == (1, True)
 
 
 async def test_where_no_engine_is_the_error_says_what_there_is():

@@ -34,6 +34,7 @@ async def beside(nats_server, kind: str, **engine) -> AsyncIterator[FakeRouter]:
             engine_url=server.url,
             nats_url=nats_server.url,
             read_interval_ms=10,
+            speed_probe=False,
         )
         stop = Stop()
         task = asyncio.create_task(run(settings, time.monotonic, time.time_ns(), stop))

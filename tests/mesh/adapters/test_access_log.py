@@ -62,6 +62,13 @@ def test_a_line_names_both_replicas_of_a_pair(style):
     assert (said["replica"], said["prefill_replica"]) == ("us-1", "us 0")
 
 
+@pytest.mark.parametrize("style", [AccessLogFormat.LOGFMT, AccessLogFormat.JSON])
+def test_a_request_that_its_engine_refused_is_not_ok(style):
+    text = line(HELD._replace(status=404), style)
+    said = orjson.loads(text) if style is AccessLogFormat.JSON else read_line(text)
+    assert (said["outcome"], str(said["status"])) == ("refused", "404")
+
+
 def test_what_is_not_known_is_absent():
     said = read_line(line(PLAIN))
     assert said is not None

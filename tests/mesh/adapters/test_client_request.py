@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.session.record import Step
 from schemas.decision import Decision, Placement
 from tests.mesh.adapters.build import Feeder, client_request
 
@@ -46,3 +50,21 @@ def test_the_receipt_of_a_local_placement_is_the_decision():
     held.decided = fx.Decided(1, decision(Placement.LOCAL, replica="us-0"))
     Feeder(held)
     assert held.receipt == held.decision
+
+
+HELD = fx.Decided(1, decision(Placement.HOLD, held_s=0.5))
+SENT = fx.Decided(1, decision(Placement.LOCAL, replica="us-0", held_s=0.5))
+FAILED = ev.AttemptFailed(1, 1, "gone")
+
+
+@pytest.mark.parametrize(
+    ("steps", "held_s"),
+    [((HELD,), 4.5), ((SENT, FAILED), 4.5), ((SENT,), 0.5), ((FAILED, SENT), 0.5), ((), 0.5)],
+)
+def test_one_that_ends_in_the_hold_queue_was_held_until_then(steps, held_s):
+    """Also after an attempt that failed, which the core returns to the queue without a word."""
+    record = client_request()
+    record.steps = tuple(Step(6.0, what) for what in steps)
+    record.decided = next((what for what in reversed(steps) if what is not FAILED), SENT)
+    record.count_last_hold(10.0)
+    assert record.decision.held_s == held_s

@@ -8,13 +8,14 @@ import pytest
 from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
 from mesh.adapters.read_request import RequestRefused
+from mesh.cli.explain import _worst
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
 from mesh.core.policies.base import Choice, Score, Target
-from mesh.session.record import Step
+from mesh.session.record import OpenRequest, Step
 from schemas.decision import CandidateKind, Decision, Placement
 from schemas.explain import (
     ANSWER_BYTES_MAX,
@@ -30,6 +31,7 @@ from schemas.explain import (
 from schemas.http import Fault
 from schemas.wire import WireError
 from tests.mesh.adapters.test_access_log import HELD
+from tests.mesh.core.build import foreign
 
 REPLICA = CandidateKind.REPLICA
 WALL_S = 1_700_000_000.0
@@ -90,6 +92,12 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
     ring.add(HELD._replace(request="of a peer", origin="eu"))
     ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
     assert [one.request for one in ring.slowest(9).requests] == ["a", "b", "c"]
+    ring.add(HELD._replace(request="d", started_at=2.5, status=404))  # an engine's: no failure
+    ring.add(HELD._replace(request="e", started_at=2.6, outcome="client_gone"))
+    slowest = ring.slowest(9).requests
+    assert [one.request for one in slowest] == ["a", "d", "e", "b", "c"]
+    assert slowest[1].outcome == "refused"
+    assert [one.request for one in _worst(slowest, 9)] == ["c", "b", "e", "d", "a"]
     assert len(ring.slowest(2).requests) == 2
     for _ in range(90):
         ring.add(HELD)
@@ -117,6 +125,34 @@ def test_of_a_long_path_or_method_the_beginning_is_kept():
     ring = kept()
     ring.of_http("long", route="/" + "x" * 8000, method="Y" * 8000, status=404)
     assert max(map(len, (ring._kept[-1].route, ring._kept[-1].method))) == VALUE_CHARS_MAX
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_peers_request_arrived_here_when_it_was_first_decided_on(is_held):
+    """Not when its client's request arrived at home, half a minute ago."""
+    record = OpenRequest(request=foreign(1, arrived_at=18.0))
+    if is_held:
+        record.decided = decided()
+        record.steps = (Step(48.0, record.decided), Step(49.5, record.decided))
+    ring = kept()  # at 50 s
+    ring.of_peer(record, None if is_held else "own_work")
+    [life] = ring.find("request-1").requests
+    assert life.arrived_at == WALL_S + (48.0 if is_held else 50.0)
+    assert life.ended_at == WALL_S + 50.0
+
+
+def test_an_attempt_that_was_lost_has_its_end_between_two_decisions():
+    """The core says nothing of it; the time in the queue since then is known."""
+    first = decided()
+    again = replace(first, decision=replace(first.decision, held_s=1.5))
+    refused = ev.AttemptRefused(1, 1, "busy", "us", "us-0", -1, -1)
+    ring = kept()
+    ring.add(HELD._replace(steps=(Step(1.0, first), Step(4.0, again))))
+    ring.add(HELD._replace(steps=(Step(1.0, first), Step(2.5, refused), Step(4.0, again))))
+    lost, told = ([(s.at - WALL_S, s.what, s.detail) for s in life.steps if s.what != "decided"]
+                  for life in ring.find("r").requests)  # fmt: skip
+    assert lost == [(2.5, "failed", "us-0 was lost: it fell silent, restarted or left")]
+    assert [(at, what) for at, what, _ in told] == [(2.5, "refused")]
 
 
 def ended(name: str, at: float, **values):

@@ -292,6 +292,8 @@ async def test_drain_and_undrain_write_the_record_that_mesh_drain_writes(tmp_pat
         assert status == 409 and "all of region us is drained" in answer["error"]
         status, answer = await asked.post("/api/orders", {**whole, "verb": "undrain"}, **BEARER)
         assert (status, answer["drained"], answer["all_drained"]) == (200, [], False)
+        again = await asked.post("/api/orders", {**undrain, "reason": "no change"}, **BEARER)
+        assert again[0] == 200 and again[1]["seq"] == answer["seq"]
         status, _, body = await asked.get("/api/changes?region=us", headers=BEARER)
         commands = [one["command"] for one in json.loads(body)["changes"]]
         assert commands == ["undrain region us", "cordon region us", "drain replica us-0"]
@@ -306,7 +308,8 @@ async def test_without_a_key_it_only_shows(tmp_path):
         status, answer = await asked.post("/api/orders", order, **BEARER)
         assert status == 401 and "read-only" in answer["error"]
         admin = await asked.regions.connect("us", "admin")
-        await change_orders(admin, RegionId("us"), lambda _: RegionControl(region=RegionId("us")))
+        own = RegionControl(region=RegionId("us"), command="a test")
+        await change_orders(admin, RegionId("us"), lambda _: own)
         assert (await read_orders(admin, RegionId("us"))).seq == 1  # the test's own
         await admin.close()
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.explain.story import largest, parts, stories, summary, waited_s
-from mesh.explain.text import printable, story_lines
+from mesh.console.request_page import shown_request
+from mesh.explain.story import Story, largest, parts, stories, summary, waited_s
+from mesh.explain.text import printable, story_lines, verdicts
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.explain import LifeStep, RequestLife
 
@@ -78,6 +79,24 @@ def test_one_that_was_never_answered():
     assert summary(replace(FORWARDED, outcome="open", ended_at=None)) == "It is under way."
 
 
+@pytest.mark.parametrize("ended_at", [107.0, None])
+def test_one_whose_client_left_while_it_was_held_waited_there(ended_at):
+    held = decided(104.0, Placement.HOLD, held_s=1.5, attempt=2)
+    life = replace(
+        FORWARDED, started_at=None, ended_at=ended_at, outcome="client_gone", peer_held_s=0.0,
+        steps=(*FORWARDED.steps[:3], held),
+    )  # fmt: skip
+    found = {part.name: part.seconds for part in parts(life)}
+    assert found == ({} if ended_at is None else {"held_s": 4.5, "earlier_attempts_s": 2.5})
+    failed = replace(life, steps=FORWARDED.steps[:3])  # and returned to the queue
+    found = {part.name: part.seconds for part in parts(failed)}
+    assert found == ({} if ended_at is None else {"held_s": 5.5, "earlier_attempts_s": 1.5})
+    alone = replace(life, steps=FORWARDED.steps[:1])
+    assert ended_at is None or summary(alone) == (
+        "Most of its 7.000 s until it ended (client_gone): 7.000 s waiting in us's hold queue."
+    )
+
+
 def test_a_peers_part_goes_to_the_request_that_it_fits():
     again = replace(FORWARDED, arrived_at=900.0, started_at=910.0, ended_at=911.0)
     older, newer = stories([again, AT_PEER, FORWARDED, FORWARDED])
@@ -104,6 +123,13 @@ def test_the_text_has_each_term_and_who_was_not_chosen():
     assert "predicted 0.310 s from its dispatch, took 7.000 s: slower than" in text
     order = ["arrived", "held", "placed on us-0", "arrived from us", "first byte", "ended: 200"]
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+
+
+def test_terms_of_who_has_no_price_have_their_units():
+    unpriced = replace(FAR, seconds=None, terms={"rtt_s": 0.169981, "load": 3.0})
+    made = replace(FORWARDED.steps[0].decision, candidates=(unpriced,))
+    [(_, text)] = verdicts(made)
+    assert text == "busy, and waited for: rtt 0.170 s, load 3"
 
 
 def test_a_terminal_is_told_nothing():
@@ -179,6 +205,14 @@ def test_the_prefill_of_a_peer_s_pair_is_in_the_wait_of_the_client():
     lines = "\n".join(story_lines(story))
     assert "0.400 s  computing the prompt on eu-0" in lines
     assert "handed to eu-0 + eu-1, which answers us directly" in lines
+
+
+def test_the_console_names_the_prefill_replica_of_the_place_that_answered():
+    at_peer = replace(AT_PEER, served_by_replica="eu-1", prefill_replica="eu-0")
+    for served_by, named in (("eu-1", "eu-0"), ("eu-2", None)):
+        asked = replace(FORWARDED, served_by_replica=served_by)
+        facts = shown_request(Story(asked, (at_peer,)))["facts"]
+        assert (facts["served by"], facts.get("prefill on")) == (f"eu/{served_by}", named)
 
 
 def test_without_a_first_byte_both_of_a_pair_were_waited_for_until_the_prompt_is_computed():

@@ -168,6 +168,56 @@ async def test_failed_late_and_left_requests_have_theirs(mesh, capfd):
     assert line["outcome"] == "failed"
 
 
+@pytest.mark.parametrize(("timeout_s", "outcome"), [("600", "client_gone"), ("0.5", "failed")])
+async def test_one_that_ends_in_the_hold_queue_was_held_until_then(
+    nats_server, capfd, timeout_s, outcome
+):
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", access_log=AccessLogFormat.LOGFMT, **PATIENT)
+        core = mesh.routers["us"].core
+        headers = {"x-request-id": "held", "x-mesh-timeout-s": timeout_s}
+        asking = asyncio.create_task(post(mesh, chat(stream=True), **headers))
+        await mesh.until(lambda: len(core.held) == 1, "it is held")
+        if outcome == "client_gone":
+            await asyncio.sleep(0.3)
+            asking.cancel()
+        line = await Lines(capfd).of(id="held")
+        assert (line["outcome"], line["placement"]) == (outcome, "hold")
+        assert 0.2 < float(line["held_s"]) <= float(line["duration_s"])
+        await asyncio.wait([asking])
+
+
+async def test_one_whose_replica_was_lost_waits_in_the_queue_and_says_so(nats_server, capfd):
+    async with (
+        scripted_engine() as engine,
+        scripted_engine() as full,
+        small_mesh({"us": nats_server}) as mesh,
+    ):
+        await mesh.router("us", policy="least-load", access_log=AccessLogFormat.LOGFMT)
+        core, full.waiting = mesh.routers["us"].core, 9
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        gate = asyncio.Event()
+        engine.behaviour = hang(gate=gate)
+        asking = asyncio.create_task(post(mesh, chat(stream=True), **{"x-request-id": "lost"}))
+        await engine.arrived.wait()
+        await mesh.agent("us", "us-1", full)
+        await mesh.until(lambda: len(core.replicas) == 2, "another one that may serve it later")
+        await mesh.kill_agent("us-0")
+        await mesh.until(lambda: len(core.held) == 1, "it is held again")
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        line = await Lines(capfd).of(id="lost")
+        gate.set()
+        [life] = mesh.routers["us"].requests.ended.find("lost").requests
+        await asyncio.wait([asking])
+    assert (line["outcome"], line["placement"]) == ("client_gone", "local")
+    assert 0.2 < float(line["held_s"]) < float(line["duration_s"])
+    assert [step.what for step in life.steps] == ["decided", "failed"]
+    assert "us-0 was lost" in life.steps[-1].detail
+    assert {part.name for part in parts(life)} == {"held_s", "earlier_attempts_s"}
+
+
 async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
     async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us", access_log=AccessLogFormat.JSON, hold_s_max=0.2)
@@ -178,7 +228,17 @@ async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
         line = await lines.of(id=name)
         assert (line["status"], line["route"], line["router"]) == (200, "/v1/regions", "us/r1")
 
+        async with client() as session:
+            for name in ("unready", "unready-2", "unready-3"):
+                headers = {"x-request-id": name}
+                async with session.get(mesh.urls["us"] + "/ready", headers=headers) as ready:
+                    assert ready.status == 503
+        kept = mesh.routers["us"].requests.ended
+        assert kept.find("unready").requests and not kept.find("unready-2").requests
+
         status, _, _ = await post(mesh, chat(), **{"x-request-id": "shed"})  # nobody is there
         line = await lines.of(id="shed")
         assert (line["status"], line["outcome"], line["placement"]) == (status, "shed", "shed")
         assert status in (429, 503) and line["held_s"] > 0.0 and line["error"]
+        assert (await lines.of(id="unready"))["error"] == "no_replica"
+        assert "unready-2" not in lines.text and "unready-3" not in lines.text

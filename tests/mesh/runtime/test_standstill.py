@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from agents.core.routers import SILENCE_S
+from tests.support.mesh_up import NO_SPEED_PROBE
 from tests.support.router_process import router_process
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import chat
@@ -28,7 +29,7 @@ async def agent_process(nats_url: str, engine_url: str) -> AsyncIterator[int]:
     made = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agents.cli", "run", "--region", "us", "--replica", "us-0"),
         *("--engine-url", engine_url),
-        env={**os.environ, "NATS_URL": nats_url},
+        env={**os.environ, **NO_SPEED_PROBE, "NATS_URL": nats_url},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )

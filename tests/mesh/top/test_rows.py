@@ -1,5 +1,7 @@
 """Tables of `mesh top`: order, filter, and what finds room in a narrow terminal."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.top.rows import (
@@ -7,12 +9,14 @@ from mesh.top.rows import (
     REQUESTS,
     TABLES,
     Frame,
+    Level,
     RegionRow,
     ReplicaRow,
     RequestRow,
     TrafficRow,
     age,
     fitting,
+    level,
     matches,
     ordered,
     table_lines,
@@ -101,6 +105,19 @@ def test_a_column_may_be_kept_and_a_blank_one_is_not():
 @pytest.mark.parametrize(("age_s", "text"), [(1.9, " "), (12.3, "12 s"), (600.0, "10 min")])
 def test_ages_are_shown_of_what_is_old(age_s, text):
     assert age(age_s) == text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "found"),
+    [
+        ("ok", Level.GOOD),
+        ("refused", Level.WARNING),
+        ("shed", Level.WARNING),
+        ("failed", Level.BAD),
+    ],
+)
+def test_what_a_client_did_wrong_is_no_fault_of_the_mesh(outcome, found):
+    assert level(replace(FRAME.requests[0], outcome=outcome)) is found
 
 
 def test_a_frame_as_text():

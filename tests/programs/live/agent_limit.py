@@ -111,6 +111,7 @@ async def _play(rounds: int, seconds: float) -> dict[str, list[float]]:
             assert engine.stdout is not None
             port = int(await engine.stdout.readline())
             words = ("--region", REGION, "--replica", REPLICA, "--nats-url", server.url)
+            words += ("--no-speed-probe",)
             where = ("--engine-url", f"http://127.0.0.1:{port}", "--ready-file", str(ready))
             async with program("agents.cli", "run", *words, *where) as agent:
                 async with asyncio.timeout(START_S):

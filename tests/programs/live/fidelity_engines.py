@@ -35,8 +35,9 @@ import orjson
 
 from agents.config import EngineConfig
 from agents.core.engine_curves import CalibratedEngine, encode_calibrated
+from agents.core.made_up_text import WORDS
 from agents.profiler.curves import measured
-from agents.profiler.engine import WORDS, ProfiledEngine
+from agents.profiler.engine import ProfiledEngine
 from agents.sim.profile_files import find_profile
 from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings

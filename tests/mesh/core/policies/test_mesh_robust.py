@@ -8,7 +8,6 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
-from mesh.core.model.reported_speed import SLOPE_MIN
 from mesh.core.model.request import Served
 from mesh.core.policies.base import Destination
 from mesh.core.policies.mesh import _starves
@@ -17,7 +16,7 @@ from mesh.core.policies.mesh_price import HELD_NOTHING, Price
 from mesh.core.policies.mesh_speeds import SpeedModel
 from schemas.decision import CandidateKind
 from schemas.listed_replicas import ListedReplicas
-from schemas.state import ModelCapacity
+from schemas.state import SLOPE_MIN, ModelCapacity
 from tests.mesh.core.build import EU, MODEL, beat, core, digest, request
 from tests.mesh.core.policies.test_mesh import EU as EU_SPOT
 from tests.mesh.core.policies.test_mesh import asked, mesh, peer, place, replica

@@ -11,7 +11,7 @@ from infra.nats import bundle, server
 from mesh.demo.commands import read_environment
 from schemas.ids import RegionId
 from tests.programs.bench.systems.system import Place, System, until_it_answers
-from tests.support.mesh_up import write_config
+from tests.support.mesh_up import NO_SPEED_PROBE, write_config
 
 # As many streams as the bench ever has; by default an agent holds 256.
 OUTSTANDING_MAX = 1024
@@ -106,7 +106,7 @@ class Mesh:
             f"{self._directory.name}-{name}",
             command,
             ready=ready,
-            environment={**read_environment(credentials), **self._environment},
+            environment={**read_environment(credentials), **NO_SPEED_PROBE, **self._environment},
             directory=self._tree,
         )
         if part == "router" and region == self._regions[0]:

@@ -28,7 +28,7 @@ from mesh.demo.state_directory import StateDirectory
 from mesh.supervisor.program import FileWritten, Program, ProgramKind
 from schemas import subjects
 from schemas.ids import RegionId, ReplicaId
-from tests.support.mesh_up import write_config
+from tests.support.mesh_up import NO_SPEED_PROBE, write_config
 from tests.support.region_loss import Clients
 
 SETTLE_S = 4.0
@@ -117,6 +117,7 @@ async def look(scene: Scene, directory: Path, windows: int, window_s: float) -> 
     place = StateDirectory(directory / ".mesh")
     options = DemoOptions(config=config, state=place.path, time_scale=20.0)
     mesh_toml = topology.load(config)
+    os.environ.update(NO_SPEED_PROBE)  # agents have this process's
     with place.held():
         mesh = (
             LocalMesh(mesh_toml, options, place, lambda event: None)

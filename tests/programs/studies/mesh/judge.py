@@ -140,6 +140,13 @@ class Cell:
         better = least({name: one.mean for name, one in self.oracles.items()})
         return None if better is None else Compared(better.name, self.ours.mean / better.rows)
 
+    def oracles_gain(self, against: Against) -> Compared | None:
+        """The least mean time of any rival over that of the better oracle."""
+        rival, oracle = self.time(MEAN, against), self.over_oracle()
+        if rival is None or oracle is None:
+            return None
+        return Compared(rival.name, rival.rows * oracle.rows)
+
     def federation(self) -> Compared | None:
         """Our mean time over that with one view of all regions; more is worse."""
         if self.everywhere is None:

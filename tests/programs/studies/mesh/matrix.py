@@ -5,8 +5,8 @@ every cell, half of them before the measurement. The default form has two seeds 
 and trace, from 60% of the load, where rivals come close, and four seeds of a cell in which anything
 is saturated: if with one of the first two `mesh` or a rival loses over one request in a hundred, or
 answers fewer than nine in ten within their service level (`tables.client_view`). The long form has
-all loads and all rivals in every cell. Oracles play where a target asks for them, on mixed fleets;
-in the long form everywhere.
+all loads and all rivals in every cell. Oracles play on mixed fleets, where a target asks for them,
+and below saturation, where they show how much placing can gain; in the long form everywhere.
 
 `Conditions` are what a world has beside all this; cells are played as it is by default.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.programs.studies.mesh.judge import Place
+from tests.programs.studies.mesh.judge import FULL_LOAD, Place
 from tests.programs.studies.mesh.rivals import RIVALS, Rival
 from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.client_view import IN_TIME, LOST, PATIENCE_S
@@ -123,7 +123,8 @@ class Matrix:
 
     def systems(self, place: Place) -> list[System]:
         """Everyone who plays that cell."""
-        oracles = ORACLES if self.size.full or place.engines == "mixed" else ()
+        asked = place.engines == "mixed" or place.load < FULL_LOAD
+        oracles = ORACLES if self.size.full or asked else ()
         return [MESH, *(one.system() for one in self.rivals_of(place)), *oracles, EVERYWHERE]
 
     def rivals_of(self, place: Place) -> list[Rival]:

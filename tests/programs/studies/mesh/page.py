@@ -19,6 +19,7 @@ from tests.programs.studies.mesh.judge import (
     Place,
     Target,
     Verdict,
+    below_saturation,
     sample_of,
 )
 from tests.programs.studies.mesh.matrix import EVERYWHERE, MESH, ORACLES, Matrix, name_of
@@ -76,6 +77,7 @@ def written(matrix: Matrix, files: ResultFiles) -> str:
         parts += [
             f"**Targets**, {counted(len(cells), 'cell')}\n\n{targets}",
             f"**All policies**, theirs over ours, geometric means\n\n{_policies(matrix, cells)}",
+            f"**What placing can gain**, below saturation\n\n{_gains(cells)}",
             f"**Conversations and single requests**, the best rival over ours\n\n{_kinds(cells)}",
             f"**Cold start**, the best rival's mean TTFT over ours\n\n{_cold(cells)}",
             f"**Cells**, the best rival of each metric over ours\n\n{_cells(cells)}",
@@ -226,6 +228,19 @@ def _kinds(cells: Sequence[PlayedCell]) -> str:
         p99, goodput = [cell.time(TIMES["p99"]) for cell in of_kind], map(_goodput, of_kind)
         rows.append([name, str(len(of_kind)), *map(_geomean, (mean, p99, goodput))])
     return table(["cells in which there are", "cells", "TTFT mean", "p99", "goodput"], rows)
+
+
+def _gains(cells: Sequence[PlayedCell]) -> str:
+    rows = []
+    for against in (Against.RIVALS, Against.CENTRAL):
+        compared = [
+            (one.time(TIMES["TTFT mean"], against), gain)
+            for one in (played.cell for played in cells)
+            if below_saturation(one) and (gain := one.oracles_gain(against)) is not None
+        ]
+        ours, oracles = zip(*compared, strict=True) if compared else ((), ())
+        rows.append([f"the best of {against}", str(len(compared)), *map(_geomean, (ours, oracles))])
+    return table(["TTFT mean, to that of", "cells", "mesh", "the better oracle"], rows)
 
 
 def _goodput(cell: Cell) -> Compared | None:

@@ -201,6 +201,20 @@ def test_at_most_is_the_other_way_round():
     assert verdicts == [Verdict.HIT, Verdict.MISS]
 
 
+def test_what_an_oracle_gains_is_the_least_time_of_a_rival_over_that_of_the_better_oracle():
+    rivals = {"near": sample(factor=1.2), "central": sample(factor=1.5)}
+    oracles = {"good": sample(factor=0.8), "better": sample(factor=0.5)}
+    place = Place("chat", "L4", 0.6)
+    cell = Cell(place, sample(factor=1.0), rivals, frozenset(["central"]), oracles)
+    least = oracles["better"].mean[0]
+    for against, rival in ((Against.RIVALS, "near"), (Against.CENTRAL, "central")):
+        gain = cell.oracles_gain(against)
+        assert gain.name == rival
+        assert gain.rows[0] == pytest.approx(rivals[rival].mean[0] / least)
+    assert Cell(place, sample(), rivals, frozenset(), {}).oracles_gain(Against.RIVALS) is None
+    assert Cell(place, sample(), {}, frozenset(), oracles).oracles_gain(Against.RIVALS) is None
+
+
 def test_figures_of_a_sample():
     one = sample(lost=0.1, late=0.2)
     assert one.lost[0] == pytest.approx(0.1)

@@ -147,14 +147,12 @@ def test_nothing_is_searched_on_what_is_held_out_or_with_a_seed_that_is_reported
     assert {run.cell.policy for run in runs} >= {one.policy for one in RIVALS[4].settings}
 
 
-def test_oracles_play_where_a_target_asks_for_them():
+def test_oracles_play_on_mixed_fleets_and_below_saturation():
     matrix = Matrix(size=NORMAL, rivals=[])
-    names = {
-        engines: [one.name for one in matrix.systems(Place("chat", engines, 1.0))]
-        for engines in ("L4", "mixed")
-    }
-    assert names["L4"] == ["mesh", "mesh-everywhere"]
-    assert names["mixed"] == ["mesh", "oracle 0.02", "oracle 0.08", "mesh-everywhere"]
+    oracles = ["oracle 0.02", "oracle 0.08"]
+    for engines, load, wanted in (("L4", 1.0, []), ("mixed", 1.0, oracles), ("L4", 0.6, oracles)):
+        names = [one.name for one in matrix.systems(Place("chat", engines, load))]
+        assert names == ["mesh", *wanted, "mesh-everywhere"]
 
 
 def test_conditions_are_played_alone_and_together(tmp_path):
