@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
-# COMPILED=1 plays a study with the twin's pure modules compiled (tests/programs/compiled.py).
+# COMPILED=1 plays a study with the twin's pure modules compiled (tests/programs/compiled.py), but for the
+# ablation, whose interpreted classes inherit from theirs.
 STUDY = $(BIN)/python $(if $(COMPILED),-m tests.programs.compiled) -m tests.programs.studies
 LIVE = $(BIN)/python -m tests.programs.live
 SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces "$(TRACES)")
@@ -132,7 +133,7 @@ study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: rivals' s
 	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search) $(if $(SENSITIVITY),--sensitivity)
 
 study-ablation: $(STAMP) ## the mesh policy without each term of its price and each rule (an hour)
-	$(STUDY).ablation $(SIZE)
+	$(BIN)/python -m tests.programs.studies.ablation $(SIZE)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)

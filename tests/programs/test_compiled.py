@@ -29,9 +29,13 @@ def test_results_are_equal_to_the_last_bit() -> None:
 
 
 def test_make_compiles_on_demand_alone() -> None:
-    for given, is_compiled in (((), False), (("COMPILED=1",), True)):
+    for study, given, is_compiled in (
+        ("study-scale", (), False),
+        ("study-scale", ("COMPILED=1",), True),
+        ("study-ablation", ("COMPILED=1",), False),
+    ):
         shown = subprocess.run(
-            ["make", "-n", "study-scale", *given],
+            ["make", "-n", study, *given],
             cwd=ROOT,
             capture_output=True,
             text=True,
