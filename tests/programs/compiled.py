@@ -91,14 +91,26 @@ def compiled(root: Path) -> Path:
         return folder
     folder.parent.mkdir(exist_ok=True)
     building = Path(mkdtemp(dir=folder.parent))
-    for path in _files(root):
-        copy = building / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    folder = _folder(root, building)  # of what was copied: a source may have changed meanwhile
-    _compile(building)
-    building.rename(folder)  # all of it, or nothing
+    try:
+        for path in _files(root):
+            copy = building / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        folder = _folder(root, building)  # of what was copied: a source may have changed meanwhile
+        _compile(building)
+        _publish(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def _publish(building: Path, folder: Path) -> None:
+    """Make all of it the copy, unless another process was quicker."""
+    try:
+        building.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def _folder(root: Path, copied: Path) -> Path:
@@ -123,7 +135,6 @@ def _compile(copy: Path) -> None:
         check=False,
     )
     if done.returncode:
-        shutil.rmtree(copy)
         raise BuildFailed(f"not compiled (gcc is needed): {done.stdout}{done.stderr}")
     shutil.rmtree(copy / "build")
 
