@@ -15,9 +15,10 @@ with an error, not in time, or without token counts is not probed again until it
 models. One with a role in pairs is probed where it takes whole requests: a prefill engine's answers
 leave a KV cache that another one has to fetch, a decode engine's may wait for one.
 
-A probe's prompts are no requests: no table, number or metric of the agent has them, and they are
-taken out of the counts that the engine reports. Their blocks stay in its cache until others need
-the room. The twin's agents know their speeds: there, nothing is probed.
+A probe's prompts are no requests: no table or total of the agent has them, and they are taken out
+of the counts of requests that the engine reports, not out of its KV use and its own hit ratio.
+Their blocks stay in its cache until others need the room. The twin's agents know their speeds:
+there, nothing is probed.
 """
 
 from collections.abc import Collection
@@ -112,7 +113,7 @@ class SpeedProbe:
         prompt, self._prompt, self._ended_at = self._prompt, None, now
         assert prompt is not None, "an end without a MeasurePrompt"
         if not prompt.counts:
-            often = f"requests came in between {STOPS_MAX} times"
+            often = f"it was stopped {STOPS_MAX} times"
             return [] if self._stops < STOPS_MAX else self._give_up(often)
         if event.problem:
             return self._give_up(f"the engine's answer: {event.problem}")
