@@ -7,8 +7,9 @@ that nothing of it is cached. The two lengths make the line that routers lean on
 quicker of the two counts.
 
 Clients come first. A prompt is sent only while the agent has no request, offline ones too, and the
-engine shows none of others. It is stopped when either changes, and sent again AGAIN_S later; after
-STOPS_MAX stops there is no other try. An engine may compute the step that it is in to its end, so
+engine shows none of others. It is stopped when either changes, and sent again AGAIN_S to twice
+that later, by chance: two agents beside one engine would stop each other for ever. After STOPS_MAX
+stops there is no other try. An engine may compute the step that it is in to its end, so
 the long prompt has no more tokens than LONG_S takes at the pace of the one before: where a first
 token takes long whatever its prompt, it is reached in steps. An engine that answers
 with an error, not in time, or without token counts is not probed again until it serves other
@@ -205,7 +206,7 @@ class SpeedProbe:
         if self._prompt is not None and self._prompt.counts:
             self._prompt.counts = False
             self._stops += 1
-            self._not_before = now + AGAIN_S
+            self._not_before = now + AGAIN_S * self._dice.uniform(1.0, 2.0)
 
     def _conclude(self) -> list[AgentEffect]:
         short, long = self._short, self._long

@@ -74,7 +74,7 @@ class ProbedBench(Bench):
 
     def be_stopped(self, number: int, **headers) -> None:
         """A request stops the next prompt, if there is one."""
-        self.idle(AGAIN_S + SENT_S)
+        self.idle(2 * AGAIN_S + SENT_S)
         self.work(number, **headers)
         if self.at_engine:
             self.answer()
@@ -148,7 +148,7 @@ def test_a_request_stops_it_first():
     bench.end(1)
     bench.idle(AGAIN_S - 2 * SCRAPE_S)
     assert len(bench.prompts) == 1
-    bench.play()
+    bench.play(2 * AGAIN_S)
     assert bench.prior is not None
 
 
@@ -370,7 +370,7 @@ def test_other_models_are_probed_from_the_beginning():
     bench = ProbedBench()
     for number in range(1, STOPS_MAX):
         bench.be_stopped(number)
-    bench.idle(AGAIN_S + SENT_S)
+    bench.idle(2 * AGAIN_S + SENT_S)
     assert bench.at_engine and len(bench.prompts) == STOPS_MAX
     bench.models = ("another", "one")
     bench.cards = {name: ModelCard(root="/models/a") for name in bench.models}
@@ -378,7 +378,7 @@ def test_other_models_are_probed_from_the_beginning():
     bench.answer(seconds=1e-6)  # of which model, nobody knows
     for number in range(1, STOPS_MAX):
         bench.be_stopped(number, **{"Mesh-Model": "another"})
-    bench.play(AGAIN_S + QUIET_S + 2.0)
+    bench.play(2 * AGAIN_S + QUIET_S + 2.0)
     assert bench.prior.s_per_token == pytest.approx(LINE.s_per_token, rel=0.01)
     sent, bench.models = len(bench.prompts), ("one", "another")
     bench.play()
@@ -446,5 +446,5 @@ def test_what_is_measured_while_the_process_stood_still_does_not_count():
     bench.answer(seconds=20.0)
     bench.idle(AGAIN_S - 1.0)
     assert len(bench.prompts) == 1, "as after a stop"
-    bench.play()
+    bench.play(2 * AGAIN_S)
     assert bench.prior.s_per_token == pytest.approx(LINE.s_per_token, rel=0.01)
