@@ -6,8 +6,8 @@
 What follows the name is given to Python, which imports the packages from a copy in
 build/compiled-DIGEST, where those of COMPILED are extension modules. The digest is that of all
 files that go into the copy, of this file, and of Python's and mypy's versions: a change of any of
-them makes another copy (some minutes, once; needs gcc), so a stale one can't be run. The checkout
-and its virtual environment stay as they are.
+them makes another copy (some minutes, once; needs gcc and Python's headers; 37 MB, until `make
+clean`), so a stale one can't be run. The checkout and its virtual environment stay as they are.
 """
 
 import hashlib
@@ -135,7 +135,8 @@ def _compile(copy: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise BuildFailed(f"not compiled (gcc is needed): {done.stdout}{done.stderr}")
+        said = f"{done.stdout}{done.stderr}".rstrip()
+        raise BuildFailed(f"{said}\nnot compiled: gcc and Python's headers are needed")
     shutil.rmtree(copy / "build")
 
 

@@ -95,6 +95,19 @@ def test_what_was_not_compiled_leaves_no_copy(
     assert list((tmp_path / "build").iterdir()) == []
 
 
+def test_without_a_compiler_the_last_line_says_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mesh/core").mkdir(parents=True)
+    (tmp_path / "mesh/core/a.py").write_text("def one() -> int:\n    return 1\n")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(compiled.BuildFailed) as failed:
+        compiled.compiled(tmp_path)
+    *_, cause, last = str(failed.value).splitlines()
+    assert "no-such-compiler" in cause and "gcc" in last
+    assert list((tmp_path / "build").iterdir()) == []
+
+
 def test_each_pattern_and_each_exception_names_a_module() -> None:
     assert [pattern for pattern in COMPILED if not list(ROOT.glob(pattern))] == []
     for names in INTERPRETED.values():
