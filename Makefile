@@ -11,8 +11,9 @@ STAMP := $(VENV)/.installed
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
-# COMPILED=1 plays a study with the twin's pure modules compiled (tests/programs/compiled.py), but for the
-# ablation, whose interpreted classes inherit from theirs.
+# COMPILED=1 plays a study with the twin's pure modules compiled (tests/programs/compiled.py), but for those
+# of PLAIN, whose interpreted classes inherit from theirs.
+PLAIN = $(BIN)/python -m tests.programs.studies
 STUDY = $(BIN)/python $(if $(COMPILED),-m tests.programs.compiled) -m tests.programs.studies
 LIVE = $(BIN)/python -m tests.programs.live
 SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces "$(TRACES)")
@@ -133,7 +134,7 @@ study-mesh: $(STAMP) ## the mesh policy against every other; SEARCH=1: rivals' s
 	$(STUDY).mesh $(SIZE) $(if $(SEARCH),--search) $(if $(SENSITIVITY),--sensitivity)
 
 study-ablation: $(STAMP) ## the mesh policy without each term of its price and each rule (an hour)
-	$(BIN)/python -m tests.programs.studies.ablation $(SIZE)
+	$(PLAIN).ablation $(SIZE)
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
@@ -163,7 +164,7 @@ study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: wh
 	$(STUDY).proactive $(SIZE)
 
 study-lora: $(STAMP) ## LoRA adapters that replicas load for requests: knowing of them, and blind
-	$(STUDY).lora $(SIZE)
+	$(PLAIN).lora $(SIZE)
 
 gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
 	$(LIVE).gossip_live $(if $(TRACE),--trace "$(TRACE)")

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+import orjson
+
 from agents.adapters.engine import MODELS_PATH, EngineClient, UnexpectedAnswer, fetched
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.http_client import HttpBroken, origin
@@ -58,7 +60,7 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
     """The engine there. `metrics_url`: its page. Raises NoEngine."""
     page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
     models_status, _ = await _required(url, MODELS_PATH, key)
-    if await _page(url, REGIONS, key) is not None:
+    if _lists_regions(await _page(url, REGIONS, key)):
         raise NoEngine(f"{url} is a router of a mesh: give the URL of an engine behind it")
     if models_status == STATUS_UNAUTHORIZED:
         raise NoEngine(f"{url} requires an API key: give it with --engine-key-file")
@@ -75,6 +77,17 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
     )
     seen = kind if kind != PLAIN else await _by_settings(url, key)
     return await _scraped(url, metrics_url, key, kind, seen)
+
+
+def _lists_regions(page: bytes | None) -> bool:
+    """Whether it is a router's list: some engines answer 200 to any path."""
+    if page is None:
+        return False
+    try:
+        rows = orjson.loads(page)["data"]
+        return bool(rows) and all("home" in row for row in rows)
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 async def _by_settings(url: str, key: str | None) -> str:

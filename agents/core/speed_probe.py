@@ -7,17 +7,19 @@ that nothing of it is cached. The two lengths make the line that routers lean on
 quicker of the two counts.
 
 Clients come first. A prompt is sent only while the agent has no request, offline ones too, and the
-engine shows none of others. It is stopped when either changes, and sent again AGAIN_S later; after
-STOPS_MAX stops there is no other try. An engine may compute the step that it is in to its end, so
+engine shows none of others. It is stopped when either changes, and sent again AGAIN_S to twice
+that later, by chance: two agents beside one engine would stop each other for ever. After STOPS_MAX
+stops there is no other try. An engine may compute the step that it is in to its end, so
 the long prompt has no more tokens than LONG_S takes at the pace of the one before: where a first
 token takes long whatever its prompt, it is reached in steps. An engine that answers
 with an error, not in time, or without token counts is not probed again until it serves other
 models. One with a role in pairs is probed where it takes whole requests: a prefill engine's answers
 leave a KV cache that another one has to fetch, a decode engine's may wait for one.
 
-A probe's prompts are no requests: no table, number or metric of the agent has them, and they are
-taken out of the counts that the engine reports. Their blocks stay in its cache until others need
-the room. The twin's agents know their speeds: there, nothing is probed.
+A probe's prompts are no requests: no table or total of the agent has them, and they are taken out
+of the counts of requests that the engine reports, not out of its KV use and its own hit ratio.
+Their blocks stay in its cache until others need the room. The twin's agents know their speeds:
+there, nothing is probed.
 """
 
 from collections.abc import Collection
@@ -112,7 +114,7 @@ class SpeedProbe:
         prompt, self._prompt, self._ended_at = self._prompt, None, now
         assert prompt is not None, "an end without a MeasurePrompt"
         if not prompt.counts:
-            often = f"requests came in between {STOPS_MAX} times"
+            often = f"it was stopped {STOPS_MAX} times"
             return [] if self._stops < STOPS_MAX else self._give_up(often)
         if event.problem:
             return self._give_up(f"the engine's answer: {event.problem}")
@@ -204,7 +206,7 @@ class SpeedProbe:
         if self._prompt is not None and self._prompt.counts:
             self._prompt.counts = False
             self._stops += 1
-            self._not_before = now + AGAIN_S
+            self._not_before = now + AGAIN_S * self._dice.uniform(1.0, 2.0)
 
     def _conclude(self) -> list[AgentEffect]:
         short, long = self._short, self._long

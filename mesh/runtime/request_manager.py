@@ -361,6 +361,8 @@ class RequestManager:
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
+        if record.failure is not None and record.failure.held_since is not None:
+            record.note_return(record.failure.held_since)
         record.count_last_hold(self._clock())
         if record.failure is None:
             assert record.engine_error is not None

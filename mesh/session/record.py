@@ -78,11 +78,12 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer, or no more of it."""
+    """Why there is no answer, or no more of it. `held_since`: if it ended in the hold queue."""
 
     fault: Fault
     message: str
     retry_after_s: float | None = None
+    held_since: float | None = None
 
 
 # Of one request: attempts are bounded, each is held at most once before it, and on a pair it has

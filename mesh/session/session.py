@@ -369,7 +369,9 @@ class Session:
             self._observer.residency_refused("client")
         record = self._records.get(effect.key)
         if record is not None:
-            record.failure = Failure(effect.fault, effect.message, effect.retry_after_s)
+            record.failure = Failure(
+                effect.fault, effect.message, effect.retry_after_s, effect.held_since
+            )
             record.changed()
 
     def _pass_engine_error(self, effect: fx.PassEngineError) -> None:

@@ -6,8 +6,8 @@
 What follows the name is given to Python, which imports the packages from a copy in
 build/compiled-DIGEST, where those of COMPILED are extension modules. The digest is that of all
 files that go into the copy, of this file, and of Python's and mypy's versions: a change of any of
-them makes another copy (some minutes, once; needs gcc), so a stale one can't be run. The checkout
-and its virtual environment stay as they are.
+them makes another copy (some minutes, once; needs gcc and Python's headers; 37 MB, until `make
+clean`), so a stale one can't be run. The checkout and its virtual environment stay as they are.
 """
 
 import hashlib
@@ -91,14 +91,26 @@ def compiled(root: Path) -> Path:
         return folder
     folder.parent.mkdir(exist_ok=True)
     building = Path(mkdtemp(dir=folder.parent))
-    for path in _files(root):
-        copy = building / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    folder = _folder(root, building)  # of what was copied: a source may have changed meanwhile
-    _compile(building)
-    building.rename(folder)  # all of it, or nothing
+    try:
+        for path in _files(root):
+            copy = building / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        folder = _folder(root, building)  # of what was copied: a source may have changed meanwhile
+        _compile(building)
+        _publish(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def _publish(building: Path, folder: Path) -> None:
+    """Make all of it the copy, unless another process was quicker."""
+    try:
+        building.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def _folder(root: Path, copied: Path) -> Path:
@@ -123,8 +135,8 @@ def _compile(copy: Path) -> None:
         check=False,
     )
     if done.returncode:
-        shutil.rmtree(copy)
-        raise BuildFailed(f"not compiled (gcc is needed): {done.stdout}{done.stderr}")
+        said = f"{done.stdout}{done.stderr}".rstrip()
+        raise BuildFailed(f"{said}\nnot compiled: gcc and Python's headers are needed")
     shutil.rmtree(copy / "build")
 
 

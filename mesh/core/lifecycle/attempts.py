@@ -311,6 +311,7 @@ class Completion:
     ) -> None:
         """End it with an error, or refuse it if it is a peer's."""
         handed_over, replica = record.is_handed_over, record.replica
+        held_since = record.held_since
         self.end(record, now)
         if (inbox := record.request.answer_inbox) is not None:
             if handed_over and replica is not None:
@@ -321,7 +322,8 @@ class Completion:
             why = Refusal.DRAINING if fault is Fault.DRAINING else Refusal.NO_REPLICA
             self.refuse(record.request, inbox, why, now)
         else:
-            self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
+            key = record.request.key
+            self._effects.append(fx.Fail(key, fault, message, retry_after_s, held_since))
 
     def drained(self, records: Iterable[RequestRecord], now: float) -> None:
         """End these because this router shuts down; their attempts are cancelled."""

@@ -127,12 +127,15 @@ class TellLost:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the request with an error. After its first byte: an error event inside the stream."""
+    """End the request with an error. After its first byte: an error event inside the stream.
+
+    `held_since`: if it ends in the hold queue."""
 
     key: int
     fault: Fault
     message: str
     retry_after_s: float | None = None
+    held_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

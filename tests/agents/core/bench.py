@@ -19,8 +19,8 @@ class Bench:
     """A core with a clock, and what it asked for by kind."""
 
     def __init__(self, **replica) -> None:
-        values = {"outstanding_max": 4, "heartbeat_s": 0.1, "engine": "vllm", **replica}
-        self.core = AgentCore(ReplicaConfig(region="us", replica="g0", epoch=7, **values))
+        values = {"outstanding_max": 4, "heartbeat_s": 0.1, "engine": "vllm", "epoch": 7}
+        self.core = AgentCore(ReplicaConfig(region="us", replica="g0", **{**values, **replica}))
         self.now = 100.0
         self.beats = []
 

@@ -105,7 +105,7 @@ def test_between_and_beyond_what_was_measured_it_is_a_line():
 )
 def test_a_probe_finds_a_line_that_an_engine_may_have_or_none(short, long, s_per_token):
     later = [FirstToken(2 * long[0], long[1]), FirstToken(*long)]
-    known = of_probe("vllm", ("m",), [FirstToken(*short), FirstToken(9.0, 32)], later)
+    known = of_probe("vllm", ("m",), [FirstToken(9.0, 32), FirstToken(*short)], later)
     if s_per_token is None:
         assert known is None
         return

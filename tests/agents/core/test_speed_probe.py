@@ -72,6 +72,14 @@ class ProbedBench(Bench):
         self.at_engine = False
         self.feed(PromptMeasured(**({} if self.stopped else result)))
 
+    def be_stopped(self, number: int, **headers) -> None:
+        """A request stops the next prompt, if there is one."""
+        self.idle(2 * AGAIN_S + SENT_S)
+        self.work(number, **headers)
+        if self.at_engine:
+            self.answer()
+        self.end(number)
+
     def play(self, seconds: float = QUIET_S + 2.0) -> None:
         """Idle for so long; each prompt is answered after a scrape."""
         for _ in range(round(seconds / SCRAPE_S)):
@@ -92,9 +100,10 @@ class ProbedBench(Bench):
 
 
 def test_two_short_prompts_and_two_long_ones_make_the_prior():
-    bench = ProbedBench()
+    bench, other = ProbedBench(), ProbedBench(epoch=8)
     bench.play()
-    assert len({each.prompt for each in bench.prompts}) == 2 * TIMES, "all differ"
+    other.play()
+    assert len({each.prompt for each in bench.prompts + other.prompts}) == 4 * TIMES, "all differ"
     assert {each.model for each in bench.prompts} == {MODEL}
     prior = bench.prior
     assert prior.s_per_token == pytest.approx(LINE.s_per_token, rel=0.01)
@@ -139,7 +148,7 @@ def test_a_request_stops_it_first():
     bench.end(1)
     bench.idle(AGAIN_S - 2 * SCRAPE_S)
     assert len(bench.prompts) == 1
-    bench.play()
+    bench.play(2 * AGAIN_S)
     assert bench.prior is not None
 
 
@@ -173,11 +182,7 @@ def test_an_engine_that_is_down_is_not_probed():
 def test_after_some_stops_there_is_no_other_try():
     bench = ProbedBench()
     for number in range(1, 3 * STOPS_MAX):
-        bench.idle(AGAIN_S + SENT_S)
-        bench.work(number)
-        if bench.at_engine:
-            bench.answer()
-        bench.end(number)
+        bench.be_stopped(number)
     assert len(bench.prompts) == STOPS_MAX
     assert [log.known for log in bench.logs] == [False]
     assert bench.prior is None
@@ -361,6 +366,25 @@ def test_who_is_probed(replica, models, paths, probed):
     assert bool(bench.prompts) is probed
 
 
+def test_other_models_are_probed_from_the_beginning():
+    bench = ProbedBench()
+    for number in range(1, STOPS_MAX):
+        bench.be_stopped(number)
+    bench.idle(2 * AGAIN_S + SENT_S)
+    assert bench.at_engine and len(bench.prompts) == STOPS_MAX
+    bench.models = ("another", "one")
+    bench.cards = {name: ModelCard(root="/models/a") for name in bench.models}
+    bench.scrape()
+    bench.answer(seconds=1e-6)  # of which model, nobody knows
+    for number in range(1, STOPS_MAX):
+        bench.be_stopped(number, **{"Mesh-Model": "another"})
+    bench.play(2 * AGAIN_S + QUIET_S + 2.0)
+    assert bench.prior.s_per_token == pytest.approx(LINE.s_per_token, rel=0.01)
+    sent, bench.models = len(bench.prompts), ("one", "another")
+    bench.play()
+    assert bench.prior is not None and len(bench.prompts) == sent, "the same in another order"
+
+
 def test_one_model_of_several_names_is_probed_without_its_adapters():
     bench = ProbedBench()
     card = ModelCard(root="/models/llama")
@@ -403,6 +427,7 @@ def test_its_prompt_is_in_no_count(reading):
     bench.answer()
     assert bench.core.totals.ended == 0
     bench.scrape(reading)
+    assert bench.beat.running == bench.beat.pending == 0, "it began while the prompt was there"
     bench.idle(SCRAPE_S, BUSY)
     assert bench.beat.running == 1, "whatever it shows later is of others"
 
@@ -419,6 +444,7 @@ def test_what_is_measured_while_the_process_stood_still_does_not_count():
     bench.idle(SENT_S)
     bench.stand_still(20.0)
     bench.answer(seconds=20.0)
-    bench.idle(AGAIN_S + QUIET_S)
-    bench.play()
+    bench.idle(AGAIN_S - 1.0)
+    assert len(bench.prompts) == 1, "as after a stop"
+    bench.play(2 * AGAIN_S)
     assert bench.prior.s_per_token == pytest.approx(LINE.s_per_token, rel=0.01)

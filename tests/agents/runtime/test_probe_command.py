@@ -150,6 +150,12 @@ async def test_a_router_is_no_engine(nats_server):
     assert (result.exit_code, "is a router of a mesh" in result.output) == (1, True)
 
 
+@pytest.mark.parametrize("page", [b'{"error": "no such path"}', b"<html>", b'{"data": []}', b"[1]"])
+async def test_an_engine_that_answers_any_path_is_no_router(page):
+    async with Recorded({"/v1/regions": page, **MODELS}) as url:
+        assert (await found(url))["models"] == ["m"]
+
+
 async def test_where_no_engine_is_the_error_says_what_there_is():
     [port] = free_ports(1)
     nothing = await probe(f"http://127.0.0.1:{port}")

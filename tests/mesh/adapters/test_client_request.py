@@ -68,3 +68,15 @@ def test_one_that_ends_in_the_hold_queue_was_held_until_then(steps, held_s):
     record.decided = next((what for what in reversed(steps) if what is not FAILED), SENT)
     record.count_last_hold(10.0)
     assert record.decision.held_s == held_s
+
+
+@pytest.mark.parametrize(("steps", "is_noted"), [((SENT,), True), ((HELD,), False),
+                                                 ((SENT, FAILED), False), ((), False)])  # fmt: skip
+def test_an_attempt_was_lost_if_its_request_is_held_and_nothing_says_why(steps, is_noted):
+    record = client_request()
+    record.steps = tuple(Step(6.0, what) for what in steps)
+    record.decided = next((what for what in steps if what is not FAILED), None)
+    record.note_return(8.0)
+    added = record.steps[len(steps) :]
+    assert [step.at for step in added] == ([8.0] if is_noted else [])
+    assert not is_noted or "us-0 was lost" in added[0].what.detail

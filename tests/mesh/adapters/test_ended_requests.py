@@ -92,7 +92,7 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
     ring.add(HELD._replace(request="of a peer", origin="eu"))
     ring.refused("refused", "/v1/completions", RequestRefused(Fault.INVALID, "no"))
     assert [one.request for one in ring.slowest(9).requests] == ["a", "b", "c"]
-    ring.add(HELD._replace(request="d", started_at=2.5, status=404))  # an engine's: no failure
+    ring.add(HELD._replace(request="d", started_at=2.5, status=400))  # an engine's: no failure
     ring.add(HELD._replace(request="e", started_at=2.6, outcome="client_gone"))
     slowest = ring.slowest(9).requests
     assert [one.request for one in slowest] == ["a", "d", "e", "b", "c"]
@@ -143,11 +143,14 @@ def test_a_peers_request_arrived_here_when_it_was_first_decided_on(is_held):
 
 def test_an_attempt_that_was_lost_has_its_end_between_two_decisions():
     """The core says nothing of it; the time in the queue since then is known."""
-    first = decided()
-    again = replace(first, decision=replace(first.decision, held_s=1.5))
+    made = decided().decision
+    held, first, again = (
+        fx.Decided(1, replace(made, placement=placement, held_s=held_s))
+        for placement, held_s in (("hold", 0.0), ("local", 0.5), ("local", 2.0))
+    )
     refused = ev.AttemptRefused(1, 1, "busy", "us", "us-0", -1, -1)
     ring = kept()
-    ring.add(HELD._replace(steps=(Step(1.0, first), Step(4.0, again))))
+    ring.add(HELD._replace(steps=(Step(0.5, held), Step(1.0, first), Step(4.0, again))))
     ring.add(HELD._replace(steps=(Step(1.0, first), Step(2.5, refused), Step(4.0, again))))
     lost, told = ([(s.at - WALL_S, s.what, s.detail) for s in life.steps if s.what != "decided"]
                   for life in ring.find("r").requests)  # fmt: skip

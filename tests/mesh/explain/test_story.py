@@ -91,6 +91,9 @@ def test_one_whose_client_left_while_it_was_held_waited_there(ended_at):
     failed = replace(life, steps=FORWARDED.steps[:3])  # and returned to the queue
     found = {part.name: part.seconds for part in parts(failed)}
     assert found == ({} if ended_at is None else {"held_s": 5.5, "earlier_attempts_s": 1.5})
+    if ended_at is not None:  # one that fails at once after its attempt was in no queue
+        at_once = replace(failed, ended_at=failed.steps[-1].at + 0.05)
+        assert "unanswered_s" in {part.name for part in parts(at_once)}
     alone = replace(life, steps=FORWARDED.steps[:1])
     assert ended_at is None or summary(alone) == (
         "Most of its 7.000 s until it ended (client_gone): 7.000 s waiting in us's hold queue."

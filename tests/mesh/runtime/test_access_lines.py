@@ -187,7 +187,10 @@ async def test_one_that_ends_in_the_hold_queue_was_held_until_then(
         await asyncio.wait([asking])
 
 
-async def test_one_whose_replica_was_lost_waits_in_the_queue_and_says_so(nats_server, capfd):
+@pytest.mark.parametrize(("timeout_s", "outcome"), [("600", "client_gone"), ("6", "failed")])
+async def test_one_whose_replica_was_lost_waits_in_the_queue_and_says_so(
+    nats_server, capfd, timeout_s, outcome
+):
     async with (
         scripted_engine() as engine,
         scripted_engine() as full,
@@ -199,19 +202,21 @@ async def test_one_whose_replica_was_lost_waits_in_the_queue_and_says_so(nats_se
         await mesh.until_ready("us", 1)
         gate = asyncio.Event()
         engine.behaviour = hang(gate=gate)
-        asking = asyncio.create_task(post(mesh, chat(stream=True), **{"x-request-id": "lost"}))
+        headers = {"x-request-id": "lost", "x-mesh-timeout-s": timeout_s}
+        asking = asyncio.create_task(post(mesh, chat(stream=True), **headers))
         await engine.arrived.wait()
         await mesh.agent("us", "us-1", full)
         await mesh.until(lambda: len(core.replicas) == 2, "another one that may serve it later")
         await mesh.kill_agent("us-0")
         await mesh.until(lambda: len(core.held) == 1, "it is held again")
-        await asyncio.sleep(0.3)
-        asking.cancel()
+        if outcome == "client_gone":
+            await asyncio.sleep(0.3)
+            asking.cancel()
         line = await Lines(capfd).of(id="lost")
         gate.set()
         [life] = mesh.routers["us"].requests.ended.find("lost").requests
         await asyncio.wait([asking])
-    assert (line["outcome"], line["placement"]) == ("client_gone", "local")
+    assert (line["outcome"], line["placement"]) == (outcome, "local")
     assert 0.2 < float(line["held_s"]) < float(line["duration_s"])
     assert [step.what for step in life.steps] == ["decided", "failed"]
     assert "us-0 was lost" in life.steps[-1].detail

@@ -240,7 +240,7 @@ def _gains(cells: Sequence[PlayedCell]) -> str:
         ]
         ours, oracles = zip(*compared, strict=True) if compared else ((), ())
         rows.append([f"the best of {against}", str(len(compared)), *map(_geomean, (ours, oracles))])
-    return table(["TTFT mean, to that of", "cells", "mesh", "the better oracle"], rows)
+    return table(["TTFT mean", "cells", "over the mesh's", "over the better oracle's"], rows)
 
 
 def _goodput(cell: Cell) -> Compared | None:
