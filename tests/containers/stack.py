@@ -46,6 +46,8 @@ class Stack:
             command=(
                 *("agents.cli", "run", "--region", region, "--replica", replica),
                 *("--engine-url", self.engines[region]),
+                # Engines with two models are not measured, so us alone would have a known speed.
+                "--no-speed-probe",
             ),
             environment=self._mesh.environment(region, f"agent-{replica}"),
         )
