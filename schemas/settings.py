@@ -305,18 +305,18 @@ ORDERED_KEYS = (
     "proactive",
 )
 ORDERED_PROACTIVE_KEYS = ("idle_share", "kv_used_max")
+ORDERED_NAMES = (*ORDERED_KEYS, *(f"proactive.{name}" for name in ORDERED_PROACTIVE_KEYS))
 
 
 def ordered_table(keys: Mapping[str, Any]) -> RoutingTable:
     """An operator's choices for running routers. Raises ValueError that names key and remedy."""
     proactive = keys.get("proactive")
     inner = [f"proactive.{name}" for name in proactive] if isinstance(proactive, Mapping) else []
-    may = (*ORDERED_KEYS, *(f"proactive.{name}" for name in ORDERED_PROACTIVE_KEYS))
     for name in (*keys, *inner):
-        if name not in may:
+        if name not in ORDERED_NAMES:
             is_known = name in RoutingTable.model_fields or name.startswith("proactive.")
             why = "can't change in a running router" if is_known else "is no key of [routing]"
-            raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {', '.join(may)}")
+            raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {', '.join(ORDERED_NAMES)}")
     try:
         return RoutingTable.model_validate(dict(keys))
     except ValidationError as error:

@@ -24,7 +24,7 @@ from mesh.runtime.routing_in_force import as_keys, ordered_settings
 from schemas.control import RegionControl
 from schemas.explain import RequestQuestion, RoutingInForce
 from schemas.ids import RegionId
-from schemas.settings import ORDERED_KEYS, number_in
+from schemas.settings import ORDERED_NAMES, number_in
 
 LOOK_S = 0.2
 ANSWER_S = 1.0
@@ -106,8 +106,8 @@ def clear(
     mesh = find_mesh(config, credentials)
     regions, names = _regions(mesh.topology, words, everywhere=everywhere)
     for name in names:
-        if name.partition(".")[0] not in ORDERED_KEYS:
-            raise Unusable(f"{name} can't be set by order; there are {', '.join(ORDERED_KEYS)}")
+        if name not in ORDERED_NAMES and not name.startswith("policy_by_priority."):
+            raise Unusable(f"{name} can't be set by order; there are {', '.join(ORDERED_NAMES)}")
     _order(mesh, regions, "clear", reason, within_s, lambda keys: _without(keys, names))
 
 

@@ -3,8 +3,10 @@ for the first token consisted of."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from schemas.decision import Decision, Placement, chosen_of, place_name
+from schemas.exchange import Refusal
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 FAR_OFF_S = 0.1  # an error of a prediction below this is none, nor is a hold after an attempt
@@ -96,7 +98,8 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
     take("held_s", last.held_s, f"waiting in {life.region}'s hold queue")
     if len(sent) > 1:
         earlier_s = sent[-1].at - life.arrived_at - last.held_s
-        take("earlier_attempts_s", earlier_s, EARLIER)
+        for part in _earlier(life, earlier_s):
+            take(part.name, part.seconds, part.where)
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
     placed = life if last.peer is None else _placed_in(last.peer, at_peers)
@@ -136,8 +139,27 @@ def _ended_in_queue(life: RequestLife, total_s: float) -> tuple[Part, ...]:
     held_s = min(max(0.0, last.held_s + (_held_last_s(life) or 0.0)), total_s)
     held = Part("held_s", held_s, f"waiting in {life.region}'s hold queue")
     if any(made.placement in GONE_TO for _, made in decisions(life)):
-        return held, Part("earlier_attempts_s", total_s - held_s, EARLIER)
+        return held, *_earlier(life, total_s - held_s)
     return held, Part("other", total_s - held_s, f"at {life.region}/{life.router}")
+
+
+def _earlier(life: RequestLife, total_s: float) -> tuple[Part, ...]:
+    """Seconds of all attempts but the one that counts: in the hold queues of peers that handed it
+    back, which is no failure, and the rest."""
+    queues: list[str] = []
+    back_s = 0.0
+    for before, step in pairwise(life.steps):
+        if step.what == "refused" and step.detail == Refusal.ELSEWHERE:
+            back_s += step.at - before.at
+            if (queue := f"{step.region}'s") not in queues:
+                queues.append(queue)
+    back_s = min(max(0.0, back_s), max(0.0, total_s))
+    rest = Part("earlier_attempts_s", total_s - back_s, EARLIER)
+    if not queues:
+        return (rest,)
+    queue = "hold queue, which" if len(queues) == 1 else "hold queues, which"
+    where = f"waiting in {' and '.join(queues)} {queue} handed it back"
+    return Part("handed_back_s", back_s, where), rest
 
 
 def _placed_in(region: str, at_peers: Sequence[RequestLife]) -> RequestLife | None:

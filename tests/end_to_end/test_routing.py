@@ -35,6 +35,7 @@ async def wrong_words_change_nothing(routing) -> None:
         (("set", "mars", "policy=mesh"), "no region 'mars'"),
         (("set", "us", "policy"), "'policy' is not KEY=VALUE"),
         (("clear", "us", "polcy"), "polcy can't be set by order; there are policy,"),
+        (("clear", "us", "proactive.idle_shar"), "proactive.idle_shar can't be set by order"),
         (("set", "hops_max=0"), "give a region first, or --all"),
     ):
         code, lines = await routing(*words)

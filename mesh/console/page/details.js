@@ -7,9 +7,9 @@ const TERMS = ["rtt_s", "line_s", "queue_s", "prefill_s", "base_s", "transfer_s"
 const NAMES = { rtt_s: "round trip", line_s: "held before it", queue_s: "queue", prefill_s: "prefill",
   base_s: "base", transfer_s: "transfer", decode_queue_s: "decode queue", memory_s: "memory",
   load_s: "adapter load", others_s: "others" };
-const PARTS = { held_s: "held", peer_held_s: "held by peer", earlier_attempts_s: "earlier attempts",
-  prefill_s: "prefill", engine_s: "engine", transport_s: "transport", attempt_s: "attempt",
-  unanswered_s: "unanswered", other: "other" };
+const PARTS = { held_s: "held", peer_held_s: "held by peer", handed_back_s: "held by peers, handed back",
+  earlier_attempts_s: "earlier attempts", prefill_s: "prefill", engine_s: "engine",
+  transport_s: "transport", attempt_s: "attempt", unanswered_s: "unanswered", other: "other" };
 const TINY_S = 0.0005;
 
 export const pill = (text, level) => el("span", { class: `pill ${level}` }, text);

@@ -25,7 +25,7 @@ from schemas.residency import Label
 from schemas.state import Heartbeat
 
 KEPT_MAX = 64  # models
-FAILED_BEFORE = "failed before"
+REFUSED_BEFORE = "it refused or failed before"
 NOT_LOADED = "another replica has the adapter"
 NO_LOAD_FOR_COPY = "a copy loads no adapter"
 
@@ -142,7 +142,7 @@ class CandidateCache:
             if why is None and region not in avoid:
                 layer.free.append(target)
             else:
-                layer.busy.append((target, why or FAILED_BEFORE))
+                layer.busy.append((target, why or REFUSED_BEFORE))
         return layer
 
     def _of_all(self, model: ModelId, now: float) -> CandidateLayer:
@@ -201,7 +201,7 @@ class CandidateCache:
         if wanted is not None:
             free, others = self._sorted_by_label(wanted, free, others)
         if avoid:
-            others += [(one, FAILED_BEFORE) for one in free if one.heartbeat.replica in avoid]
+            others += [(one, REFUSED_BEFORE) for one in free if one.heartbeat.replica in avoid]
             free = [one for one in free if one.heartbeat.replica not in avoid]
         if not busy_too and model in self._replicas.unloaded:
             free, others = _loaded_first(model, free, others)

@@ -68,6 +68,34 @@ def test_claims_of_others_never_exceed_the_wait(claim):
     assert sum(part.seconds for part in parts(life)) == pytest.approx(10.0)
 
 
+def handed_back(at, region, detail="elsewhere"):
+    return LifeStep(at=at, what="refused", region=region, detail=detail)
+
+
+def test_what_waited_at_peers_that_handed_it_back_is_no_failure():
+    steps = (
+        decided(100.0, Placement.PEER, peer="ap"),
+        handed_back(104.0, "ap"),
+        decided(104.5, Placement.PEER, attempt=2, held_s=0.5, peer="eu"),
+        handed_back(105.0, "eu", "full"),
+        decided(105.0, Placement.PEER, attempt=3, held_s=0.5, peer="eu"),
+        handed_back(107.0, "eu"),
+        decided(107.0, Placement.PEER, attempt=4, held_s=0.5, peer="ap"),
+    )
+    life = replace(FORWARDED, steps=steps, served_by_region="ap", peer_held_s=1.0)
+    found = {part.name: (part.seconds, part.where) for part in parts(life)}
+    assert found["handed_back_s"] == (
+        6.0, "waiting in ap's and eu's hold queues, which handed it back",
+    )  # fmt: skip
+    assert found["earlier_attempts_s"] == (0.5, "in attempts that were refused or failed")
+    assert sum(seconds for seconds, _ in found.values()) == pytest.approx(waited_s(life))
+    assert "6.000 s waiting in ap's and eu's hold queues" in summary(life)
+    # Its client left while it was held again.
+    left = replace(life, started_at=None, ended_at=109.0, outcome="client_gone", steps=steps[:-1])
+    found = {part.name: part.seconds for part in parts(left)}
+    assert found == {"held_s": 2.5, "handed_back_s": 6.0, "earlier_attempts_s": 0.5}
+
+
 def test_one_that_was_never_answered():
     shed = replace(
         FORWARDED, started_at=None, steps=(decided(111.0, Placement.SHED, held_s=11.0),),

@@ -65,7 +65,7 @@ def test_places_that_failed_it_are_not_asked_again(fleet):
     held = fleet.place(avoid={"a", "eu"})
     assert held.placement is Placement.HOLD
     assert {one.name: one.why for one in held.candidates} == dict.fromkeys(
-        ("a", "eu"), "failed before"
+        ("a", "eu"), "it refused or failed before"
     )
 
 
