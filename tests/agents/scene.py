@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agents.config import AgentConfig
 from agents.runtime.process import Stop, run
@@ -32,31 +33,50 @@ class Scene:
     task: asyncio.Task
 
 
+class RunningAgent(NamedTuple):
+    """Ask it to stop, or wait for its end."""
+
+    stop: Stop
+    task: asyncio.Task
+
+
+@contextlib.asynccontextmanager
+async def running_agent(
+    router: FakeRouter, nats_url: str, clock: Callable[[], float] = time.monotonic, **settings
+) -> AsyncIterator[RunningAgent]:
+    """An agent that is ready; it has no speed probe unless the settings say so."""
+    values = {
+        "region": REGION,
+        "replica": REPLICA,
+        "engine_kind": "vllm",
+        "nats_url": nats_url,
+        "read_interval_ms": 10,
+        "speed_probe": False,
+        **settings,
+    }
+    stop = Stop()
+    task = asyncio.create_task(run(AgentConfig(**values), clock, time.time_ns(), stop))
+    try:
+        await router.state(state=ReplicaState.READY)
+        yield RunningAgent(stop, task)
+    finally:
+        stop.request()
+        stop.request()
+        await task
+
+
 @contextlib.asynccontextmanager
 async def scene(
     nats_server, script: Script, *, clock: Callable[[], float] = time.monotonic, **settings
 ) -> AsyncIterator[Scene]:
-    async with running(script) as engine, fake_router(nats_server.url) as router:
-        values = {
-            "region": REGION,
-            "replica": REPLICA,
-            "engine_kind": "vllm",
-            "engine_url": engine.url,
-            "nats_url": nats_server.url,
-            "read_interval_ms": 10,
-            "speed_probe": False,
-            **settings,
-        }
-        stop = Stop()
-        agent = run(AgentConfig(**values), clock, time.time_ns(), stop)
-        task = asyncio.create_task(agent)
-        try:
-            await router.state(state=ReplicaState.READY)
-            yield Scene(router, engine, stop, task)
-        finally:
-            stop.request()
-            stop.request()
-            await task
+    async with (
+        running(script) as engine,
+        fake_router(nats_server.url) as router,
+        running_agent(
+            router, nats_server.url, clock, **{"engine_url": engine.url, **settings}
+        ) as agent,
+    ):
+        yield Scene(router, engine, agent.stop, agent.task)
 
 
 async def hello(talk: Conversation) -> None:

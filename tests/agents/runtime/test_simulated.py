@@ -1,6 +1,5 @@
 """The agent beside the simulated engine: its pages, its queue, its speed and its aborts."""
 
-import asyncio
 import contextlib
 import itertools
 import random
@@ -11,13 +10,11 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from agents.config import AgentConfig
-from agents.runtime.process import Stop, run
 from agents.simserver.metrics import PageKind
 from schemas import subjects
 from schemas.exchange import H_ADD_USAGE, H_MODEL, H_PATH, Outcome, Refusal
-from schemas.state import ReplicaState
-from tests.agents.fake_router import REGION, REPLICA, FakeRouter, fake_router
+from tests.agents.fake_router import FakeRouter, fake_router
+from tests.agents.scene import running_agent
 from tests.agents.simserver.support import MODEL, config, running
 
 PLAIN = {H_MODEL: subjects.encode_model(MODEL)}
@@ -26,25 +23,12 @@ HEADERS = PLAIN | {H_ADD_USAGE: "1"}
 
 @contextlib.asynccontextmanager
 async def beside(nats_server, kind: str, **engine) -> AsyncIterator[FakeRouter]:
-    async with running(config(**engine)) as server, fake_router(nats_server.url) as router:
-        settings = AgentConfig(
-            region=REGION,
-            replica=REPLICA,
-            engine_kind=kind,
-            engine_url=server.url,
-            nats_url=nats_server.url,
-            read_interval_ms=10,
-            speed_probe=False,
-        )
-        stop = Stop()
-        task = asyncio.create_task(run(settings, time.monotonic, time.time_ns(), stop))
-        try:
-            await router.state(state=ReplicaState.READY)
-            yield router
-        finally:
-            stop.request()
-            stop.request()
-            await task
+    async with (
+        running(config(**engine)) as server,
+        fake_router(nats_server.url) as router,
+        running_agent(router, nats_server.url, engine_kind=kind, engine_url=server.url),
+    ):
+        yield router
 
 
 def body(dice: random.Random, tokens: int, answer_tokens: int) -> bytes:

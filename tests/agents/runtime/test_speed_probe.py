@@ -10,16 +10,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from agents.config import AgentConfig
 from agents.core import speed_probe
-from agents.runtime.process import Stop, run
 from agents.runtime.speed_file import FILE_NAME
 from agents.sim.profiles import L4_LLAMA
 from schemas import subjects
 from schemas.exchange import H_MODEL, Outcome
-from schemas.state import PrefillPrior, ReplicaState
-from tests.agents.fake_router import REGION, REPLICA, FakeRouter, fake_router
-from tests.agents.scene import hello, scene
+from schemas.state import PrefillPrior
+from tests.agents.fake_router import FakeRouter, fake_router
+from tests.agents.scene import hello, running_agent, scene
 from tests.agents.scripted_engine import Conversation, plain
 from tests.agents.simserver.support import MODEL, Engine, config, running
 
@@ -36,25 +34,12 @@ def _soon(monkeypatch) -> None:
 @contextlib.asynccontextmanager
 async def probing(nats_server, engine: Engine, **settings) -> AsyncIterator[FakeRouter]:
     """An agent beside that engine; the router hears its heartbeats."""
-    config = AgentConfig(
-        region=REGION,
-        replica=REPLICA,
-        engine_kind="vllm",
-        engine_url=engine.url,
-        nats_url=nats_server.url,
-        read_interval_ms=10,
-        **settings,
-    )
-    async with fake_router(nats_server.url) as router:
-        stop = Stop()
-        task = asyncio.create_task(run(config, time.monotonic, time.time_ns(), stop))
-        try:
-            await router.state(state=ReplicaState.READY)
-            yield router
-        finally:
-            stop.request()
-            stop.request()
-            await task
+    wanted = {"speed_probe": True, **settings}
+    async with (
+        fake_router(nats_server.url) as router,
+        running_agent(router, nats_server.url, engine_url=engine.url, **wanted),
+    ):
+        yield router
 
 
 async def prior_of(router: FakeRouter) -> PrefillPrior:
