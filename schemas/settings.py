@@ -316,7 +316,8 @@ def ordered_table(keys: Mapping[str, Any]) -> RoutingTable:
         if name not in ORDERED_NAMES:
             is_known = name in RoutingTable.model_fields or name.startswith("proactive.")
             why = "can't change in a running router" if is_known else "is no key of [routing]"
-            raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {', '.join(ORDERED_NAMES)}")
+            there = ", ".join(ORDERED_NAMES)
+            raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {there}")
     try:
         return RoutingTable.model_validate(dict(keys))
     except ValidationError as error:

@@ -96,10 +96,8 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         found.append(Part(name, seconds, where))
 
     take("held_s", last.held_s, f"waiting in {life.region}'s hold queue")
-    if len(sent) > 1:
-        earlier_s = sent[-1].at - life.arrived_at - last.held_s
-        for part in _earlier(life, earlier_s):
-            take(part.name, part.seconds, part.where)
+    for part in _earlier(life, sent[:-1], sent[-1].at - life.arrived_at - last.held_s):
+        take(part.name, part.seconds, part.where)
     if last.placement is Placement.PEER:
         take("peer_held_s", life.peer_held_s, f"waiting in {last.peer}'s hold queue")
     placed = life if last.peer is None else _placed_in(last.peer, at_peers)
@@ -138,14 +136,17 @@ def _ended_in_queue(life: RequestLife, total_s: float) -> tuple[Part, ...]:
     _, last = decisions(life)[-1]
     held_s = min(max(0.0, last.held_s + (_held_last_s(life) or 0.0)), total_s)
     held = Part("held_s", held_s, f"waiting in {life.region}'s hold queue")
-    if any(made.placement in GONE_TO for _, made in decisions(life)):
-        return held, *_earlier(life, total_s - held_s)
+    sent = [step for step, made in decisions(life) if made.placement in GONE_TO]
+    if sent:
+        return held, *_earlier(life, sent, total_s - held_s)
     return held, Part("other", total_s - held_s, f"at {life.region}/{life.router}")
 
 
-def _earlier(life: RequestLife, total_s: float) -> tuple[Part, ...]:
-    """Seconds of all attempts but the one that counts: in the hold queues of peers that handed it
-    back, which is no failure, and the rest."""
+def _earlier(life: RequestLife, sent: Sequence[LifeStep], total_s: float) -> tuple[Part, ...]:
+    """Seconds of these attempts, which were in vain: in the hold queues of peers that handed it
+    back, which is no failure, and the rest. Nothing without attempts."""
+    if not sent:
+        return ()
     queues: list[str] = []
     back_s = 0.0
     for before, step in pairwise(life.steps):
