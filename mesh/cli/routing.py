@@ -22,6 +22,7 @@ from mesh.explain.text import printable
 from mesh.runtime.config import router_settings
 from mesh.runtime.routing_in_force import as_keys, ordered_settings
 from schemas.control import RegionControl
+from schemas.exchange import Priority
 from schemas.explain import RequestQuestion, RoutingInForce
 from schemas.ids import RegionId
 from schemas.settings import ORDERED_NAMES, number_in
@@ -31,6 +32,7 @@ ANSWER_S = 1.0
 WITHIN_S = 10.0
 QUESTION = RequestQuestion(routing=True)
 NESTED = ("policy_by_priority", "proactive")
+CLEARED_NAMES = (*ORDERED_NAMES, *(f"policy_by_priority.{priority}" for priority in Priority))
 
 Keys = dict[str, Any]
 
@@ -106,8 +108,8 @@ def clear(
     mesh = find_mesh(config, credentials)
     regions, names = _regions(mesh.topology, words, everywhere=everywhere)
     for name in names:
-        if name not in ORDERED_NAMES and not name.startswith("policy_by_priority."):
-            raise Unusable(f"{name} can't be set by order; there are {', '.join(ORDERED_NAMES)}")
+        if name not in CLEARED_NAMES:
+            raise Unusable(f"{name} can't be set by order; there are {', '.join(CLEARED_NAMES)}")
     _order(mesh, regions, "clear", reason, within_s, lambda keys: _without(keys, names))
 
 

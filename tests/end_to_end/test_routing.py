@@ -36,6 +36,7 @@ async def wrong_words_change_nothing(routing) -> None:
         (("set", "us", "policy"), "'policy' is not KEY=VALUE"),
         (("clear", "us", "polcy"), "polcy can't be set by order; there are policy,"),
         (("clear", "us", "proactive.idle_shar"), "proactive.idle_shar can't be set by order"),
+        (("clear", "us", "policy_by_priority.urgent"), "policy_by_priority.urgent can't be set by"),
         (("set", "hops_max=0"), "give a region first, or --all"),
     ):
         code, lines = await routing(*words)
