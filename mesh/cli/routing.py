@@ -120,7 +120,7 @@ def clear(
 def show(region: str | None, config: Path | None, credentials: Path, within_s: float) -> None:
     """Show by which choices each router places requests now, and which of them are ordered.
 
-    Asks with the observer's login. Exit code 2: no router answered.
+    Asks with the observer's login. Exit code 1: some did not answer, and are named; 2: none did.
     """
     mesh = find_mesh(config, credentials)
     known = mesh.topology
@@ -139,6 +139,8 @@ def show(region: str | None, config: Path | None, credentials: Path, within_s: f
             click.echo(printable(f"{each.region}: {each.problem}"), err=True)
     if not any(_states(each) for each in found):
         raise Unusable("no router answered")
+    if any(each.problem is not None for each in found):
+        sys.exit(1)
 
 
 def _shown(state: RoutingInForce) -> str:

@@ -47,7 +47,9 @@ def as_keys(settings: RouterSettings) -> dict[str, Any]:
     goal_s = settings.own_ttft_goal_s
     return {
         "policy": settings.policy,
-        "policy_by_priority": dict(settings.policy_by_priority),
+        "policy_by_priority": {
+            str(priority): policy for priority, policy in settings.policy_by_priority
+        },
         "pushing": str(settings.pushing),
         "hold_order": str(settings.hold_order),
         "hops_max": settings.hops_max,

@@ -85,16 +85,26 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         assert lines[0].endswith("; by order: policy, pushing, hops_max")
         assert "eu/r1: policy=mesh," in lines[1]
 
+        # A class of requests has a policy of its own.
+        name = "policy_by_priority.low"
+        for words, change in (
+            (("set", "us", f"{name}=least-load"), f"{name} unset -> least-load"),
+            (("clear", "us", name), f"{name} least-load -> unset"),
+        ):
+            assert await routing(*words) == (0, [f"us: {change}", "us: in force at r1"])
+
         # A router that starts later follows too; one that stands still is named.
         router = mesh.record["processes"]["router-us-r1"]
         os.kill(router, signal.SIGSTOP)
         try:
+            code, lines = await routing("show", "--within-s", "2")
+            assert code == 1 and lines[0] == "us: r1: no answer within 2 s" and len(lines) == 2
             code, lines = await routing("clear", "us", "policy", "--within-s", "2")
         finally:
             os.kill(router, signal.SIGCONT)
         assert code == 1
         assert lines[0] == "us: policy e2:60 -> mesh"
-        assert lines[1].startswith("us: r1 did not report order 3 within 2 s")
+        assert lines[1].startswith("us: r1 did not report order 5 within 2 s")
         assert await routing("clear", "us") == (
             0,
             ["us: pushing outstanding:8 -> pending, hops_max 0 -> 1", "us: in force at r1"],
@@ -110,6 +120,6 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
 
         await wrong_words_change_nothing(routing)
         code, lines = await mesh_command(tmp_path, "changes", "us")
-        assert code == 0 and len(lines) == 5
-        assert f"routing set region us: {change}" in lines[-1] and lines[-1].endswith("why")
+        assert code == 0 and len(lines) == 7
+        assert "routing set region us: policy mesh -> e2:60, pushing" in lines[-1] and lines[-1].endswith("why")
         assert "routing clear region us: pushing outstanding:8 -> pending" in lines[1]

@@ -10,6 +10,7 @@ from mesh.core.model.settings import CHANGEABLE, RouterSettings
 from mesh.runtime.routing_in_force import RouterRouting, as_keys, ordered_settings
 from schemas.control import RegionControl, decode_control, encode_control
 from schemas.exchange import Priority
+from schemas.explain import RouterRequests, decode_answer, encode_answer
 from schemas.settings import (
     ORDERED_KEYS,
     ORDERED_PROACTIVE_KEYS,
@@ -32,7 +33,13 @@ class Edge:
     def order(self, seq, **routing):
         record = RegionControl(region="us", routing=routing, by="ann@desk")
         self.routing.order(seq, decode_control(encode_control(record)))
-        return self.routing.answer()
+        return self.answer()
+
+    def answer(self):
+        """As it is read over the bus."""
+        routing = self.routing.answer()
+        answered = RouterRequests(region="us", router="r1", kept=0, routing=routing)
+        return decode_answer(encode_answer(answered)).routing
 
 
 @pytest.mark.parametrize(
@@ -150,3 +157,11 @@ def test_a_record_of_any_shape_is_bounded():
     edge = Edge()
     answer = edge.order(1, **{"x" * 60: "y" * 5000})
     assert answer.refused is not None and len(answer.refused) <= 500
+
+
+def test_a_policy_of_a_class_is_answered_in_words_of_the_file():
+    edge = Edge(BY_CLASS)
+    assert edge.order(1).in_force["policy_by_priority"] == {"low": "round-robin"}
+    answer = edge.order(2, policy_by_priority={"low": "e2", "high": "least-load"})
+    assert answer.in_force["policy_by_priority"] == {"low": "e2", "high": "least-load"}
+    assert answer.ordered == {"policy_by_priority": {"low": "e2", "high": "least-load"}}
