@@ -121,5 +121,6 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         await wrong_words_change_nothing(routing)
         code, lines = await mesh_command(tmp_path, "changes", "us")
         assert code == 0 and len(lines) == 7
-        assert "routing set region us: policy mesh -> e2:60, pushing" in lines[-1] and lines[-1].endswith("why")
+        assert "routing set region us: policy mesh -> e2:60, pushing" in lines[-1]
+        assert lines[-1].endswith("why")
         assert "routing clear region us: pushing outstanding:8 -> pending" in lines[1]

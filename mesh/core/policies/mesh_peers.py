@@ -17,6 +17,7 @@ the region as a whole on shared documents).
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -96,6 +97,39 @@ class SentForward(NamedTuple):
     expected_s: float
     delay_s: float  # of that, what the peer's first tokens were late by
 
+    @property
+    def due_at(self) -> float:
+        """From when it is late: after twice what was expected, and a second."""
+        return self.at + 2.0 * self.expected_s + 1.0
+
+
+class OpenForwards:
+    """Requests under way to one peer, at most FORWARDS_MAX: the oldest makes room."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[int, SentForward] = {}  # the oldest first
+        self._due: list[tuple[float, int]] = []  # a heap; some of them are over
+
+    def add(self, key: int, sent: SentForward) -> None:
+        """It leaves."""
+        if len(self.by_key) >= FORWARDS_MAX:
+            del self.by_key[next(iter(self.by_key))]
+        self.by_key[key] = sent
+        heappush(self._due, (sent.due_at, key))
+        if len(self._due) > 2 * FORWARDS_MAX:
+            self._due = [(one.due_at, key) for key, one in self.by_key.items()]
+            heapify(self._due)
+
+    def first_due_at(self) -> float:
+        """When the first of them is late, or has been since."""
+        while self._due:
+            due_at, key = self._due[0]
+            sent = self.by_key.get(key)
+            if sent is not None and sent.due_at == due_at:
+                return due_at
+            heappop(self._due)
+        return math.inf
+
 
 class PeerDelays:
     """By how much later than expected each peer's first tokens come.
@@ -108,21 +142,19 @@ class PeerDelays:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[int, SentForward]] = {}  # of each peer, the oldest first
+        self._open: dict[str, OpenForwards] = {}
         self._delays: dict[str, tuple[float, float]] = {}  # seconds, as of
 
     def forwarded(self, peer: str, key: int, expected_s: float, now: float) -> None:
         """A request leaves; `expected_s`: until its first token, the delay as of now included."""
         if peer not in self._open and len(self._open) >= PEERS_MAX:
             del self._open[next(iter(self._open))]
-        under_way = self._open.setdefault(peer, {})
-        if len(under_way) >= FORWARDS_MAX:
-            del under_way[next(iter(under_way))]
-        under_way[key] = SentForward(now, expected_s, self.of(peer, now))
+        under_way = self._open.setdefault(peer, OpenForwards())
+        under_way.add(key, SentForward(now, expected_s, self.of(peer, now)))
 
     def began(self, peer: str, key: int, now: float) -> None:
         """Its first token is here."""
-        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
+        if (sent := self._pop(peer, key)) is not None:
             # Against what the peer reported: of many under way each shows the same delay.
             late_s, known_s = (
                 now - sent.at - (sent.expected_s - sent.delay_s),
@@ -132,15 +164,18 @@ class PeerDelays:
 
     def left(self, peer: str, key: int, now: float) -> None:
         """It leaves without one, for whatever reason."""
-        if (sent := self._open.get(peer, {}).pop(key, None)) is not None:
-            self._set(peer, max(self._faded(peer, now), _overdue_s(sent, now)), now)
+        if (sent := self._pop(peer, key)) is not None:
+            self._set(peer, max(self._faded(peer, now), now - sent.due_at), now)
 
     def of(self, peer: str, now: float) -> float:
         """Seconds to add to what the peer reports."""
-        seconds = self._faded(peer, now)
-        for sent in self._open.get(peer, {}).values():
-            return max(seconds, _overdue_s(sent, now))
-        return seconds
+        under_way = self._open.get(peer)
+        due_at = math.inf if under_way is None else under_way.first_due_at()
+        return max(self._faded(peer, now), now - due_at)
+
+    def _pop(self, peer: str, key: int) -> SentForward | None:
+        under_way = self._open.get(peer)
+        return None if under_way is None else under_way.by_key.pop(key, None)
 
     def _set(self, peer: str, seconds: float, now: float) -> None:
         if peer not in self._delays and len(self._delays) >= PEERS_MAX:
@@ -153,11 +188,6 @@ class PeerDelays:
 
 
 NO_DELAYS = PeerDelays()
-
-
-def _overdue_s(sent: SentForward, now: float) -> float:
-    """How much longer a request waits than twice what was expected, and a second."""
-    return max(0.0, now - sent.at - 2.0 * sent.expected_s - 1.0)
 
 
 class PeerReplicas(NamedTuple):

@@ -86,7 +86,8 @@ class Prices:
         rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
-        usual_tokens = speeds.prefill_tokens  # of a prompt that is held
+        # Of a prompt that is held; next turns, which pay the round trip too.
+        usual_tokens, returns = speeds.prefill_tokens, speeds.returns
         held_by, replicas = holders.replicas, _replicas_among(targets)
         work_weight = self._peers.work_weight = self._weight_of_work(replicas)
         for target in targets:
@@ -119,7 +120,7 @@ class Prices:
             rtt_s = RTT_START_S if rtt_s is None else rtt_s
             queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
             stalled = stalled + ahead / replicas + work_weight * (queued > 0.0)
-            others_s = stalled * prefill_s + displaced_s
+            others_s = stalled * prefill_s + displaced_s + returns * rtt_s
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             if seconds > limit_s:
                 continue

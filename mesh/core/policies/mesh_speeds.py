@@ -311,8 +311,7 @@ class SpeedModel:
             return
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         if spot.kind is CandidateKind.REPLICA:  # a peer's word is for that peer alone
-            longest = LONGER_PROMPT_MAX * max(PREFILL_TOKENS_START, self.prefill_tokens)
-            share = min(1.0, longest / tokens) if tokens else 1.0
+            share = min(1.0, self._longest_prompt / tokens) if tokens else 1.0
             self._fleet.add(share * tokens / KILO, running, share * y)
             self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
@@ -353,6 +352,11 @@ class SpeedModel:
         return max(memory_s, slots * slot_s)
 
     @property
+    def _longest_prompt(self) -> float:
+        """As how many tokens a prompt counts at most."""
+        return LONGER_PROMPT_MAX * max(PREFILL_TOKENS_START, self.prefill_tokens)
+
+    @property
     def returns(self) -> float:
         """How many more prompts will follow one and go on from it, on average."""
         ratio = self._continued_ratio
@@ -372,7 +376,8 @@ class SpeedModel:
         self._prompts += 1
         weight = _weight(self._prompts)
         self._continued_ratio += weight * (goes_on - self._continued_ratio)
-        self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
+        counted = min(prefill_tokens, self._longest_prompt)
+        self.prefill_tokens += weight * (counted - self.prefill_tokens)
 
     def answer(self, spot: Destination, prompt_tokens: int, output_tokens: int) -> None:
         """An answer of that length to a prompt of that length. A peer's counts only where no
@@ -384,7 +389,8 @@ class SpeedModel:
         output = min(
             output_tokens, LONGER_ANSWER_MAX * max(ANSWER_TOKENS_LEAST, self.output_tokens)
         )
-        self.kv_tokens += weight * (prompt_tokens + output - self.kv_tokens)
+        prompt = min(prompt_tokens, LONGER_PROMPT_MAX * self.kv_tokens)
+        self.kv_tokens += weight * (prompt + output - self.kv_tokens)
         self.output_tokens += weight * (output - self.output_tokens)
 
 

@@ -68,12 +68,12 @@ class PricesWithoutReturns(Prices):
     def rows(
         self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
     ) -> list[PriceRow]:
-        """All rows: at peers others pay less by the round trips."""
+        """All rows: in other regions others pay less by the round trips."""
         prices = map(Price._make, super().rows(targets, holders))
         return [self._less(one, self._returns_s(one)) for one in prices]
 
     def _returns_s(self, one: Price) -> float:
-        return 0.0 if one.target.peer is None else self._speeds.returns * one.rtt_s
+        return self._speeds.returns * one.rtt_s
 
     def _less(self, one: Price, seconds: float) -> Price:
         return one._replace(seconds=one.seconds - seconds, others_s=one.others_s - seconds)
