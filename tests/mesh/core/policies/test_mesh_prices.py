@@ -363,3 +363,31 @@ def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
     assert price(over, speeds=speeds).memory_s == pytest.approx(3 * 8.0 / 4)
     assert price(replica(running=3, outstanding=3, batch_max=4), speeds=speeds).memory_s == 0.0
     assert price(replica(running=9, batch_max=None), speeds=speeds).memory_s == 0.0
+
+
+@pytest.mark.parametrize("target", [replica(rtt_s=0.1), peer(rtt_s=0.1)])
+def test_the_next_turns_pay_the_round_trip_too(target):
+    speeds = SpeedModel()
+    for _ in range(200):
+        speeds.prompt(100, goes_on=True)
+        speeds.prompt(100, goes_on=False)
+    assert speeds.returns == pytest.approx(1.0, abs=0.05)
+    alone, more = price(target), price(target, speeds=speeds)
+    assert alone.others_s == 0.0
+    assert more.others_s == pytest.approx(speeds.returns * 0.1)
+    assert price(replica(rtt_s=0.0), speeds=speeds).others_s == 0.0
+
+
+def test_work_is_shared_by_all_replicas_that_have_answered():
+    """Of a large fleet only a sample is priced."""
+    busy = replica("a", prefill_queued_tokens=1000)
+
+    def others_s(known):
+        speeds = SpeedModel()
+        for number in range(known):
+            speeds.began(spot(f"r{number}"), 100.0, 0, 0.1, now=90.0)
+        for _ in range(20):
+            speeds.demand.add(0.1, 99.0)
+        return price(busy, speeds=speeds).others_s
+
+    assert others_s(1) > 5 * others_s(40) > 0.0

@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -11,7 +13,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
 from mesh.core.policies.base import Destination
 from mesh.core.policies.mesh import _starves
-from mesh.core.policies.mesh_peers import PeerDelays
+from mesh.core.policies.mesh_peers import FORWARDS_MAX, OpenForwards, PeerDelays, SentForward
 from mesh.core.policies.mesh_price import HELD_NOTHING, Price
 from mesh.core.policies.mesh_speeds import SpeedModel
 from schemas.decision import CandidateKind
@@ -53,6 +55,22 @@ def test_one_endless_answer_hardly_changes_the_usual_length(spot):
         speeds.answer(REPLICA, 800, 200)
     speeds.answer(spot, 800, 2**31)
     assert speeds.output_tokens == pytest.approx(200, rel=0.25)
+
+
+def test_one_endless_prompt_hardly_changes_the_usual_lengths():
+    speeds = SpeedModel()
+    for _ in range(200):
+        speeds.prompt(500, goes_on=False)
+        speeds.answer(REPLICA, 600, 100)
+    speeds.prompt(1_000_000, goes_on=False)
+    speeds.answer(REPLICA, 1_000_000, 100)
+    assert speeds.prefill_tokens == pytest.approx(500, rel=0.25)
+    assert speeds.kv_tokens == pytest.approx(700, rel=0.25)
+    for _ in range(300):  # where all are long, they are soon the usual ones
+        speeds.prompt(100_000, goes_on=False)
+        speeds.answer(REPLICA, 100_000, 100)
+    assert speeds.prefill_tokens == pytest.approx(100_000, rel=0.05)
+    assert speeds.kv_tokens == pytest.approx(100_100, rel=0.05)
 
 
 def test_lengths_of_peers_answers_count_where_no_replica_answers():
@@ -167,6 +185,42 @@ def test_many_first_tokens_under_way_show_one_delay():
     for key in range(100, 200):
         delays.began("eu", key, 1.7)
     assert delays.of("eu", 1.7) == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_most_overdue_forward_counts_whichever_was_first():
+    delays = PeerDelays()
+    delays.forwarded("eu", 0, 30.0, 0.0)
+    for key in range(1, 200):
+        delays.forwarded("eu", key, 0.3, 0.1 * key)
+    assert delays.of("eu", 20.0) == pytest.approx(20.0 - 0.1 - 1.6)
+    for key in range(1, 200):
+        delays.began("eu", key, 20.0)
+    assert delays.of("eu", 20.0) > 5.0  # first tokens came as late as that
+    assert delays.of("eu", 600.0) == pytest.approx(600.0 - 61.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 20.0), st.booleans()), max_size=60))
+def test_the_first_due_of_open_forwards_is_the_least(steps):
+    open_forwards, due = OpenForwards(), {}
+    for at, (key, expected_s, leaves) in enumerate(steps):
+        if leaves:
+            sent = SentForward(float(at), expected_s, 0.0)
+            open_forwards.by_key.pop(key, None)
+            open_forwards.add(key, sent)
+            due[key] = sent.due_at
+        else:
+            open_forwards.by_key.pop(key, None)
+            due.pop(key, None)
+        assert open_forwards.first_due_at() == min(due.values(), default=math.inf)
+
+
+def test_open_forwards_are_limited():
+    open_forwards = OpenForwards()
+    for key in range(5 * FORWARDS_MAX):
+        open_forwards.add(key, SentForward(float(key), 0.1, 0.0))
+    assert len(open_forwards.by_key) == FORWARDS_MAX
+    assert len(open_forwards._due) <= 2 * FORWARDS_MAX
+    assert open_forwards.first_due_at() == 4 * FORWARDS_MAX + 1.2
 
 
 HUGE = 1.7e308
