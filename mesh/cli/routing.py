@@ -109,7 +109,7 @@ def clear(
     regions, names = _regions(mesh.topology, words, everywhere=everywhere)
     for name in names:
         if name not in CLEARED_NAMES:
-            raise Unusable(f"{name} can't be set by order; there are {', '.join(CLEARED_NAMES)}")
+            raise Unusable(f"no order sets {name}; there are {', '.join(CLEARED_NAMES)}")
     _order(mesh, regions, "clear", reason, within_s, lambda keys: _without(keys, names))
 
 
