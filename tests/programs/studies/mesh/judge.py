@@ -32,7 +32,7 @@ from tests.programs.studies.tables.result_files import Result
 
 LOST_BEYOND = 0.01
 # Mean occupancy from which a cell's memory counts as full: over a whole run, in which engines fill
-# and drain, and over engines of which not all are full.
+# and drain, and over engines of which not all are full. 0.6 was set after the results were known.
 KV_SATURATED = 0.6
 FULL_LOAD = 1.0
 FAIREST_OF = 3
@@ -105,8 +105,11 @@ class Cell:
 
     @property
     def kv_saturated(self) -> bool:
-        """Whether the engines' memory is full while they work."""
-        return self.ours.occupancy >= KV_SATURATED
+        """Whether the engines' memory is full while they work.
+
+        With one view of all regions, so that no failing of ours moves a cell to the other target.
+        """
+        return self.everywhere is not None and self.everywhere.occupancy >= KV_SATURATED
 
     @property
     def is_conversation(self) -> bool:
@@ -246,9 +249,20 @@ class Judged:
 
     @property
     def worst(self) -> Place:
-        """The cell that is furthest from the target."""
-        sign = -1 if self.target.at_most else 1
-        return min(self.intervals, key=lambda place: sign * self.intervals[place].value)
+        """The cell that is furthest from the target, of those with the row's verdict if it has any.
+
+        Else a "miss" might name a cell that is worse by value but inconclusive.
+        """
+        sign, found, verdict = -1 if self.target.at_most else 1, self.intervals, self.verdict
+        alike = [place for place in found if self.target.verdict(found[place]) is verdict]
+        among = found if self.target.is_mean else alike or found
+        return min(among, key=lambda place: sign * found[place].value)
+
+    @property
+    def ties(self) -> int:
+        """Cells whose ratio and both ends of it are 1.00: nobody is better."""
+        ones = [(one.low, one.value, one.high) for one in self.intervals.values()]
+        return sum(all(round(each, 2) == 1.0 for each in one) for one in ones)
 
     @cached_property
     def summary(self) -> Interval:
@@ -331,6 +345,7 @@ def _itself(
     return Target(text, wanted, read, among, at_most=True, against=Against.OURSELVES)
 
 
+GOODPUT_EVERY_CELL = _goodputs("goodput at and above saturation, every cell", 1.0)
 TARGETS = (
     _times("TTFT mean below saturation, every cell", 1.05, below_saturation),
     _times("the same, geometric mean", 1.3, below_saturation, is_mean=True),
@@ -345,7 +360,7 @@ TARGETS = (
     ),
     _times("TTFT mean at and above saturation, every cell", 1.0, saturated),
     _times("the same, geometric mean", 1.2, saturated, is_mean=True),
-    _goodputs("goodput at and above saturation, every cell", 1.0),
+    GOODPUT_EVERY_CELL,
     _goodputs("the same, geometric mean", 1.2, is_mean=True),
     Target("throughput, every cell", 0.99, _throughput),
     Target("TTFT p99 up to full load, every cell", 0.95, _p99, up_to_full_load),

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from schemas.problems import counted
 from tests.programs.studies.mesh.judge import (
+    FULL_LOAD,
     GOODPUT,
+    GOODPUT_EVERY_CELL,
     TARGETS,
     Against,
     Cell,
@@ -22,7 +24,16 @@ from tests.programs.studies.mesh.judge import (
     below_saturation,
     sample_of,
 )
-from tests.programs.studies.mesh.matrix import EVERYWHERE, MESH, ORACLES, Matrix, name_of
+from tests.programs.studies.mesh.matrix import (
+    EVERYWHERE,
+    IN_TIME_LEAST,
+    LOST_MOST,
+    MESH,
+    ORACLES,
+    Matrix,
+    is_saturated,
+    name_of,
+)
 from tests.programs.studies.mesh.samples import (
     Interval,
     Rows,
@@ -41,6 +52,7 @@ from tests.programs.studies.tables.markdown import seconds, share, table, times
 from tests.programs.studies.tables.result_files import Result, ResultFiles
 
 NONE = "–"
+RATIOS = "times: the best rival's over ours; goodput, throughput: ours over the best rival's"
 TIMES: Mapping[str, Callable[[Sample], Rows]] = {
     "TTFT mean": lambda sample: sample.mean,
     "p50": percentile(0.5),
@@ -52,11 +64,12 @@ TIMES: Mapping[str, Callable[[Sample], Rows]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlayedCell:
-    """A cell, its cold start, and how many seeds it is judged with."""
+    """A cell, its cold start, its number of seeds, and whether the study finds it saturated."""
 
     cell: Cell
     cold: Cell
     seeds: int
+    is_saturated: bool
 
 
 def written(matrix: Matrix, files: ResultFiles) -> str:
@@ -75,12 +88,13 @@ def written(matrix: Matrix, files: ResultFiles) -> str:
     if cells:
         targets = _targets([one.cell for one in cells])
         parts += [
-            f"**Targets**, {counted(len(cells), 'cell')}\n\n{targets}",
+            f"**Targets**, {counted(len(cells), 'cell')}\n\n{targets}\n\n{_by_saturation(cells)}",
             f"**All policies**, theirs over ours, geometric means\n\n{_policies(matrix, cells)}",
             f"**What placing can gain**, below saturation\n\n{_gains(cells)}",
-            f"**Conversations and single requests**, the best rival over ours\n\n{_kinds(cells)}",
+            f"**Conversations and single requests**, {RATIOS}\n\n{_kinds(cells)}",
             f"**Cold start**, the best rival's mean TTFT over ours\n\n{_cold(cells)}",
-            f"**Cells**, the best rival of each metric over ours\n\n{_cells(cells)}",
+            f"**Cells**, {RATIOS}; over oracle, federation: our mean over theirs"
+            f"\n\n{_cells(cells)}",
         ]
     if missing:
         parts.append(f"**Not played to the end**: {'; '.join(missing)}.")
@@ -93,15 +107,18 @@ def _head(matrix: Matrix, cells: Sequence[PlayedCell]) -> str:
 A request whose first token has not come after {matrix.patience_s:g} s is lost, as is one that is
 refused, fails, or follows a lost one; it counts with that time. No rival is compared in a cell
 where it loses over one point more than `mesh`; "left out" says how often that happens, "all rivals"
-is the same ratio without that rule, since lost requests count in it anyway. A cell in which no
-rival is left is inconclusive. Where more than one in a hundred is lost, p99 is the patience times
-the percentage. What follows in a conversation is sent when the answer before it ends, as a user
-does: inside conversations the loop is closed, and a slow policy is asked for less a second. The
-first {WARM_UP_PER_REPLICA} requests
+is the same ratio without that rule, since lost requests count in it anyway. Where more than one in
+a hundred is lost, p99 is the patience times the percentage. What follows in a conversation is sent
+when the answer before it ends, as a user does: inside conversations the loop is closed, and a slow
+policy is asked for less a second. The first {WARM_UP_PER_REPLICA} requests
 a replica (at most half) are the cold start. Goodput: first tokens within {SLO_FIXED_S:g} s and
 {SLO_PREFILLS:g} times the request's own prefill on the fleet's slowest GPU. Intervals hold 95% of
 a block bootstrap over requests, with the best rival found again in each draw, and the value of
-every seed; a target inside one is inconclusive. {_held_out()}
+every seed. A cell is inconclusive if the target is inside its interval, or if nobody may be
+compared in it: each rival is left out, or those that the target asks for were not played. A target
+of every cell has the worst verdict of any, and shows the worst cell with that verdict; a mean that
+is not missed is inconclusive if the target is inside its interval, or if nobody may be compared in
+one of its cells. {_held_out()}
 The load is the one asked for, so cells below saturation are those under 1.
 {len(cells)} of {counted(len(matrix.places()), "cell")}; rivals: {rivals}."""
 
@@ -119,7 +136,16 @@ def _cell(
         _judged_cell(matrix, place, whole, seeds, cold=False),
         _judged_cell(matrix, place, whole, seeds, cold=True),
         len(seeds),
+        _is_saturated(matrix, place, played),
     )
+
+
+def _is_saturated(matrix: Matrix, place: Place, played: Mapping[str, Mapping[int, Result]]) -> bool:
+    """By the rule of `Matrix.seeds`; with `--seeds` or `--quick` the number would not tell."""
+    names = [MESH.name, *(one.name for one in matrix.rivals_of(place))]
+    first = range(matrix.size.seeds)
+    found = [played[name][seed] for name in names for seed in first if seed in played.get(name, {})]
+    return any(map(is_saturated, found))
 
 
 def _judged_cell(
@@ -161,11 +187,38 @@ def _target(target: Target, cells: Sequence[Cell]) -> list[str]:
         target.text,
         f"{'≤' if target.at_most else '≥'} {times(target.wanted)}",
         *_value(one),
-        f"{len(one.found)}{f', {one.without} without' if one.without else ''}",
+        _number(len(one.found), one.without),
         *([NONE] * 3 if target.is_mean else [str(one.verdicts.count(each)) for each in Verdict]),
         *(name_of(one.worst) if one.found else NONE, _verdict(one), _left_out(one)),
         *_over_all(all_rivals),
     ]
+
+
+def _by_saturation(cells: Sequence[PlayedCell]) -> str:
+    """What the targets at and above saturation are made of."""
+    judged = GOODPUT_EVERY_CELL.judged([one.cell for one in cells])
+    hits = counted(judged.verdicts.count(Verdict.HIT), "hit")
+    saturated = [one.cell for one in cells if one.is_saturated]
+    full = [one.cell for one in cells if not one.is_saturated and one.cell.place.load >= FULL_LOAD]
+    rows = [
+        [
+            *(name, _number(len(those) - without, without)),
+            *map(_geomean, (map(_mean, those), map(_goodput, those))),
+        ]
+        for name, those in (("saturated", saturated), ("others at loads of 1 and more", full))
+        for without in [sum(not one.eligible for one in those)]
+    ]
+    return f"""\
+Ties among the {hits} of "{judged.target.text}", with 1.00 as value and at both ends: {judged.ties}.
+
+A cell is found saturated, whatever its load, if with one of the first seeds `mesh` or a rival loses
+over {LOST_MOST:.0%} or answers under {IN_TIME_LEAST:.0%} in time. Geometric means; {RATIOS}:
+
+{table(["cells", "in", "TTFT mean", "goodput"], rows)}"""
+
+
+def _number(found: int, without: int) -> str:
+    return f"{found}, {without} without" if without else str(found)
 
 
 def _value(one: Judged) -> list[str]:
@@ -224,9 +277,9 @@ def _kinds(cells: Sequence[PlayedCell]) -> str:
     rows = []
     for name, kind in (("conversations", True), ("single requests", False)):
         of_kind = [one.cell for one in cells if one.cell.is_conversation is kind]
-        mean = [cell.time(TIMES["TTFT mean"]) for cell in of_kind]
-        p99, goodput = [cell.time(TIMES["p99"]) for cell in of_kind], map(_goodput, of_kind)
-        rows.append([name, str(len(of_kind)), *map(_geomean, (mean, p99, goodput))])
+        p99 = [cell.time(TIMES["p99"]) for cell in of_kind]
+        found = map(_mean, of_kind), p99, map(_goodput, of_kind)
+        rows.append([name, str(len(of_kind)), *map(_geomean, found)])
     return table(["cells in which there are", "cells", "TTFT mean", "p99", "goodput"], rows)
 
 
@@ -241,6 +294,10 @@ def _gains(cells: Sequence[PlayedCell]) -> str:
         ours, oracles = zip(*compared, strict=True) if compared else ((), ())
         rows.append([f"the best of {against}", str(len(compared)), *map(_geomean, (ours, oracles))])
     return table(["TTFT mean", "cells", "over the mesh's", "over the better oracle's"], rows)
+
+
+def _mean(cell: Cell) -> Compared | None:
+    return cell.time(TIMES["TTFT mean"])
 
 
 def _goodput(cell: Cell) -> Compared | None:
@@ -258,7 +315,7 @@ def _cold(cells: Sequence[PlayedCell]) -> str:
         by_workload.setdefault(one.cell.place.workload, []).append(one.cold)
     rows = []
     for workload, colds in by_workload.items():
-        found = [one for cold in colds if (one := cold.time(TIMES["TTFT mean"])) is not None]
+        found = [one for cold in colds if (one := _mean(cold)) is not None]
         ours = sum(float(cold.ours.mean[0]) for cold in colds) / len(colds)
         lost = sum(float(cold.ours.lost[0]) for cold in colds) / len(colds)
         ratio = interval(geomean([one.rows for one in found])) if found else None
@@ -282,7 +339,7 @@ def _cells(cells: Sequence[PlayedCell]) -> str:
 
 def _row(played: PlayedCell) -> list[str]:
     cell = played.cell
-    mean = cell.time(TIMES["TTFT mean"])
+    mean = _mean(cell)
     left_out = [
         f"{name} {share(float(one.lost[0]))}"
         for name, one in cell.rivals.items()

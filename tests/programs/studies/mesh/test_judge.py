@@ -142,6 +142,41 @@ def test_a_cell_without_a_rival_is_inconclusive(is_mean):
     assert target.judged([worse, *cells[1:]]).verdict is Verdict.MISS
 
 
+def test_a_row_shows_the_worst_cell_that_has_its_verdict():
+    def place_of(workload, *factors):
+        seeds = {at: result(at, noise=0.0, factor=factor) for at, factor in enumerate(factors)}
+        there = cell(sample(noise=0.0), rival=Sample(seeds))
+        return replace(there, place=Place(workload, "L4", 0.6))
+
+    wide, missed = place_of("wide", 1.2, 0.2), place_of("missed", 0.9, 0.9)
+    cells = [wide, missed, place_of("slight", 0.95, 0.95), place_of("won", 2.0, 2.0)]
+    target = Target("mean", 1.0, lambda one: one.time(MEAN))
+    judged = target.judged(cells)
+    assert judged.verdict is Verdict.MISS
+    assert judged.worst == missed.place
+    assert (judged.summary.value, judged.summary.high) == pytest.approx((0.9, 0.9))
+    assert judged.intervals[wide.place].value < 0.8
+    mean = replace(target, is_mean=True).judged([missed, cells[-1]])
+    assert (mean.verdict, mean.worst) == (Verdict.HIT, missed.place)
+    alone = replace(cell(sample(), rival=sample(lost=0.5)), place=Place("alone", "L4", 0.6))
+    only_hits = target.judged([alone, cells[-1]])
+    assert only_hits.verdict is Verdict.INCONCLUSIVE
+    assert only_hits.worst == cells[-1].place
+
+
+def test_a_tie_is_1_at_both_ends():
+    def times(*factors):
+        return Sample(
+            {at: result(0, noise=0.0, factor=factor) for at, factor in enumerate(factors)}
+        )
+
+    target = Target("mean", 1.0, lambda one: one.time(MEAN))
+    for factors, ties in (((1.0, 1.0), 1), ((2.0, 2.0), 0), ((0.8, 1.2), 0)):
+        judged = target.judged([cell(times(1.0, 1.0), rival=times(*factors))])
+        assert judged.summary.value == pytest.approx(sum(factors) / 2)
+        assert judged.ties == ties
+
+
 def p99_target(ours, theirs):
     target = Target("p99", 0.95, lambda one: one.time(P99))
     return target.judged([cell(ours, rival=theirs)])
@@ -201,6 +236,33 @@ def test_at_most_is_the_other_way_round():
     assert verdicts == [Verdict.HIT, Verdict.MISS]
 
 
+def everywhere_of(occupancy, **facts):
+    return Sample({seed: result(seed, **facts) | {"batch_occupancy": occupancy} for seed in (0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "is_full"),
+    [(0.1, 0.6, True), (0.9, 0.59, False), (0.9, 0.1, False), (0.9, None, False)],
+)
+def test_full_memory_is_that_of_the_reference(ours, reference, is_full):
+    everywhere = None if reference is None else everywhere_of(reference)
+    there = replace(cell(everywhere_of(ours)), everywhere=everywhere)
+    assert there.kv_saturated is is_full
+    asked = {target.text: target.among(there) for target in TARGETS}
+    assert asked["the same where memory is full"] is is_full
+    assert asked["price of federation"] is not is_full
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(2.0, Verdict.MISS), (0.5, Verdict.HIT)])
+def test_the_price_of_federation_is_our_time_over_that_with_one_view(ours, verdict):
+    everywhere = everywhere_of(0.1, noise=0.0)
+    there = replace(cell(sample(noise=0.0, factor=ours)), everywhere=everywhere)
+    price = next(target for target in TARGETS if target.text == "price of federation")
+    judged = price.judged([there])
+    assert judged.summary.value == pytest.approx(ours)
+    assert judged.verdict is verdict
+
+
 def test_what_an_oracle_gains_is_the_least_time_of_a_rival_over_that_of_the_better_oracle():
     rivals = {"near": sample(factor=1.2), "central": sample(factor=1.5)}
     oracles = {"good": sample(factor=0.8), "better": sample(factor=0.5)}
@@ -227,10 +289,21 @@ def test_figures_of_a_sample():
     assert geomean([one.mean, one.mean])[0] == pytest.approx(one.mean[0])
 
 
-def test_unfairness_is_the_slowest_regions_mean_over_the_quickest():
+def by_region(*times_s):
     run = result(0)
-    run["ttft_s"] = [(0.5, 2.0, 1.0)[int(region)] for region in run["region"]]
-    assert Sample({0: run}).unfairness == pytest.approx(np.full(1 + DRAWS + 1, 4.0))
+    return Sample({0: run | {"ttft_s": [times_s[int(region)] for region in run["region"]]}})
+
+
+def test_we_are_compared_with_the_fairest_of_the_three_quickest():
+    rivals = {"slow": by_region(9.0, 9.0, 9.0), "four": by_region(1.0, 4.0, 1.0)}
+    rivals |= {"five": by_region(1.0, 5.0, 1.0), "three": by_region(2.0, 6.0, 2.0)}
+    found = cell(by_region(1.0, 6.0, 1.0), **rivals).unfairness()
+    assert found.name == "three"
+    assert found.rows == pytest.approx(np.full(1 + DRAWS + 1, 2.0))
+
+
+def test_unfairness_is_the_slowest_regions_mean_over_the_quickest():
+    assert by_region(0.5, 2.0, 1.0).unfairness == pytest.approx(np.full(1 + DRAWS + 1, 4.0))
 
 
 def test_what_is_lost_does_not_end_the_clock_of_throughput():

@@ -192,5 +192,33 @@ def test_the_page_says_who_was_left_out_and_judges_all_rivals_too(tmp_path):
     assert "50.0% | 2 |" in _line(page, CELL)
 
 
+def test_the_page_counts_ties_and_tells_saturated_cells_from_others(tmp_path):
+    only = ["short, L4", "tot, L4, 0.6"]
+    matrix = Matrix(size=NORMAL, requests=40, only=only, rivals=RIVALS[1:2])
+    files = ResultFiles(tmp_path)
+    lates = {("short", 1.3): (0.2, 0.6), ("tot", 0.6): (0.2, 0.6)}
+    factors = {("short", 1.0): 3.3, ("short", 0.6): 9.0}
+    for _ in range(2):  # more seeds once it is known that a cell is saturated
+        for run in matrix.wanted(files):
+            at = run.tags[0], run.tags[2]
+            ours, theirs = lates.get(at, (0.0, 0.0))
+            is_rival = run.tags[3] == "cache-aware"
+            factor, late = (factors.get(at, 6.0), theirs) if is_rival else (3.0, ours)
+            found = result(run.scenario.seed, noise=0.0, factor=factor, late=late)
+            files.put(run.key(), found | {"measured_from": 100})
+    page = written(matrix, files)
+    assert 'Ties among the 2 hits of "goodput at and above saturation, every cell"' in page
+    assert "with 1.00 as value and at both ends: 1." in page
+    assert "| saturated | 2 | 2.00× (2.00–2.00) | 2.00× (" in page
+    assert "| others at loads of 1 and more | 1 | 1.10× (1.10–1.10) | 1.00× (1.00–1.00) |" in page
+    ratios = "times: the best rival's over ours; goodput, throughput: ours over the best rival's"
+    assert f"**Conversations and single requests**, {ratios}\n" in page
+    assert f"**Cells**, {ratios}; over oracle, federation: our mean over theirs\n" in page
+    rule = " ".join(page.split())
+    assert "A cell is inconclusive if the target is inside its interval, or if nobody may" in rule
+    once = replace(matrix, size=replace(NORMAL, seeds=1))
+    assert "| saturated | 2 |" in written(once, files), "whatever the number of seeds"
+
+
 def _line(page: str, start: str) -> str:
     return next(line for line in page.splitlines() if line.startswith(f"| {start}"))
