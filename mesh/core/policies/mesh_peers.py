@@ -108,10 +108,12 @@ class OpenForwards:
 
     def __init__(self) -> None:
         self.by_key: dict[int, SentForward] = {}  # the oldest first
-        self._due: list[tuple[float, int]] = []  # a heap; some of them are over
+        # A heap of `due_at` and key. Those of requests that have begun or left since stay in it
+        # until they come to its top, or until it is built again.
+        self._due: list[tuple[float, int]] = []
 
     def add(self, key: int, sent: SentForward) -> None:
-        """It leaves."""
+        """Follow one more request."""
         if len(self.by_key) >= FORWARDS_MAX:
             del self.by_key[next(iter(self.by_key))]
         self.by_key[key] = sent
@@ -121,7 +123,7 @@ class OpenForwards:
             heapify(self._due)
 
     def first_due_at(self) -> float:
-        """When the first of them is late, or has been since."""
+        """The least `due_at` of them, which may be over; infinite if there are none."""
         while self._due:
             due_at, key = self._due[0]
             sent = self.by_key.get(key)

@@ -86,7 +86,7 @@ class Prices:
         rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
-        # Of a prompt that is held; next turns, which pay the round trip too.
+        # Tokens of a prompt that is held; a conversation's next turns, which pay the round trip.
         usual_tokens, returns = speeds.prefill_tokens, speeds.returns
         held_by, replicas = holders.replicas, _replicas_among(targets)
         work_weight = self._peers.work_weight = self._weight_of_work(replicas)

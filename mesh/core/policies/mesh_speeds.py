@@ -311,7 +311,7 @@ class SpeedModel:
             return
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         if spot.kind is CandidateKind.REPLICA:  # a peer's word is for that peer alone
-            share = min(1.0, self._longest_prompt / tokens) if tokens else 1.0
+            share = min(1.0, self._prompt_tokens_max / tokens) if tokens else 1.0
             self._fleet.add(share * tokens / KILO, running, share * y)
             self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
@@ -352,8 +352,8 @@ class SpeedModel:
         return max(memory_s, slots * slot_s)
 
     @property
-    def _longest_prompt(self) -> float:
-        """As how many tokens a prompt counts at most."""
+    def _prompt_tokens_max(self) -> float:
+        """The most tokens that one prompt counts in the averages over all."""
         return LONGER_PROMPT_MAX * max(PREFILL_TOKENS_START, self.prefill_tokens)
 
     @property
@@ -376,7 +376,7 @@ class SpeedModel:
         self._prompts += 1
         weight = _weight(self._prompts)
         self._continued_ratio += weight * (goes_on - self._continued_ratio)
-        counted = min(prefill_tokens, self._longest_prompt)
+        counted = min(prefill_tokens, self._prompt_tokens_max)
         self.prefill_tokens += weight * (counted - self.prefill_tokens)
 
     def answer(self, spot: Destination, prompt_tokens: int, output_tokens: int) -> None:
