@@ -100,6 +100,17 @@ def test_memory_is_of_the_replica_that_is_priced():
     assert price(peer(idle)).memory_s == 0.0
 
 
+def test_the_next_turns_pay_the_round_trip_to_listed_replicas_too():
+    speeds = SpeedModel()
+    for _ in range(200):
+        speeds.prompt(100, goes_on=True)
+        speeds.prompt(100, goes_on=False)
+    assert speeds.returns == pytest.approx(1.0, abs=0.05)
+    target = peer(("eu-0", 0.0, 0, 50_000))
+    assert price(target).others_s == 0.0
+    assert price(target, speeds=speeds).others_s == pytest.approx(speeds.returns * 0.1)
+
+
 def test_what_was_forwarded_counts_where_it_was_priced_until_a_digest_may_have_it():
     target, forwards = peer(("eu-0", 0.0, 0, None), ("eu-1", 0.2, 0, None)), Forwards()
     forwards.add("eu", Forward(NOW - 0.05, "eu-0", 700, 800))
