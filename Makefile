@@ -177,6 +177,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m tests.long_parts
 
 format: $(STAMP) ## rewrite to the house format
 	$(BIN)/ruff check --fix .

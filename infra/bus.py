@@ -345,5 +345,8 @@ class _ConnectionEvents:
             why = str(problem) or type(problem).__name__
             log.warning(
                 "%s: no bus at %s yet (%s); trying for %g s",
-                *(self.name, self.address.url, why, START_TIMEOUT_S),
+                self.name,
+                self.address.url,
+                why,
+                START_TIMEOUT_S,
             )

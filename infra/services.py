@@ -123,7 +123,8 @@ class _AnsweringServices:
                     "service",
                     "reply subject",
                     "dropped a request on %s: its reply subject %.200r is not allowed",
-                    *(msg.subject, msg.reply),
+                    msg.subject,
+                    msg.reply,
                 )
 
         return await self._client.subscribe(subject, cb=guarded)

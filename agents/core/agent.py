@@ -72,8 +72,14 @@ class AgentCore:
         self._adapters = Adapters(replica.adapters, replica.adapters_max, tables, self._engine)
         self.speed = SpeedProbe(replica, self._engine)
         self._fields = HeartbeatFields(
-            *(replica, tables, self._engine, self._offline, self._adapters),
-            *(self._fence, self._acks, self.speed),
+            replica,
+            tables,
+            self._engine,
+            self._offline,
+            self._adapters,
+            self._fence,
+            self._acks,
+            self.speed,
         )
         self._health = EngineHealth()
         self._hangs = HangDetector()

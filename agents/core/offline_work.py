@@ -158,7 +158,10 @@ class OfflineWork:
             record.alone = False
         context_tokens = record.body_bytes // BYTES_PER_TOKEN  # what is cached included
         self._admission.online_sent(
-            *(record.inbox, record.prompt_tokens, context_tokens, now),
+            record.inbox,
+            record.prompt_tokens,
+            context_tokens,
+            now,
             generates=record.work.generates,
         )
 

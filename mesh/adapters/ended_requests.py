@@ -198,8 +198,28 @@ class EndedRequests:
         arrived_at = now if arrived_at is None else arrived_at
         self.add(
             EndedRequest(
-                *(request_id, "", method, route, outcome, status, model, "", "", "", "", 0.0),
-                *(UNKNOWN, sent_bytes, False, code, "", arrived_at, None, now, None, ()),
+                request_id,
+                "",
+                method,
+                route,
+                outcome,
+                status,
+                model,
+                "",
+                "",
+                "",
+                "",
+                0.0,
+                UNKNOWN,
+                sent_bytes,
+                False,
+                code,
+                "",
+                arrived_at,
+                None,
+                now,
+                None,
+                (),
             )
         )
 

@@ -161,7 +161,10 @@ class LargeBodies:
         await self._end()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "mesh.adapters.large_body_process"),
+                sys.executable,
+                "-P",
+                "-m",
+                "mesh.adapters.large_body_process",
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=PIPE_BYTES,

@@ -277,7 +277,13 @@ def parsed_request(
     previous = fields.options.get(PREVIOUS) if path == RESPONSES else None
     of_engine = None if path in PLAIN_PATHS else headers_for_engine(path, headers)
     return ParsedRequest(
-        *(known_id, ModelId(fields.model), path, body, fields.text, timeout, options),
+        known_id,
+        ModelId(fields.model),
+        path,
+        body,
+        fields.text,
+        timeout,
+        options,
         kept_bytes,
         fields.adds_usage,
         fields.streams,

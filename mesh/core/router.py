@@ -71,8 +71,13 @@ class RouterCore:
         self.held = HoldQueue(settings.hold_max, turns)
         self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
         self._admission = Admission(
-            *(self.held, self.inflight, settings, dice, self._timeouts.serving),
-            *(self.replicas, self._placer),
+            self.held,
+            self.inflight,
+            settings,
+            dice,
+            self._timeouts.serving,
+            self.replicas,
+            self._placer,
         )
         self._scheduler = QueueScheduler(
             self.held, self.inflight, self.replicas, self._placer, self._begin, self._admission

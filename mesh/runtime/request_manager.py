@@ -138,7 +138,7 @@ class RequestManager:
         core, bodies, clock = self._core, self.bodies, self._clock
         self.mapping = ModelMapping(core, bodies, clock)
         self.copies = ShadowCopies(
-            *(core, self.session, self._prompts, bodies, self._metrics, self.ended, clock)
+            core, self.session, self._prompts, bodies, self._metrics, self.ended, clock
         )
 
     def reconfigure(self, config: RouterConfig) -> None:

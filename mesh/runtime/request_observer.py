@@ -76,7 +76,10 @@ class RequestObserver(Observer):
         self._note(record, Placed(region, answer.replica or "", answer.peer_held_s))
         log.info(
             "%s placed by %s on %s after %.3f s in its hold queue",
-            *(record.request.request_id, region, answer.replica, answer.peer_held_s),
+            record.request.request_id,
+            region,
+            answer.replica,
+            answer.peer_held_s,
         )
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:

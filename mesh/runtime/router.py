@@ -373,7 +373,10 @@ class Router:
             log.error(
                 "stream %s of %s is not as it was made: %s; put it right: mesh infra streams "
                 "--region %s --config MESH.TOML --credentials RENDERED",
-                *(name, self._config.region, ", ".join(differs), self._config.region),
+                name,
+                self._config.region,
+                ", ".join(differs),
+                self._config.region,
             )
 
     # The clock.

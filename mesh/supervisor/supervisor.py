@@ -166,7 +166,11 @@ class SupervisedProgram(SupervisedProcess):
         with self._log.open("ab") as log:
             self._log_from = log.tell()
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())),
+                sys.executable,
+                "-I",
+                "-S",
+                parent_death.__file__,
+                str(os.getpid()),
                 *self.program.command,
                 stdin=DEVNULL,
                 stdout=log,

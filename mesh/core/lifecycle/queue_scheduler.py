@@ -34,10 +34,24 @@ REPORTS_MAX = 32_768  # replicas, and routers of peers
 # Most of what the price of a replica, and whether it is available, depend on beside what was sent
 # to it. Where only something else has changed, a request is tried after UNCHANGED_S.
 PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
-    *("state", "models", "full", "pending", "running", "outstanding", "outstanding_max"),
-    *("prefill_queued_tokens", "batch_max", "kv_used_ratio", "kv_capacity_tokens"),
-    *("prefill_s_per_token", "prefill_base_s", "loadable", "loading", "adapters_busy"),
-    *("adapters_free", "prefill_prior"),
+    "state",
+    "models",
+    "full",
+    "pending",
+    "running",
+    "outstanding",
+    "outstanding_max",
+    "prefill_queued_tokens",
+    "batch_max",
+    "kv_used_ratio",
+    "kv_capacity_tokens",
+    "prefill_s_per_token",
+    "prefill_base_s",
+    "loadable",
+    "loading",
+    "adapters_busy",
+    "adapters_free",
+    "prefill_prior",
 )
 
 Reports = dict[tuple[str, ...], tuple[object, ...]]  # by replica, or region and router
