@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
+.PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
@@ -106,6 +106,10 @@ bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minu
 bench-batch: $(STAMP) ## online first tokens with a batch job and without; TRACE=file (20 minutes)
 	$(if $(TRACE),,$(error which trace? make bench-batch TRACE=file))
 	$(BIN)/python -m tests.programs.batch_jobs.beside_online --trace "$(TRACE)"
+
+bad-engines: $(STAMP) ## engines that misbehave in 39 ways beside two healthy ones (25 minutes); QUICK=1, ONLY=parts of names
+	$(LIVE).bad_engines $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
+		$(if $(KEEP),--keep "$(KEEP)") $(if $(BEFORE),--before "$(BEFORE)")
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew

@@ -1,0 +1,1 @@
+"""A misbehaving engine beside two healthy ones: what clients and operators see."""
