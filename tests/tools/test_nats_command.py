@@ -124,7 +124,8 @@ async def test_a_command_of_a_page_shows_something_and_no_prompt(running: Runnin
         words = (*words, "--count=1")
     printed = await running.shown(command.user, *words)
     assert printed.strip()
-    assert "error" not in printed.lower().replace("errors", "")
+    said = re.sub(r'"[^"]*"', "", printed)  # a heartbeat has a field of that name
+    assert "error" not in said.lower().replace("errors", "")
     assert SECRET not in printed
 
 
