@@ -323,6 +323,9 @@ class Fault(Enum):
     BODY_TOO_LARGE = FaultKind(
         413, BAD, "body_too_large", f"The body has more than {BODY_BYTES_MAX} bytes."
     )
+    UPGRADE = FaultKind(
+        426, BAD, "upgrade_required", "Websockets are not served: ask again over plain HTTP/1.1."
+    )
     EXPECTATION = FaultKind(
         417, BAD, "expectation_failed", "The header `expect` knows `100-continue` only."
     )

@@ -84,7 +84,7 @@ _ELSEWHERE = frozenset(
     (
         *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.KEY_MISSING, Fault.NO_BATCH),
         *(Fault.FILE_UNKNOWN, Fault.BATCH_UNKNOWN, Fault.BATCH_OVER, Fault.FILE_TOO_LARGE),
-        *(Fault.STATE_GONE, Fault.RESPONSE_UNKNOWN),
+        *(Fault.STATE_GONE, Fault.RESPONSE_UNKNOWN, Fault.UPGRADE),
         *(Fault.RANGE_WRONG, Fault.BATCHES_FULL, Fault.TRANSFERS_FULL),
         *(Fault.STORE_AWAY, Fault.STORE_FULL),
     )

@@ -68,6 +68,9 @@ PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
 ADMITTED = web.RequestKey("ADMITTED", bool)
 FAULT = web.ResponseKey("FAULT", Fault)  # of the router's own error
 MODEL = web.ResponseKey("MODEL", str)  # that was requested
+# Of 426 (RFC 9110, 15.5.22 and 7.8). Clients go by the status: coding agents fall back to HTTP at
+# once, where 400 ends their session and 404, 405, 501 or 503 are tried for seconds.
+SERVED_INSTEAD = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
 MODEL_PREFIX = http.MODEL.partition("{")[0]
 EVERY_PATH = frozenset(route.path for route in ROUTES)
 
@@ -214,7 +217,7 @@ class HttpApi:
         path = _path(request)
         if request.headers.get("upgrade", "").lower() == "websocket":
             message = 'websockets are not served here; use HTTP, with "stream": true for events'
-            raise RequestRefused(Fault.INVALID, message, "upgrade")
+            raise RequestRefused(Fault.UPGRADE, message, "upgrade", headers=SERVED_INSTEAD)
         methods = self._methods(path)
         if methods is None:
             message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"

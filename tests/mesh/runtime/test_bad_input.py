@@ -291,12 +291,20 @@ async def test_more_bytes_than_the_router_keeps_are_shed_and_given_back(mesh, mo
     assert bodies.taken_bytes == 0
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/realtime"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/realtime"])
 async def test_a_websocket_is_refused_and_told_what_to_use(mesh, path):
+    """By the status: Codex falls back to HTTP at once after 426, and ends after 400."""
     async with client() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await session.ws_connect(mesh.urls["us"] + path)
-    assert refused.value.status == 400
+    assert refused.value.status == 426
     upgrade = {"upgrade": "websocket", "connection": "upgrade"}
-    async with client() as session, session.get(mesh.urls["us"] + path, headers=upgrade) as answer:
-        assert "websockets are not served here" in (await answer.json())["error"]["message"]
+    async with client() as session:
+        async with session.get(mesh.urls["us"] + path, headers=upgrade) as answer:
+            error = (await answer.json())["error"]
+        assert "websockets are not served here" in error["message"]
+        assert error["code"] == "upgrade_required"
+        assert answer.headers["upgrade"] == "HTTP/1.1"
+        assert answer.headers["connection"].lower() == "upgrade"
+        async with session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
+            assert answer.status == 200
