@@ -37,8 +37,13 @@ def _text(content: object) -> str:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
+def _role(role: object) -> object:
+    """As vLLM takes them: Claude Code sends system turns, and has sent "ctx" and "msg"."""
+    return "user" if role in ("ctx", "msg") else role
+
+
 class _Message(Part):
-    role: Literal["user", "assistant"]
+    role: Annotated[Literal["user", "assistant", "system"], BeforeValidator(_role)]
     content: Text
 
 
