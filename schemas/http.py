@@ -39,6 +39,7 @@ H_ORIGIN = "origin"
 H_ALLOW_ORIGIN = "access-control-allow-origin"
 H_REQUEST_METHOD = "access-control-request-method"
 H_REQUEST_HEADERS = "access-control-request-headers"
+H_BUFFERING = "x-accel-buffering"  # `no`: an nginx in between passes each event at once
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 H_RANGE = "range"
 H_IF_RANGE = "if-range"

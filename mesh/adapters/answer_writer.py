@@ -32,6 +32,7 @@ from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
 from schemas.engine_routes import error_form
 from schemas.http import (
+    H_BUFFERING,
     H_DECISION,
     H_REGION,
     H_REQUEST_ID,
@@ -248,6 +249,7 @@ class AnswerWriter:
         assert answer.head is not None
         if answer.is_event_stream:
             headers["cache-control"] = "no-cache"
+            headers[H_BUFFERING] = "no"
         if self._is_chunked:
             headers["transfer-encoding"] = "chunked"
         else:

@@ -255,6 +255,7 @@ async def test_events_go_out_as_they_come(path):
     async with serving(held, path) as door, reading(door) as client:
         head = await client.head()
         assert b"cache-control: no-cache" in head.lower()
+        assert b"x-accel-buffering: no" in head.lower()
         assert b"content-length" not in head.lower()
         assert await client.exactly(14) == b"9\r\ndata: 1\n\n\r\n"
         feeder.data(b"data: 2\n\n")
