@@ -421,9 +421,11 @@ class AlreadyWritten(web.StreamResponse):
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Of a path with one variable part. A model's name may have slashes; an id has none."""
+    """Of a path with one variable part. A model's name may have slashes; an id has none, and is no
+    plain lower-case word: these are other paths of the API, like `/v1/responses/compact`."""
     before, _, after = re.split(r"(\{.*\})", path)
-    return re.compile(re.escape(before) + (".+" if path == http.MODEL else "[^/]+") + after)
+    variable = ".+" if path == http.MODEL else "(?!(?!resp_|batch_|file_)[a-z_]+(?:/|$))[^/]+"
+    return re.compile(re.escape(before) + variable + after)
 
 
 def _path(request: web.BaseRequest) -> str:

@@ -119,6 +119,22 @@ async def test_no_other_path_is_served(face):
     assert all(route.path in error["message"] for route in ROUTES)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/responses/compact", "/v1/responses/input_tokens", "/v1/responses/compact/cancel"),
+        *("/v1/messages/batches", "/v1/files/search", "/v1/batches/usage"),
+    ],
+)
+async def test_another_path_of_the_api_is_not_taken_for_an_id(face, method, path):
+    async with face.request(method, path, data=b"{}" if method == "POST" else None) as answer:
+        assert answer.status == Fault.PATH_UNKNOWN.value.status
+        error = (await answer.json())["error"]
+    if "code" in error:  # Anthropic's form has none
+        assert error["code"] == Fault.PATH_UNKNOWN.value.code
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 async def test_no_other_method_is_served(face, route):
     async with face.request("PUT", route.path.replace("{model}", "x")) as answer:
