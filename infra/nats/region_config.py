@@ -66,6 +66,7 @@ PING_INTERVAL = "2s"
 PING_MAX = 2
 WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consumer, and cut off
 LEAF_RECONNECT = "1s"
+NO_ADDRESS = "no address:1"  # a space can't be in a URL's host: the dialling server logs that
 
 # Logins of every region's server: of its routers; of people who watch the region's state, who
 # examine it, who drain replicas, who create and repair its streams, and who inspect the server
@@ -344,15 +345,16 @@ def password_hash(user: User, password: str) -> str:
 def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
     links = [topology.link(name, peer) for peer in topology.peers(name)]
     acceptors = [link.acceptor for link in links if link.solicitor == name]
+    solicitors = [link.solicitor for link in links if link.acceptor == name]
     listener: dict[str, Value] = {
         "listen": str(topology.region(name).leaf.listen),
-        "no_advertise": True,
+        "advertise": _advertised(topology, name, solicitors, site),
     }
     if not links:
         return {}
     return {
         "leafnodes": {
-            **(listener if len(acceptors) < len(links) else {}),
+            **(listener if solicitors else {}),
             # Accounts keep links apart already. This, and request_isolation, keeps one copy of a
             # message one copy even where two links are bound to one account by hand.
             "isolate_leafnode_interest": True,
@@ -362,11 +364,31 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Valu
     }
 
 
+def _advertised(
+    topology: Topology, acceptor: RegionId, solicitors: Sequence[RegionId], site: Site
+) -> str:
+    """What the accepting server says of where it can be dialled.
+
+    A server dials such addresses too, unless it is configured with the same one: so it is told
+    that, or, where they are several, something that it can only leave out. None can't be said:
+    under `no_advertise` servers up to 2.14 advertise all the same, and their like never connect to
+    one of 2.15 ("attempted to connect to wrong port"), whose greeting has no such field then.
+    [tried: every pair of 2.12.7, 2.12.8, 2.14.0, 2.14.6, 2.15.0, 2.15.1.] The dialling server's
+    `ignore_discovered_servers` is an unknown field before 2.14.
+    """
+    dialled = {_dialled(topology, solicitor, acceptor, site) for solicitor in solicitors}
+    return str(dialled.pop()) if len(dialled) == 1 else NO_ADDRESS
+
+
+def _dialled(topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site) -> Address:
+    return site.leaf_addresses.get((solicitor, acceptor), topology.region(acceptor).leaf)
+
+
 def _remote(
     topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site
 ) -> dict[str, Value]:
     user = link_user(acceptor, solicitor)
-    address = site.leaf_addresses.get((solicitor, acceptor), topology.region(acceptor).leaf)
+    address = _dialled(topology, solicitor, acceptor, site)
     return {
         "url": f"nats-leaf://{user.name}:{site.passwords[user.key]}@{address}",
         "account": link_account(acceptor),

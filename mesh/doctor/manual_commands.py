@@ -20,6 +20,7 @@ from mesh.doctor.findings import CheckResult, Finding, Remedy
 from schemas.ids import RegionId
 
 # What a region's routers send now: a server counts a lost link as up for seconds more.
+SERVER, SERVER_LINK = ("bus", "server"), "server link"
 CHECKS_OF_ROUTERS = ("link", "round trip")
 PROGRAM_OF_CHECK = {"router": "router", "heartbeat": "agent"}
 
@@ -134,6 +135,7 @@ def with_causes(
     """The findings with causes and remedies, after one for each unreachable server, by region."""
     silent = _regions_with_silent_routers(findings)
     down = {region for region in unreachable if not _reached_from(region, findings)[0]}
+    versions = {one.region: one.detail for one in findings if (one.check, one.about) == SERVER}
 
     def explained(one: Finding) -> Finding:
         if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK and _is_silent(one):
@@ -149,10 +151,23 @@ def with_causes(
             return one
         if one.peer in down or (one.peer in silent and one.check in CHECKS_OF_ROUTERS):
             return replace(one, because=one.peer)
+        if one.check == SERVER_LINK and one.peer in versions:
+            return replace(one, detail=one.detail + _differing(versions, one.region, one.peer))
         return one
 
     servers = [_server(region, why, findings, commands) for region, why in unreachable.items()]
     return [*servers, *map(explained, findings)]
+
+
+def _differing(versions: Mapping[str, str], region: str, peer: str) -> str:
+    """What a link that is down may owe to the versions of its servers; empty if they are equal."""
+    here, there = versions.get(region), versions[peer]
+    if here in (None, there):
+        return ""
+    return (
+        f"; {here} here, {there} in {peer}: with nats.conf rendered by 0.1, servers before 2.15 "
+        "can't dial newer ones: render anew and restart both servers, or run one version"
+    )
 
 
 def _is_silent(one: Finding) -> bool:

@@ -49,16 +49,26 @@ def mesh_toml(
 class NatsRegions:
     """One running nats-server a region."""
 
-    def __init__(self, mesh: Topology, directory: Path, *, edit: Edit | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Topology,
+        directory: Path,
+        *,
+        edit: Edit | None = None,
+        binaries: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`binaries`: a region's nats-server where it is not the one that is found here."""
         self.topology = mesh
         self.files = bundle.write(mesh, directory)
         if edit is not None:
             _edit_configs(mesh, directory, self.files, edit)
-        binary = server.find()
+        found = server.find()
         self._logs = {name: directory / name / "nats.log" for name in self.files}
         self._clients: list[tuple[asyncio.AbstractEventLoop, Client]] = []
         self._servers = {
-            name: ServerProcess(binary, files.config, log=self._logs[name])
+            name: ServerProcess(
+                (binaries or {}).get(name, found), files.config, log=self._logs[name]
+            )
             for name, files in self.files.items()
         }
 

@@ -13,6 +13,7 @@ from infra import topology
 from infra.address import Address
 from infra.nats import bundle, server
 from infra.nats.bundle import PasswordsUnreadable, write_private
+from infra.nats.region_config import NO_ADDRESS
 from infra.topology import DEFAULT_FILE, Topology, parse
 
 
@@ -181,6 +182,21 @@ def test_a_proxied_link_is_dialled_where_the_proxy_listens(tmp_path, demo: Topol
     assert "@127.0.0.1:4202" not in us
     assert "@127.0.0.1:4203" in us, "the other link goes straight"
     assert '"listen": "127.0.0.1:4202"' in eu
+
+
+def test_a_server_is_told_of_no_address_but_the_one_that_it_dials(tmp_path, demo: Topology):
+    """It would dial others too; and it must be told something, or versions up to 2.14 hang up."""
+    us_eu, us_ap, eu_ap = (("us", "eu"), ("us", "ap"), ("eu", "ap"))
+    files = bundle.write(demo, tmp_path)
+    assert '"advertise": "127.0.0.1:4202"' in files["eu"].config.read_text()
+    assert '"advertise": "127.0.0.1:4203"' in files["ap"].config.read_text()
+    assert "advertise" not in files["us"].config.read_text(), "it accepts no link"
+    proxies = [Address("127.0.0.1", port) for port in (5555, 5556, 5557)]
+    proxied = dict(zip((us_eu, us_ap, eu_ap), proxies, strict=True))
+    files = bundle.write(demo, tmp_path, leaf_addresses=proxied)
+    assert '"advertise": "127.0.0.1:5555"' in files["eu"].config.read_text()
+    assert f'"advertise": "{NO_ADDRESS}"' in files["ap"].config.read_text(), "two dial it"
+    assert "no_advertise" not in files["ap"].config.read_text()
 
 
 def test_state_is_kept_in_the_given_directory(tmp_path, demo: Topology):

@@ -63,6 +63,19 @@ def test_a_link_that_a_server_still_counts_is_no_proof_that_another_is_reached()
     assert [one.because for one in others] == ["eu", "eu", "eu", None]
 
 
+def test_a_link_that_is_down_between_two_versions_names_them():
+    versions = {"us": "nats-server 2.14.6", "eu": "nats-server 2.15.1", "ap": "nats-server 2.14.6"}
+    servers = [Finding(name, "bus", "server", OK, text) for name, text in versions.items()]
+    links = [*seen_from("us", "eu", BAD), *seen_from("us", "ap", BAD, server_link=BAD)]
+    found = [*servers, *links, *seen_from("eu", "us", BAD, server_link=OK)]
+    told = [
+        (one.region, one.about) for one in with_causes(found, {}, commands) if "2.15" in one.detail
+    ]
+    assert told == [("eu", "server"), ("us", "eu")], "neither equal versions nor a link that is up"
+    [_, _, _, link] = with_causes([*seen_from("us", "eu", BAD)], {}, commands)
+    assert link.detail == "", "nobody knows the versions"
+
+
 def test_without_another_region_nothing_is_known_of_the_way():
     [row] = with_causes([], {"eu": DEAD}, commands)
     assert row.detail == "no answer at nats://eu:4222: nobody listens there"
