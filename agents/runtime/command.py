@@ -220,6 +220,8 @@ def command(
         if (cause := expected_cause(problem)) is None:
             raise
         log.debug("the agent ended", exc_info=problem)
+        if isinstance(cause, ReplicaNameTaken):  # status 2: its unit does not start it again
+            raise click.UsageError(str(cause)) from problem
         raise click.ClickException(str(cause)) from problem
     finally:
         tracing.shut_down()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nats.aio.msg import Msg
 
 from infra.bus import flush
-from mesh.adapters.bus import RouterBus, label_sent
+from mesh.adapters.bus import NameCheck, RouterBus, label_sent
 from mesh.core.model.request import Request
 from schemas import subjects
 from schemas.ids import RegionId
@@ -33,13 +33,13 @@ class RunnerListeners:
 class RunnerBus(RouterBus):
     """One batch runner's connection. Use `open_runner`, then `publish` freely, then `close`."""
 
-    async def open_runner(self, listeners: RunnerListeners) -> None:
-        """Connect, subscribe, and start emptying the outbox. Raises infra.bus.BusUnreachable."""
+    async def open_runner(self, listeners: RunnerListeners, name: NameCheck | None = None) -> None:
+        """As `open` of a router."""
 
         async def subscribe() -> None:
             await self._subscribe_runner(listeners)
 
-        await self._open("batch runner", subscribe, listeners.lost, listeners.back)
+        await self._open("batch runner", subscribe, listeners.lost, listeners.back, name)
 
     async def _subscribe_runner(self, listeners: RunnerListeners) -> None:
         region, batch = self.region, subjects.QUEUE_BATCH

@@ -7,14 +7,15 @@ subscriptions by itself; what was published meanwhile is read from the heartbeat
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from infra.bus import (
     BusAddress,
@@ -87,6 +88,19 @@ class Listeners:
     held: Callable[[Msg], None] = lambda msg: None
 
 
+class NameCheck(Protocol):
+    """Finds out whether another process of the name runs, by some of the name's inboxes."""
+
+    tokens: Collection[str]
+    """The last tokens of these inboxes."""
+
+    def receive(self, token: str, data: bytes) -> bool:
+        """A message to the inbox with that last token."""
+
+    async def settle(self) -> None:
+        """Return when the name is this process's own. Raises where another has it."""
+
+
 class RouterBus:
     """One router's connection. Use `open`, then `publish` freely, then `close`."""
 
@@ -133,14 +147,19 @@ class RouterBus:
         """The largest body that fits one message beside its headers."""
         return self.client.max_payload - HEADER_BYTES_RESERVE
 
-    async def open(self, listeners: Listeners) -> None:
-        """Connect, subscribe, and start emptying the outbox. Raises infra.bus.BusUnreachable."""
+    async def open(self, listeners: Listeners, name: NameCheck | None = None) -> None:
+        """Connect, start emptying the outbox, settle the name, and subscribe. Before the name is
+        settled nothing is received of the rest: whatever followed from it would be done, and taken
+        by others, in the name of the process that has it.
+
+        Raises infra.bus.BusUnreachable, and what `name` raises.
+        """
 
         async def subscribe() -> None:
             await self._subscribe(listeners)
             await self._register()
 
-        await self._open("router", subscribe, listeners.lost, listeners.back)
+        await self._open("router", subscribe, listeners.lost, listeners.back, name)
 
     async def _open(
         self,
@@ -148,6 +167,7 @@ class RouterBus:
         subscribe: Callable[[], Coroutine[Any, Any, None]],
         on_lost: Callable[[], None],
         on_back: Callable[[], None],
+        name: NameCheck | None = None,
     ) -> None:
         def back() -> None:
             self._returned.set()
@@ -160,12 +180,27 @@ class RouterBus:
             on_lost=on_lost,
             on_back=back,
         )
+        self._sender = asyncio.create_task(self._send(), name="bus outbox")
         try:
+            asking = [] if name is None else await self._settle(name)
             await subscribe()
+            for subscription in asking:
+                await subscription.unsubscribe()
         except nats.errors.Error as error:  # it was lost again, or is too busy
             why = str(error) or type(error).__name__
             raise BusUnreachable(f"the bus did not confirm the subscriptions: {why}") from error
-        self._sender = asyncio.create_task(self._send(), name="bus outbox")
+
+    async def _settle(self, name: NameCheck) -> list[Subscription]:
+        """The subscriptions that it took."""
+
+        async def receive(msg: Msg) -> None:
+            name.receive(msg.subject.rpartition(".")[2], msg.data)
+
+        inboxes = [subjects.inbox(self.region, self.router, token) for token in name.tokens]
+        asking = [await self.client.subscribe(inbox, cb=receive) for inbox in inboxes]
+        await flush(self.client)
+        await name.settle()
+        return asking
 
     async def close(self) -> None:
         """Send what is in the outbox, then disconnect; don't wait for a bus that is gone."""

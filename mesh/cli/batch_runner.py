@@ -122,10 +122,12 @@ def command(
     collect_seldom()
     try:
         uvloop.run(_serve_until_stopped(runner, ServiceManager()))
-    except (BusUnreachable, NameTaken) as error:
+    except NameTaken as error:
         raise Unusable(str(error)) from error
+    except BusUnreachable as error:  # it may pass by itself: status 1, and its unit tries again
+        raise click.ClickException(str(error)) from error
     except OSError as error:
-        raise Unusable(f"--metrics {metrics}: {error.strerror or error}") from error
+        raise click.ClickException(f"--metrics {metrics}: {error.strerror or error}") from error
 
 
 def _store_address(own: RegionTable, credentials: Path | None, nats_url: str | None) -> BusAddress:

@@ -50,7 +50,7 @@ from schemas.settings import HoldOrder, RoutingTable
 
 log = logging.getLogger(__name__)
 
-EXIT_BAD_USE = 2
+EXIT_FAILED, EXIT_BAD_USE = 1, 2  # its unit starts it again after the first alone
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -243,7 +243,7 @@ def _run(
     try:
         reserved = reserve_port(endpoint)
     except OSError as error:
-        _refuse(str(PortTaken.at(endpoint, "http", config, error)))
+        _refuse(str(PortTaken.at(endpoint, "http", config, error)), EXIT_FAILED)
     with reserved:
         return run_workers(
             names,
@@ -291,8 +291,10 @@ def _serve(live: LiveConfig, console: ConsoleConfig | None, reporter: StatusRepo
     collect_seldom()
     try:
         uvloop.run(_serve_until_stopped(live, console, reporter))
-    except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
+    except (NameTaken, RecordingRefused) as error:
         _refuse(str(error))
+    except (BusUnreachable, PortTaken) as error:  # it may pass by itself
+        _refuse(str(error), EXIT_FAILED)
     finally:
         tracing.shut_down()
     return 0
@@ -342,6 +344,6 @@ async def _reload(live: LiveConfig, router: Router) -> None:
         router.reconfigure(live.config)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, status: int = EXIT_BAD_USE) -> NoReturn:
     click.echo(f"mesh router: {message}", err=True)
-    sys.exit(EXIT_BAD_USE)
+    sys.exit(status)

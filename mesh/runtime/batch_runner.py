@@ -190,7 +190,7 @@ class BatchRunner:
         self.lines = HeldLines(
             store, self.session, self.prompts, keys, job_of, metrics, clock, models
         )
-        self._name = NameClaim(home, name, config.epoch, self._bus)
+        self._name = NameClaim(home, name, config.epoch, self._bus, NameTaken.runner(home, name))
         self._messages = self._receiver()
         self._page = ProcessPage(metrics.registry, self.not_ready_because)
         self.session.performers.update(self._performers())
@@ -272,10 +272,9 @@ class BatchRunner:
                 offline=self._messages.receive_ingress,
                 lost=lambda: self.session.feed(ev.BusLost()),
                 back=self.session.bus_returned,
-            )
+            ),
+            self._name,
         )
-        if not await self._name.is_free():
-            raise NameTaken.runner(config.region, config.router)
         await self.store.open()
         await self._restore_forecast()
         if config.metrics is not None:

@@ -1,13 +1,14 @@
 """One name, one process: a router or batch runner that starts looks for another of its name.
 
 Two of one name would share an inbox and look restarted to every agent. So the second publishes a
-nonce to that inbox before its first keepalive, and the first echoes it. Any agent or peer may
-publish there, but only the region's routers and runners receive the nonce.
+nonce to that inbox before it listens to anything else, and the first echoes it. Any agent or peer
+may publish there, but only the region's routers and runners receive the nonce.
 """
 
 import asyncio
 import secrets
 import struct
+from collections.abc import Collection
 from typing import Self
 
 from mesh.adapters.bus import RouterBus
@@ -41,22 +42,28 @@ class NameTaken(RuntimeError):
 
 
 class NameClaim:
-    """One process's. `receive` what comes to the inbox of its name, from before `is_free` on."""
+    """One process's. `receive` what comes to the inboxes of its name, from before `settle` on."""
 
-    def __init__(self, region: RegionId, name: RouterId, epoch: int, bus: RouterBus) -> None:
+    tokens: Collection[str] = (WHO, HERE)
+
+    def __init__(
+        self, region: RegionId, name: RouterId, epoch: int, bus: RouterBus, taken: NameTaken
+    ) -> None:
+        """`taken`: what to raise where another process has the name."""
+        self._taken = taken
         self._region, self._name, self._bus = region, name, bus
         self._answered = asyncio.Event()
         self._nonce = EPOCH.pack(epoch) + secrets.token_bytes(NONCE_BYTES)
 
-    async def is_free(self) -> bool:
-        """Whether no other process answers to the name."""
+    async def settle(self) -> None:
+        """Raises NameTaken if another process answers to the name."""
         self._bus.publish(self._inbox(WHO), self._nonce)
         try:
             async with asyncio.timeout(SAME_NAME_S):
                 await self._answered.wait()
         except TimeoutError:
-            return True
-        return False
+            return
+        raise self._taken
 
     def receive(self, token: str, data: bytes) -> bool:
         """A message to an inbox of this name; False if it is about something else."""

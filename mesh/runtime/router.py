@@ -166,7 +166,13 @@ class Router:
             self._access_log,
         )
         self._questions = RequestQuestions(self.requests, self._bus, guard, self._clock)
-        self._name = NameClaim(config.region, config.router, config.epoch, self._bus)
+        self._name = NameClaim(
+            config.region,
+            config.router,
+            config.epoch,
+            self._bus,
+            NameTaken.router(config.region, config.router),
+        )
         self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
@@ -180,7 +186,6 @@ class Router:
 
     async def open(self) -> None:
         """Connect to the bus, then listen for HTTP."""
-        config = self._config
         if self._recorder is not None:
             self._recorder.open()  # before the first event, or nothing could be replayed
         if self._access_log is not None:
@@ -201,11 +206,10 @@ class Router:
                 held=self.requests.messages.receive_held,
                 lost=self._bus_is_lost,
                 back=self._bus_is_back,
-            )
+            ),
+            self._name,
         )
         self._metrics.bus_connected.set(1)
-        if not await self._name.is_free():
-            raise NameTaken.router(config.region, config.router)
         for work in self._work():
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()

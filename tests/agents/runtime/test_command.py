@@ -312,6 +312,21 @@ async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
     return output
 
 
+@pytest.mark.parametrize(
+    ("problem", "status"),
+    [(ReplicaNameTaken("taken"), 2), (BusUnreachable("no bus"), 1), (OSError("closed"), 1)],
+)
+def test_its_status_says_whether_another_start_may_help(monkeypatch, problem, status) -> None:
+    """Its unit does not start it again after 2."""
+
+    async def end(config: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("agents.runtime.command._main", end)
+    result = CliRunner().invoke(command, [*GOOD, "--nats-url", "nats://127.0.0.1:4222"])
+    assert result.exit_code == status, result.output
+
+
 REFUSED, TAKEN, CLOSED = BusUnreachable("refused"), ReplicaNameTaken("taken"), OSError("closed")
 FAULT, BUS = RuntimeError("a bug of ours"), nats.errors.ConnectionClosedError()
 

@@ -13,6 +13,7 @@ from agents.cli import main as mesh_agent
 from infra.nats import bundle
 from infra.topology import DEFAULT_FILE, load
 from mesh.cli.main import main as mesh
+from mesh.cli.unusable import EXIT_BAD_INPUT
 
 UNITS = Path(__file__).parents[3] / "infra" / "systemd"
 INSTANCES = {
@@ -134,6 +135,17 @@ def test_a_unit_gives_its_command_all_that_it_needs(
     given = command.make_context(name, arguments).params
     assert given["region"] == "us"
     assert given["nats_url"].startswith("nats://")
+
+
+@pytest.mark.parametrize("template", [template for template, _ in OURS])
+def test_a_unit_stays_down_after_a_mistake_or_for_a_second_process_of_its_name(template: str):
+    assert setting(template, "Restart") == "on-failure"
+    assert int(setting(template, "RestartPreventExitStatus")) == EXIT_BAD_INPUT
+
+
+def test_a_server_that_left_by_itself_is_started_again():
+    """In lame duck mode it ends with status 0."""
+    assert setting("mesh-nats@", "Restart") == "always"
 
 
 @pytest.mark.parametrize("template", [template for template, _ in OURS])

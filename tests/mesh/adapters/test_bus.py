@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from nats.aio.msg import Msg
 
-from infra.bus import BusAddress, BusUnreachable, flush
+from infra.bus import BusAddress, BusUnreachable, close, connect, flush
 from mesh.adapters.bus import Listeners, RouterBus, header_bytes
+from schemas import subjects
 from schemas.ids import RegionId, RouterId
 from tests.support.stopped import stopped
 
@@ -59,3 +61,47 @@ async def test_a_message_of_exactly_the_servers_limit_is_sent_and_no_larger_one(
     assert (await seen.next_msg(timeout=10)).data == b"last"
     await asyncio.sleep(0)
     assert not bus.sending.done() and bus.is_connected
+
+
+async def test_before_its_name_is_settled_a_process_receives_answers_about_that_alone(nats_server):
+    """A second router of a name ended the answers of the first: what it received made it publish
+    keepalives in the name of both."""
+    others = await connect(BusAddress(nats_server.url), name="others", inbox_prefix="_INBOX")
+    heard: list[tuple[str, bytes]] = []
+    said = (
+        subjects.controlled("us"),
+        subjects.leased("us"),
+        subjects.heartbeat("us", "us-0"),
+        subjects.ingress("us"),
+        subjects.inbox("us", "r1", "7"),
+    )
+
+    class Name:
+        tokens = ("who", "here")
+
+        def receive(self, token: str, data: bytes) -> bool:
+            heard.append((token, data))
+            answered.set()
+            return True
+
+        async def settle(self) -> None:
+            for subject in (*said, subjects.inbox("us", "r1", "here")):
+                await others.publish(subject, b"before")
+            async with asyncio.timeout(30):
+                await answered.wait()
+
+    def receive(msg: Msg) -> None:
+        heard.append((msg.subject, msg.data))
+        if len(heard) == 1 + len(said):
+            all_heard.set()
+
+    answered, all_heard = asyncio.Event(), asyncio.Event()
+    mine = RouterBus(RegionId("us"), RouterId("r1"), (RegionId("eu"),), BusAddress(nats_server.url))
+    await mine.open(Listeners(*[receive] * 10, deaf, deaf), Name())
+    for subject in said:
+        await others.publish(subject, b"after")
+    async with asyncio.timeout(30):
+        await all_heard.wait()
+    assert heard == [("here", b"before"), *((subject, b"after") for subject in said)]
+    await mine.close()
+    await close(others)

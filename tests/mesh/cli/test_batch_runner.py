@@ -18,10 +18,10 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments: object, status: int = 2) -> str:
     """What it says when it does not start."""
     result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == status, result.output
     return result.output
 
 
@@ -46,4 +46,5 @@ def test_it_ends_where_no_server_is(toml, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("infra.bus.START_TIMEOUT_S", 0.2)
     files = bundle.write(parse(toml.read_text(), "t"), tmp_path / "rendered")["us"].credentials
     logins = "--credentials", files["router"], "--batch-credentials", files["batch"]
-    assert "no bus at" in refused("--region", "us", "--config", toml, *logins)
+    said = refused("--region", "us", "--config", toml, *logins, status=1)  # its unit tries again
+    assert "no bus at" in said

@@ -109,7 +109,7 @@ async def test_a_page_that_cannot_be_had_is_named_where_it_was_given(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    assert (process.returncode, said) == (2, b"")
+    assert (process.returncode, said) == (1, b"")
     assert why.decode() == (
         f"mesh router: can't listen on {page} (Address already in use); free it, or {remedy}\n"
     )
