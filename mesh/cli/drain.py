@@ -42,7 +42,9 @@ SHOWN_S = 2.0  # between two lines while requests finish
 HEADER = ("region", "number", "at", "by", "command", "then drained", "reason")
 WORKS_AGAIN, NOT_DRAINED = "work is sent there again", "not drained, nothing changes"
 WAITING = "nothing new is sent there; waiting for its requests (after Ctrl-C the order holds)"
+NOT_DRAINING = "not yet draining"
 SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
+FOLLOWED_S = 60.0  # twice the time after which routers read the orders again
 TIMEOUT_S = 600.0  # as long as a request may last
 
 CREDENTIALS_HELP = "The directory that `mesh infra nats --out` wrote, with the region's admin.env."
@@ -70,8 +72,8 @@ def drain(
 
     What they have they finish; new requests go to other replicas and regions. The order holds,
     also for processes that start again, until `mesh undrain`. Exit code 1: requests still run after
-    --timeout-s; the order holds all the same. Replicas that send no heartbeats are not waited for,
-    and are named.
+    --timeout-s, or agents have not heard of the order after a minute; it holds all the same.
+    Replicas that send no heartbeats are not waited for, and are named.
     """
     mesh = find_mesh(config, credentials)
     targets = _find(mesh.topology, names)
@@ -286,6 +288,7 @@ class Idleness:
     """Which of some replicas still run requests, by their heartbeats; all times on one clock."""
 
     def __init__(self, names: Iterable[ReplicaId], now: float) -> None:
+        self._began_at = now
         self._beats: dict[ReplicaId, Heartbeat | None] = dict.fromkeys(names)
         self._seen_at = dict.fromkeys(self._beats, now)
 
@@ -295,6 +298,7 @@ class Idleness:
 
     def cut_off(self, now: float) -> None:
         """Nothing could be received until now."""
+        self._began_at = now
         self._seen_at = dict.fromkeys(self._beats, now)
 
     def silent(self, now: float) -> tuple[ReplicaId, ...]:
@@ -307,13 +311,19 @@ class Idleness:
         found = {name: _busy_because(self._beats[name]) for name in self._beats}
         return {name: why for name, why in found.items() if why and name not in silent}
 
+    def unfollowed(self, now: float) -> tuple[ReplicaId, ...]:
+        """Those that take work after FOLLOWED_S, where there is nothing else to wait for."""
+        left = self.busy(now)
+        is_time = now - self._began_at >= FOLLOWED_S
+        return tuple(left) if is_time and set(left.values()) == {NOT_DRAINING} else ()
+
 
 def _busy_because(beat: Heartbeat | None) -> str:
     """What a replica still has to do; nothing for one that is idle."""
     if beat is None:
         return "no heartbeat yet"
     if beat.state is ReplicaState.READY:
-        return "not yet draining"
+        return NOT_DRAINING
     requests = beat.outstanding + beat.offline_waiting + beat.offline_running
     return f"{requests} request{'s' * (requests > 1)} to finish" if requests else ""
 
@@ -323,7 +333,8 @@ async def _until_idle(
 ) -> tuple[ReplicaId, ...] | None:
     """Wait until all of these are drained and idle, or silent; print who still has what.
 
-    Returns those that are silent; None where some still run requests after that time.
+    Returns those that are silent; None where some still run requests after that time, or take new
+    ones after FOLLOWED_S.
     """
     started_at = shown_at = time.monotonic()
     watched = Idleness(names, started_at)
@@ -341,6 +352,13 @@ async def _until_idle(
         left = watched.busy(now)
         if not left:
             return watched.silent(now)
+        if unfollowed := watched.unfollowed(now):
+            click.echo(
+                f"{', '.join(unfollowed)}: {NOT_DRAINING} after {FOLLOWED_S:g} s: their agents "
+                f"have not heard of the order, which routers of {region} pass on; `mesh doctor` "
+                "says more"
+            )
+            return None
         is_over = now - started_at >= timeout_s
         if is_over or now - shown_at >= SHOWN_S:
             shown_at = now

@@ -221,6 +221,7 @@ class OperatorOrders:
         self._follow = follow
         self._log = LimitedLog(log)
         self.seq = -1  # the number of the record; 0: there is none, -1: not read yet
+        self._data = b""  # the record: a stream that was made anew gives its number again
         self.drained: tuple[str, ...] = ()
 
     def receive(self, msg: Msg) -> None:
@@ -237,7 +238,7 @@ class OperatorOrders:
 
     def read(self, seq: int, data: bytes) -> None:
         """The last record of the stream; `seq` 0: it has none."""
-        if seq == self.seq:
+        if seq == self.seq and data == self._data:
             return
         try:
             orders = decode_control(data) if seq else nothing_ordered(self._region)
@@ -251,7 +252,7 @@ class OperatorOrders:
             named = ", ".join(drained[:NAMED_MAX]) or "nothing"
             more = f" and {len(drained) - NAMED_MAX} more" if len(drained) > NAMED_MAX else ""
             log.warning("drained by operators: %s%s (%s)", named, more, who)
-        self.seq, self.drained = seq, drained
+        self.seq, self.drained, self._data = seq, drained, data
         self._follow(seq, orders)
         self._changed()
 

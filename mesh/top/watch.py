@@ -100,7 +100,6 @@ class _RegionBus:
         self._region, self._address, self._fleet, self._clock = region, address, fleet, clock
         # Ten come a second, and one is shown: decoded when it is.
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
-        self._orders_seq = 0
         self._orders_due_at: float | None = None
         self.connected_at: float | None = None
 
@@ -158,7 +157,7 @@ class _RegionBus:
         except OrdersUnavailable:
             self._orders_due_at = self._clock() + ORDERS_RETRY_S
             return
-        self._orders_due_at, self._orders_seq = None, known.seq
+        self._orders_due_at = None
         self._fleet.orders(known.orders)
 
     def read_heartbeats(self) -> None:
@@ -211,8 +210,7 @@ class _RegionBus:
         if headers.get(H_STREAM) != subjects.STREAM_CONTROL or not seq.isdecimal():
             return
         orders = decode_control(msg.data)
-        if orders.region == self._region and int(seq) > self._orders_seq:
-            self._orders_seq = int(seq)
+        if orders.region == self._region:  # the last one holds; a stream made anew numbers anew
             self._fleet.orders(orders)
 
     def _answer(self, msg: Msg) -> None:

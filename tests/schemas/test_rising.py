@@ -20,6 +20,8 @@ from mesh.core.membership.lease import HINT_STEP, LeaseState
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
+from mesh.runtime.control_plane import OperatorOrders
+from schemas.control import RegionControl, encode_control
 from schemas.exchange import WINDOW_BYTES, Frame
 from schemas.gossip import TrieDelta
 from schemas.state import TERM_MAX, Lease
@@ -129,6 +131,14 @@ def frames():
     return sender.answer.take() == b"data: 1\n\n"
 
 
+def orders():
+    known = OperatorOrders("us", lambda: None, lambda seq, orders: None)
+    known.read(HUGE, encode_control(RegionControl(region="us", all_drained=True)))
+    known.read(1, encode_control(RegionControl(region="us", drained=("us-0",))))
+    known.read(1, encode_control(RegionControl(region="us", drained=("us-1",))))
+    return known.drained == ("us-1",)
+
+
 def credits():
     window = FlowWindow()
     window.send(WINDOW_BYTES)
@@ -143,7 +153,7 @@ CASES = dict(
         NAMES,
         [
             *(agent_term, router_term, prefix_gossip, lease_write, heartbeats, digests),
-            *(router_epoch, handoffs, frames, credits),
+            *(router_epoch, handoffs, orders, frames, credits),
         ],
         strict=True,
     )

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from mesh.adapters.operator_orders import DrainTarget, NumberedOrders
 from mesh.cli import drain
-from mesh.cli.drain import SILENT_S, Idleness
+from mesh.cli.drain import FOLLOWED_S, SILENT_S, Idleness
 from mesh.cli.main import main
 from mesh.cli.unusable import Unusable
 from mesh.runtime.mesh_file import load_mesh
@@ -44,6 +44,18 @@ def test_a_replica_that_falls_silent_is_not_waited_for_and_is_named(last):
     assert "us-0" in found.busy(SILENT_S)
     later = SILENT_S + 0.1
     assert (found.busy(later), found.silent(later)) == ({}, ("us-0",))
+
+
+def test_an_order_that_a_replica_never_hears_of_is_not_waited_for_for_ever():
+    found = Idleness(["us-0", "us-1"], 0.0)
+    found.receive(beat("us-0", READY), FOLLOWED_S)
+    found.receive(beat("us-1", outstanding=1), FOLLOWED_S)
+    assert found.unfollowed(FOLLOWED_S) == (), "us-1 has something to finish"
+    found.receive(beat("us-1"), FOLLOWED_S)
+    assert found.unfollowed(FOLLOWED_S - 0.1) == ()
+    assert found.unfollowed(FOLLOWED_S) == ("us-0",)
+    found.receive(beat("us-0"), FOLLOWED_S)
+    assert found.unfollowed(FOLLOWED_S) == ()
 
 
 def test_while_the_bus_is_away_nobody_is_silent():

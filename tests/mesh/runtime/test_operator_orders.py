@@ -30,6 +30,16 @@ def test_the_last_record_holds_until_another_one_can_be_read(orders, caplog):
     assert (orders.seq, orders.drained) == (0, ())
 
 
+def test_an_order_of_a_stream_that_was_made_anew_is_followed_though_its_number_is_the_same():
+    followed = []
+    orders = OperatorOrders("us", lambda: None, lambda seq, orders: followed.append(orders.drained))
+    orders.read(1, record(drained=("us-0",)))
+    orders.read(1, record(drained=("us-0",)))
+    orders.read(1, record(drained=("us-1",)))
+    assert (orders.seq, orders.drained) == (1, ("us-1",))
+    assert followed == [("us-0",), ("us-1",)], "the same record is followed once"
+
+
 def test_an_operator_s_words_are_one_short_line_of_the_log(orders, caplog):
     caplog.set_level(logging.WARNING)
     names = tuple(f"us-{number}" for number in range(NAMED_MAX + 3))
