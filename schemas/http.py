@@ -26,6 +26,14 @@ H_TIMEOUT_S = "x-mesh-timeout-s"
 H_PRIORITY = "x-mesh-priority"
 H_SLO_TTFT_MS = "x-mesh-slo-ttft-ms"
 H_SESSION = "x-mesh-session"
+# What names a conversation where H_SESSION does not, the first that is given: the body's field of
+# OpenAI's API and of Codex, headers of Codex, OpenCode and Claude Code, and at last the body's
+# `user`, who may have several.
+SESSION_FIELD = "prompt_cache_key"
+SESSION_HEADERS = (
+    *("session-id", "thread-id", "x-session-affinity", "x-session-id"),
+    "x-claude-code-session-id",
+)
 H_RESIDENCY = "x-mesh-residency"
 H_AUTHORIZATION = "authorization"
 H_API_KEY = "x-api-key"  # Anthropic's clients send their key so

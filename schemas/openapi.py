@@ -58,7 +58,9 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "integer", "minimum": 1, "maximum": SLO_MS_MAX},
     ),
     http.H_SESSION: (
-        "Names the conversation that the request is part of; instead of the body's `user`.",
+        "Names the conversation that the request is part of. Without it the first of these does: "
+        f"the body's `{http.SESSION_FIELD}`, "
+        f"{', '.join(f'`{each}`' for each in http.SESSION_HEADERS)}, the body's `user`.",
         {"type": "string", "minLength": 1},
     ),
     http.H_RESIDENCY: (

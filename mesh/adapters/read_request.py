@@ -47,6 +47,8 @@ from schemas.http import (
     ONCE_ONLY,
     OWN_PREFIX,
     RESPONSES,
+    SESSION_FIELD,
+    SESSION_HEADERS,
     Fault,
 )
 from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
@@ -81,7 +83,7 @@ BODIES_BYTES_MAX = 512 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024  # ten times what a prompt of 25,000 tokens takes
 FOR_SMALL_BYTES = 64 * 1024 * 1024
 PREVIOUS = "previous_response_id"
-IN_BODY = ("user", "cache_salt", PREVIOUS)  # what of a body is read here
+IN_BODY = frozenset({"user", "cache_salt", SESSION_FIELD, PREVIOUS})  # what is read of a body here
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
@@ -104,7 +106,7 @@ class RequestOptions:
 
 DEFAULT_OPTIONS = RequestOptions()
 OPTION_HEADERS = frozenset(
-    {H_PRIORITY, H_SLO_TTFT_MS, H_SESSION, H_DEBUG, H_RESIDENCY, H_TIMEOUT_S}
+    {H_PRIORITY, H_SLO_TTFT_MS, H_SESSION, *SESSION_HEADERS, H_DEBUG, H_RESIDENCY, H_TIMEOUT_S}
 )
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ID_BYTES = 16  # of one that the router makes
@@ -209,7 +211,8 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
     except PromptInvalid as error:
         fault = Fault.STATE_GONE if isinstance(error, StateUnknown) else Fault.INVALID
         raise RequestRefused(fault, str(error), error.param) from error
-    options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
+    there = IN_BODY.intersection(fields)  # mostly none
+    options = {name: given for name in there if isinstance(given := fields[name], str)}
     adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
     return BodyFields(model, options, text, adds_usage, stream is True)
 
@@ -319,11 +322,10 @@ def no_room() -> RequestRefused:
 
 def read_options(headers: Mapping[str, str], fields: Mapping[str, Any]) -> RequestOptions:
     """The options of a request; names of headers in lower case. Raises RequestRefused."""
-    user = fields.get("user")
     return RequestOptions(
         _priority(headers.get(H_PRIORITY)),
         _slo_s(headers.get(H_SLO_TTFT_MS)),
-        _session(headers.get(H_SESSION) or (user if isinstance(user, str) else "")),
+        _session(_named_session(headers, fields)),
         salt_of(fields),
         _debug(headers.get(H_DEBUG)),
         _residency(headers.get(H_RESIDENCY)),
@@ -400,6 +402,18 @@ def _residency(given: str | None) -> Labels:
         return parse_labels(given)
     except ValueError as error:
         raise RequestRefused(Fault.INVALID, f"{H_RESIDENCY}: {error}", H_RESIDENCY) from error
+
+
+def _named_session(headers: Mapping[str, str], fields: Mapping[str, Any]) -> str:
+    """The first name of a conversation that is given; empty without one."""
+    if named := headers.get(H_SESSION):
+        return named
+    if isinstance(key := fields.get(SESSION_FIELD), str) and key:
+        return key
+    for name in SESSION_HEADERS:
+        if named := headers.get(name):
+            return named
+    return user if isinstance(user := fields.get("user"), str) else ""
 
 
 def _session(given: str) -> str | None:

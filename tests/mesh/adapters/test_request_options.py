@@ -2,6 +2,7 @@
 
 import re
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,17 +11,24 @@ from mesh.adapters.read_request import (
     DEFAULT_OPTIONS,
     RequestOptions,
     RequestRefused,
+    parsed_request,
+    read_fields,
     read_options,
 )
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
 from schemas.http import (
+    CHAT,
     H_DEBUG,
     H_PRIORITY,
     H_RESIDENCY,
     H_SESSION,
     H_SLO_TTFT_MS,
+    MESSAGES,
+    SESSION_FIELD,
+    SESSION_HEADERS,
     Fault,
 )
+from schemas.ids import RequestId
 
 
 def test_a_request_without_options():
@@ -75,9 +83,40 @@ def test_the_header_names_the_session_before_the_body_does():
     assert read_options({H_SESSION: ""}, {"user": "b"}).session == "b"
 
 
+def test_a_session_has_the_first_name_that_clients_gave_it():
+    """What Codex, OpenCode and Claude Code send by themselves; `user` may have several sessions."""
+    headers = {name: str(number) for number, name in enumerate(SESSION_HEADERS)}
+    fields = {SESSION_FIELD: "key", "user": "me"}
+    names = []
+    assert read_options({H_SESSION: "own", **headers}, fields).session == "own"
+    names.append(read_options(headers, fields).session)
+    fields.pop(SESSION_FIELD)
+    for name in SESSION_HEADERS:
+        names.append(read_options(headers, fields).session)
+        del headers[name]
+    names.append(read_options(headers, fields).session)
+    assert names == ["key", "0", "1", "2", "3", "4", "me"]
+    assert read_options({SESSION_HEADERS[0]: ""}, {SESSION_FIELD: ""}).session is None
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "more"),
+    [
+        (CHAT, {}, {SESSION_FIELD: "s" * 9000}),
+        *((MESSAGES, {name: "s" * 9000}, {}) for name in SESSION_HEADERS),
+    ],
+)
+def test_a_name_of_any_length_is_read_of_a_whole_request_and_kept_short(path, headers, more):
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}], **more}
+    data = orjson.dumps(body)
+    request = parsed_request(path, headers, data, read_fields(path, data), RequestId("r"))
+    assert request.options.session == read_options({H_SESSION: "s" * 9000}, {}).session
+    assert len(request.options.session) == 32
+
+
 @pytest.mark.parametrize("odd", [None, 7, "", ["x"], {"id": 1}])
 def test_fields_that_are_no_text_are_left_to_the_engine(odd):
-    assert read_options({}, {"user": odd, "cache_salt": odd}) == DEFAULT_OPTIONS
+    assert read_options({}, {"user": odd, "cache_salt": odd, SESSION_FIELD: odd}) == DEFAULT_OPTIONS
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
