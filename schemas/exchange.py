@@ -228,7 +228,7 @@ class End(WireMessage):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    ttft_s: float  # at the agent: work taken to first body byte; -1.0 when there was none
+    ttft_s: float  # at the agent: work taken to first content; -1.0 when no head was sent
 
 
 @wire_message(tag=6)

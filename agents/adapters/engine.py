@@ -113,9 +113,9 @@ class EngineClient:
         self._probed: set[str] = set()  # of these, those known of the engine that answers now
         self._doubted: set[str] = set()  # a request was answered as if it had not the path
         self._confirmed_at: dict[str, float] = {}  # but it has
-        self.last_byte_at = float(
+        self.last_content_at = float(
             "-inf"
-        )  # when a good response last brought a byte; relays write it
+        )  # when a good response last brought content; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)
         self._served = ServedModels(self._listed_models)
@@ -200,7 +200,7 @@ class EngineClient:
             models = known.names if is_due else None
             paths = () if models is None else await self._paths(known.base or models)
             reading = await self._reading()
-            rest = self.last_byte_at, frozenset(self.held), known.adapters
+            rest = self.last_content_at, frozenset(self.held), known.adapters
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
@@ -212,7 +212,10 @@ class EngineClient:
         self._confirmed_at.clear()
         self._probed.clear()  # until then it is taken for the same: a busy one answers late
         return ScrapeFailed(
-            began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
+            began_at=began_at,
+            last_content_at=self.last_content_at,
+            timed_out=timed_out,
+            detail=detail,
         )
 
     async def still_serves(self, model: ModelId, connection: Connection) -> bool:

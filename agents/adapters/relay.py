@@ -1,8 +1,9 @@
 """One response: the engine's bytes, untouched, from its HTTP response to the request's inbox.
 
-HEAD goes out with the first body byte and not before, because until then the router can place the
-request elsewhere. For the same reason a stream's first bytes are held until they prove to be
-events. After that a chunk in is a frame out.
+HEAD goes out with the first content and not before, because until then the router can place the
+request elsewhere: comments, opening events and a chat's role are held back, as are a plain answer's
+leading white space. After that a chunk in is a frame out. Only content is a sign that the engine
+computes (`EngineClient.last_content_at`).
 
 A relay ends exactly once, with one END frame and one `RelayEnded`: the engine ends well or badly,
 or `abort` closes the engine's connection, which aborts the generation. Once all of a response was
@@ -38,11 +39,8 @@ from agents.core.answer_stream import (
     FlowWindow,
     StreamError,
     Tail,
-    first_error,
     has_done_event,
-    has_only_opening,
     incomplete,
-    is_undecided,
     last_error,
     read_early_usage,
     read_usage,
@@ -58,10 +56,10 @@ from agents.core.kv_stages import (
     stage_request_id,
     whole_body,
 )
+from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent
 from schemas.engine_routes import (
     EARLY_USAGE_PATHS,
     GENERATING_PATHS,
-    OPENING_EVENTS,
     OPTIONAL_PATHS,
     PLAIN_PATHS,
     SERVER_PATHS,
@@ -109,7 +107,7 @@ _DONE = RelayResult(Outcome.DONE)
 class Relay:
     """One response. Run `run` in a task of its own; call `abort` and `credit` from outside.
 
-    `began` is awaited at the first body byte.
+    `began` is awaited at the first content.
     """
 
     def __init__(
@@ -140,6 +138,10 @@ class Relay:
         self._started_at = clock()
         self._first_byte_at: float | None = None
         self._streamed = self._is_good = False
+        self._content: StreamContent | None = None  # of a good stream
+        self._shows_work: Callable[[bytes], bool] = (
+            _nothing  # whether a chunk shows that the engine computes
+        )
         self._adds_usage = H_ADD_USAGE in start.headers
         self._goes_on = H_KEEPER in start.headers
         self._tenant = start.headers.get(H_TENANT, "")  # where its response is kept
@@ -298,20 +300,22 @@ class Relay:
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
         self._streamed = self._is_good and media_type == EVENT_STREAM
-        first = await self._first_bytes(response)
         if self._streamed:
-            if not starts_events(first):
-                return RelayResult(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
-            if (error := self._error_in(first)) is not None:
-                return await self._send_error(error)
-        if self._is_good and not first:
-            return RelayResult(Outcome.ENGINE_BROKEN, f"HTTP {head.status} with an empty body")
+            self._content = StreamContent(self._path)
+        else:
+            self._removal = None
+        first, has_content = await self._first_bytes(response)
+        if self._content is not None and self._content.error is not None:
+            return await self._send_error(self._content.error)
+        if (problem := self._no_answer(first)) is not None:
+            return RelayResult(Outcome.ENGINE_BROKEN, problem)
         await self._send_head(head)
         if self._aborted is not None:  # and the cancel was swallowed on the way
             return self._aborted
         if first:
             self._head = first[:HEAD_BYTES]
             self._pass_on(first)
+        self._watch_work(has_content)
         try:
             await response.stream_to(self._pass_on)
         except (OSError, HttpBroken, asyncio.CancelledError):
@@ -375,29 +379,44 @@ class Relay:
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
         return RelayResult(Outcome.ENGINE_LOST, why, refused)
 
-    async def _first_bytes(self, response: Connection) -> bytes:
-        """The first chunk; of a stream as many as show what it begins with, and its first content:
-        an engine may send opening events before it has computed anything."""
-        first = await response.read()
-        opening = OPENING_EVENTS.get(self._path)
-        while (
-            self._streamed
-            and (is_undecided(first) or (opening and has_only_opening(first, opening)))
-            and (chunk := await response.read())
-        ):
+    async def _first_bytes(self, response: Connection) -> tuple[bytes, bool]:
+        """What comes until the first content, and that; whether there was any. An engine, or a
+        server in front of it, may send other bytes before anything is computed."""
+        first = chunk = await response.read()
+        content = self._content
+        while chunk and len(first) < OPENING_BYTES_MAX:
+            if content is not None and starts_events(first) is False:
+                return first, False
+            has_content = _is_text(chunk) if content is None else content.came(chunk)
+            if has_content or not self._is_good:
+                return first, has_content
+            chunk = await response.read()
             first += chunk
-        return first
+        if content is not None:
+            content.ended()
+        return first, False
 
-    def _error_in(self, first: bytes) -> StreamError | None:
-        """The error that a stream begins with, opening events aside: none of it was sent yet."""
-        if isinstance(error := first_error(first, more=False), StreamError):
-            return error
-        return last_error(first) if self._path in OPENING_EVENTS else None
+    def _no_answer(self, first: bytes) -> str | None:
+        """Why what begins so is no answer, for people; None if it is one."""
+        if self._streamed and not starts_events(first):
+            return f"no event stream: {first[:80]!r}"
+        if self._is_good and not first:
+            return f"HTTP {self._status} with an empty body"
+        return None
+
+    def _watch_work(self, has_content: bool) -> None:
+        """From here on content shows that the engine computes; so does the first, if it came."""
+        # The HTTP server of an engine that hangs may answer such a call.
+        if self._is_good and self._call is None and self._path not in SERVER_PATHS:
+            self._shows_work = _is_text if self._content is None else self._content.came
+            if has_content:
+                self._engine.last_content_at = self._clock()
 
     async def _send_error(self, error: StreamError) -> RelayResult:
         """Answer with the HTTP error that the stream's first event amounts to."""
         log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
         self._streamed = self._is_good = False
+        self._content = self._removal = None
         await self._send_head(ResponseHead(error.status, JSON))
         self._pass_on(error.body)
         return _DONE
@@ -428,11 +447,10 @@ class Relay:
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()
-        # The HTTP server of an engine that hangs may answer such a call.
-        if self._is_good and self._call is None and self._path not in SERVER_PATHS:
-            self._engine.last_byte_at = now
+        if self._shows_work(chunk):
+            self._engine.last_content_at = now
         self._tail.add(chunk)
-        if self._removal is not None and self._streamed:
+        if self._removal is not None:
             chunk = self._removal.without_event(chunk)
             if not chunk:
                 return
@@ -441,6 +459,15 @@ class Relay:
         if not is_open and self._response is not None:
             self._response.pause()
             self._engine.held.add(self._inbox)
+
+
+def _nothing(_chunk: bytes) -> bool:
+    return False
+
+
+def _is_text(chunk: bytes) -> bool:
+    """Whether a chunk of a plain answer is more than white space, which servers send to wait."""
+    return not chunk.isspace()
 
 
 def _described(problem: BaseException) -> str:

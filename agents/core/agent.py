@@ -393,7 +393,9 @@ class AgentCore:
         at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)
         backlog = EngineBacklog(at_engine, tables.longest_prompt_tokens)
         line = self._engine.prefill.line
-        hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)
+        hangs = self._hangs.scraped(
+            event.reading.progress, event.last_content_at, backlog, line, now
+        )
         return self._let_go(also_sent=True) if hangs else []
 
     def _on_scrape_failed(self, event: events.ScrapeFailed, now: float) -> list[AgentEffect]:

@@ -9,10 +9,10 @@ boundary is an end all the same.
 
 vLLM, SGLang and llama.cpp answer a streaming request with status 200 before they compute it. What
 fails afterwards comes as an event, `data: {"error": {...}}` or, from others, one named `error`,
-mostly before `[DONE]`. As the first event, comments aside, it replaces the whole response and is
-turned into the HTTP error that it would have been; as the last one it means that the response is
-incomplete. Only those two places are searched, for a name within the event's first SEEN_BYTES, in
-JSON before any text that a model wrote; so only likely errors are parsed.
+mostly before `[DONE]`. As the first event, comments and opening events aside, it replaces the whole
+response and is turned into the HTTP error that it would have been; as the last one it means that
+the response is incomplete. Only those two places are searched, for a name within the event's first
+SEEN_BYTES, in JSON before any text that a model wrote; so only likely errors are parsed.
 """
 
 import json
@@ -44,8 +44,7 @@ _TIMINGS_KEY = b'"timings"'  # llama.cpp's
 _USAGE_TRIES_MAX = 8
 TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
 _DECODER = json.JSONDecoder()
-OPENING_BYTES_MAX = 256 * 1024  # of events before content: they may repeat a request's tools
-_EVENT_NAME = re.compile(rb"^event:[ ]?(\S+)[ ]*\r?\n", re.MULTILINE)
+_COMMENT_END = re.compile(rb"[\r\n]+")
 
 
 class FlowWindow:
@@ -145,23 +144,14 @@ class StreamError:
     body: bytes
 
 
-def first_error(head: bytes, *, more: bool) -> StreamError | bool:
-    """The error that a stream with these first bytes begins with; False if it is another event.
-
-    `more`: whether more may come. True if it has to be waited for.
-    """
-    text = head.removeprefix(BOM).lstrip(b"\r\n") if head[:1] in b"\xef\r\n" else head
-    if not text or text[:1] == b":":
-        text = _without_comments(text)
-        if not text:
-            return more and len(head) < EVENT_BYTES_MAX
+def event_error(event: bytes) -> StreamError | None:
+    """The error that one event of a stream reports; None for any other event."""
+    text = event.removeprefix(BOM).lstrip(b"\r\n")
+    while text[:1] == b":" and (found := _COMMENT_END.search(text)) is not None:
+        text = text[found.end() :]
     seen = text[:SEEN_BYTES]
-    if b'"error"' not in seen and not seen.startswith(b"event"):
-        return more and len(seen) < SEEN_BYTES and _event_bytes(text) < 0
-    size = _event_bytes(text)
-    if size < 0 and more and len(text) < EVENT_BYTES_MAX:
-        return True
-    return _event_error(text if size < 0 else text[:size]) or False
+    is_likely = b'"error"' in seen or seen.startswith(b"event")
+    return _event_error(text) if is_likely else None
 
 
 def last_error(tail: bytes) -> StreamError | None:
@@ -171,31 +161,7 @@ def last_error(tail: bytes) -> StreamError | None:
         text = text.removesuffix(done)
     text = text.rstrip()
     begin = max(text.rfind(b"\n\n"), text.rfind(b"\r\r"), text.rfind(b"\n\r\n"))
-    event = text[begin + 1 :].lstrip(b"\r\n")
-    seen = event[:SEEN_BYTES]
-    return _event_error(event) if b'"error"' in seen or seen.startswith(b"event") else None
-
-
-def is_undecided(first: bytes) -> bool:
-    """Whether more must come to show what a stream with these first bytes begins with."""
-    if not first:
-        return False
-    starts = starts_events(first)
-    return starts is None or (starts and first_error(first, more=True) is True)
-
-
-def _without_comments(text: bytes) -> bytes:
-    """The text from its first line on that is no comment; empty while that has not begun."""
-    while text[:1] == b":":
-        ends = [at for end in (b"\n", b"\r") if (at := text.find(end)) >= 0]
-        text = text[min(ends, default=len(text)) :].lstrip(b"\r\n")
-    return text
-
-
-def _event_bytes(text: bytes) -> int:
-    """How long the first event is; -1 while its end is not there."""
-    ends = [at for end in (b"\n\n", b"\r\r", b"\n\r\n") if (at := text.find(end)) >= 0]
-    return min(ends, default=-1)
+    return event_error(text[begin + 1 :])
 
 
 def _event_error(event: bytes) -> StreamError | None:
@@ -214,7 +180,7 @@ def _event_error(event: bytes) -> StreamError | None:
             comments.append(value)
     found = _json_object(b"\n".join(data))
     if name == b"error":
-        return _stream_error(found, b"\n".join(data or comments))
+        return _stream_error(found, b"\n".join(data or comments).strip())
     is_error = found is not None and (found.get("error") or found.get("object") == "error")
     return _stream_error(found, b"") if is_error else None
 
@@ -298,12 +264,6 @@ def _other_usage(found: dict[str, object]) -> TokenUsage:
         if prompt >= 0:
             prompt += max(0, cached) + max(0, _count(found.get("cache_creation_input_tokens")))
     return TokenUsage(prompt, cached, _count(found.get("output_tokens")))
-
-
-def has_only_opening(first: bytes, names: frozenset[bytes]) -> bool:
-    """Whether all events of a stream so far are of these names, which come before any content."""
-    seen = _EVENT_NAME.findall(first)
-    return bool(seen) and len(first) < OPENING_BYTES_MAX and names.issuperset(seen)
 
 
 def _timed_usage(timings: dict[str, object]) -> TokenUsage:

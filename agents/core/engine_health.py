@@ -1,12 +1,13 @@
 """Does the engine answer, and does it compute?
 
 It is down after three failed scrapes in a row (at the usual interval, a fifth of a second) and up
-after one good scrape. A scrape that *times out* while responses still bring bytes does not count:
-engines serve their metrics from the loop that streams tokens. An engine may also refuse new
-connections and finish its streams, so its requests are given up after SILENCE_S without a byte.
+after one good scrape. A scrape that *times out* while responses still bring content does not
+count: engines serve their metrics from the loop that streams tokens. An engine may also refuse new
+connections and finish its streams, so its requests are given up after SILENCE_S without content.
 
 An engine *hangs* when its HTTP server answers scrapes while its engine process computes nothing.
-The signs of work are bytes of good responses, and metrics that rise only with a computed step
+The signs of work are content of good responses (`agents.core.stream_content`: comments and the like
+come from the HTTP server alone), and metrics that rise only with a computed step
 (`EngineReading.progress`). While requests are at the engine and no sign comes for longer than its
 patience, it hangs.
 
@@ -59,15 +60,15 @@ class EngineHealth:
         self.state = ReplicaState.STARTING
         self._failures = 0
         self._down_since = float("-inf")
-        self._last_byte_at = float("-inf")
+        self._last_content_at = float("-inf")
 
     def succeeded(self) -> None:
         self._failures = 0
         self.state = ReplicaState.READY
 
     def failed(self, event: ScrapeFailed, now: float) -> None:
-        self._last_byte_at = max(self._last_byte_at, event.last_byte_at)
-        if event.timed_out and event.last_byte_at > event.began_at:
+        self._last_content_at = max(self._last_content_at, event.last_content_at)
+        if event.timed_out and event.last_content_at > event.began_at:
             return
         self._failures += 1
         if self._failures >= FAILURES_MAX and self.state is ReplicaState.READY:
@@ -75,13 +76,13 @@ class EngineHealth:
 
     def restart_clock(self, now: float) -> None:
         """The agent itself was stopped until now: silence counts from here on."""
-        self._last_byte_at = now
+        self._last_content_at = now
 
     def lost(self, now: float) -> bool:
         """Whether its running requests can be given up."""
         if self.state is not ReplicaState.DOWN:
             return False
-        return now - max(self._down_since, self._last_byte_at) >= SILENCE_S
+        return now - max(self._down_since, self._last_content_at) >= SILENCE_S
 
 
 class EngineBacklog(NamedTuple):
@@ -128,16 +129,16 @@ class HangDetector:
     def scraped(
         self,
         progress: ProgressCounters,
-        last_byte_at: float,
+        last_content_at: float,
         backlog: EngineBacklog,
         line: PrefillLine | None,
         now: float,
     ) -> bool:
         """Take in a good scrape. True if the engine counts as hung from now on.
 
-        `last_byte_at`: when a good response last brought a byte; `line`: its time to first token.
+        `last_content_at`: of any good response; `line`: the engine's time to first token.
         """
-        moved = _rose(self._progress, progress) or last_byte_at > self._sign_at
+        moved = _rose(self._progress, progress) or last_content_at > self._sign_at
         self._progress = progress
         if self._scrape_failed and not moved:
             self._skip_unseen(now)

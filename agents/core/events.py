@@ -137,7 +137,7 @@ class EngineScraped:
     # Read with the models: their cards, and the optional paths that the engine answers.
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
-    last_byte_at: float = float("-inf")  # when any good response last brought a byte
+    last_content_at: float = float("-inf")  # when any good response last brought content
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
     adapters: frozenset[ModelId] = frozenset()  # of the models, those that have a parent
@@ -145,10 +145,10 @@ class EngineScraped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeFailed:
-    """A scrape failed. `last_byte_at`: when any good response last brought a byte."""
+    """A scrape failed. `last_content_at`: when any good response last brought content."""
 
     began_at: float
-    last_byte_at: float
+    last_content_at: float
     timed_out: bool
     detail: str
 

@@ -308,7 +308,7 @@ class MetricScrapes:
         self._models_due_at = -inf
         return ScrapeFailed(
             began_at=now - SCRAPE_S,
-            last_byte_at=-inf,
+            last_content_at=-inf,
             timed_out=False,
             detail=REFUSED_CONNECTION,
         )

@@ -252,7 +252,7 @@ async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, g
     async with calling(whole(response)) as (made, _):
         await made.relay.run()
         assert made.began == [RelayBegan(INBOX, good=good)]
-        assert (made.client.last_byte_at > 0.0) is good
+        assert (made.client.last_content_at > 0.0) is good
 
 
 @pytest.mark.parametrize("path", sorted(SERVER_PATHS))
@@ -260,7 +260,7 @@ async def test_what_an_http_server_answers_by_itself_is_no_sign_that_the_engine_
     async with calling(whole(plain(200, b"{}")), path) as (made, engine):
         engine.also_serves = (path,)
         await made.relay.run()
-        assert made.end.outcome == Outcome.DONE and made.client.last_byte_at < 0.0
+        assert made.end.outcome == Outcome.DONE and made.client.last_content_at < 0.0
 
 
 async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:

@@ -78,7 +78,7 @@ async def test_the_engine_gets_the_call_and_no_body(method, path, kind):
     end = decode_as(End, called.frames[2][1])
     assert (end.outcome, end.prompt_tokens, end.completion_tokens) == (Outcome.DONE, -1, -1)
     assert ended.usage == NO_USAGE, "the tokens of another request"
-    assert called.client.last_byte_at == float("-inf"), "no sign that it computes"
+    assert called.client.last_content_at == float("-inf"), "no sign that it computes"
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])

@@ -46,7 +46,9 @@ class Bench:
     def fail(self, times=3) -> None:
         for _ in range(times):
             self.feed(
-                events.ScrapeFailed(began_at=self.now, last_byte_at=0, timed_out=False, detail="")
+                events.ScrapeFailed(
+                    began_at=self.now, last_content_at=0, timed_out=False, detail=""
+                )
             )
 
     def tick(self, seconds: float) -> list:

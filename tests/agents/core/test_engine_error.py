@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agents.core.answer_stream import EVENT_BYTES_MAX, StreamError, first_error, last_error
+from agents.core.answer_stream import EVENT_BYTES_MAX, StreamError, event_error, last_error
 
 VLLM = (
     b'data: {"error": {"message": "EngineCore encountered an issue", '
@@ -24,15 +24,10 @@ QUOTING = b'data: {"choices":[{"text":"' + b'data: {\\"error\\": 1}' + b'"}]}\n\
 
 
 @pytest.mark.parametrize("comment", [b": ping\n\n", b": 1\r\n\r\n: 2\r\n\r\n", b": one\n"])
-def test_an_error_behind_comments_is_the_first_event(comment) -> None:
-    error = first_error(comment + VLLM, more=False)
-    assert isinstance(error, StreamError) and error.status == 500
-    for at in range(len(comment)):
-        assert first_error(comment[:at], more=True) is True
-    assert first_error(comment, more=True) is True
-    assert first_error(comment, more=False) is False
-    assert first_error(comment + TOKEN, more=True) is False
-    assert first_error(b": 1\n\n" * EVENT_BYTES_MAX, more=True) is False, "not for ever"
+def test_comments_before_an_error_are_passed_over(comment) -> None:
+    error = event_error(comment + VLLM)
+    assert error is not None and error.status == 500
+    assert event_error(comment) is event_error(comment + TOKEN) is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_an_error_behind_comments_is_the_first_event(comment) -> None:
     ],
 )
 def test_a_stream_that_begins_with_an_error(head, status, message) -> None:
-    error = first_error(head, more=False)
+    error = event_error(head)
     assert isinstance(error, StreamError)
     assert error.status == status
     assert error.message == (message or "the engine reported an error")
@@ -80,24 +75,9 @@ def test_a_stream_that_begins_with_an_error(head, status, message) -> None:
     ],
 )
 def test_other_events(head) -> None:
-    assert first_error(head, more=False) is False
+    assert event_error(head) is None
     assert last_error(head) is last_error(head + DONE) is None
 
 
-def test_only_the_first_and_the_last_event_count() -> None:
-    assert first_error(TOKEN + VLLM, more=True) is False
+def test_only_the_last_event_counts() -> None:
     assert last_error(VLLM + TOKEN + DONE) is None
-
-
-def test_more_is_waited_for_only_while_it_may_decide() -> None:
-    """Wherever a stream's first bytes are torn: all is known at the end of the event at last."""
-    for event in (VLLM, SGLANG, b"event: error\ndata: no GPU\n\n"):
-        verdicts = [first_error(event[:size], more=True) for size in range(1, len(event))]
-        assert set(verdicts) == {True}
-        assert isinstance(first_error(event, more=True), StreamError)
-    assert first_error(b"data: 1", more=True) is True
-    assert first_error(b"data: 1\n\n", more=True) is False
-    assert first_error(TOKEN[:96], more=True) is False
-    long = b'data: {"error": "' + b"x" * EVENT_BYTES_MAX
-    assert first_error(long[: EVENT_BYTES_MAX - 1], more=True) is True
-    assert first_error(long, more=True) is False

@@ -26,13 +26,13 @@ class Engine:
 
     def __init__(self, *, blind: bool = False) -> None:
         self.watch = HangDetector()
-        self.now, self.steps, self.last_byte_at = 0.0, 0, float("-inf")
+        self.now, self.steps, self.last_content_at = 0.0, 0, float("-inf")
         self.blind = blind
         self.line: PrefillLine | None = None
 
     def scrape(self, backlog: EngineBacklog) -> bool:
         progress = () if self.blind else (float(self.steps), 7.0)
-        return self.watch.scraped(progress, self.last_byte_at, backlog, self.line, self.now)
+        return self.watch.scraped(progress, self.last_content_at, backlog, self.line, self.now)
 
     def run(
         self, seconds: float, backlog: EngineBacklog, *, every_s: float | None = None
@@ -42,7 +42,7 @@ class Engine:
         while self.now < began + seconds - EPSILON:
             self.now += 0.05
             if every_s is not None and self.now - stepped >= every_s - EPSILON:
-                stepped, self.steps, self.last_byte_at = self.now, self.steps + 1, self.now
+                stepped, self.steps, self.last_content_at = self.now, self.steps + 1, self.now
             if self.scrape(backlog):
                 return self.now - began
         return None
@@ -84,7 +84,7 @@ def test_any_sign_is_enough(usual, sign) -> None:
         if sign == "step":
             usual.steps += 1
         else:
-            usual.last_byte_at = usual.now
+            usual.last_content_at = usual.now
 
 
 def test_numbers_that_fall_are_no_sign(usual) -> None:

@@ -5,9 +5,9 @@ from agents.core.events import ScrapeFailed
 from schemas.state import ReplicaState
 
 
-def fail(health: EngineHealth, now: float, *, last_byte_at=-1.0, timed_out=False) -> None:
+def fail(health: EngineHealth, now: float, *, last_content_at=-1.0, timed_out=False) -> None:
     failed = ScrapeFailed(
-        began_at=now - 0.1, last_byte_at=last_byte_at, timed_out=timed_out, detail="x"
+        began_at=now - 0.1, last_content_at=last_content_at, timed_out=timed_out, detail="x"
     )
     health.failed(failed, now)
 
@@ -40,10 +40,10 @@ def test_a_busy_engine_that_times_out_is_not_dead() -> None:
     health = EngineHealth()
     health.succeeded()
     for now in (1.0, 2.0, 3.0, 4.0):
-        fail(health, now, last_byte_at=now - 0.05, timed_out=True)
+        fail(health, now, last_content_at=now - 0.05, timed_out=True)
     assert health.state is ReplicaState.READY
     for now in (5.0, 6.0, 7.0):
-        fail(health, now, last_byte_at=4.0, timed_out=True)
+        fail(health, now, last_content_at=4.0, timed_out=True)
     assert health.state is ReplicaState.DOWN
 
 
@@ -54,6 +54,6 @@ def test_answers_are_given_up_after_silence_on_all_of_them() -> None:
     for now in (1.0, 1.1, 1.2):
         fail(health, now)
     assert not health.lost(1.2 + SILENCE_S - 0.01)
-    fail(health, 4.0, last_byte_at=3.9)  # refuses scrapes, but its streams still flow
+    fail(health, 4.0, last_content_at=3.9)  # refuses scrapes, but its streams still flow
     assert not health.lost(6.8)
     assert health.lost(3.9 + SILENCE_S)

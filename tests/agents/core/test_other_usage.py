@@ -1,21 +1,13 @@
-"""Counts under the names of Messages, Responses and rerank, and events that come before content."""
+"""Counts under the names of Messages, Responses and rerank."""
 
 import pytest
 
-from agents.core.answer_stream import (
-    OPENING_BYTES_MAX,
-    has_only_opening,
-    read_early_usage,
-    read_usage,
-)
+from agents.core.answer_stream import read_early_usage, read_usage
 from agents.core.events import NO_USAGE, TokenUsage
-from schemas.engine_routes import OPENING_EVENTS
-from schemas.http import MESSAGES
 
 START = (
     b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3,"output_tokens":1}}}\n\n'
 )
-PING = b"event: ping\r\ndata: {}\r\n\r\n"
 DELTA = b'event: content_block_delta\ndata: {"delta":{"text":"event: ping"}}\n\n'
 END = b'event: message_delta\ndata: {"usage":{"output_tokens":9}}\n\n'
 
@@ -46,21 +38,3 @@ def test_counts_at_both_ends_are_put_together():
     whole = START + DELTA + END
     assert read_early_usage(whole) == TokenUsage(3, -1, 1)
     assert read_usage(whole).or_else(read_early_usage(whole)) == TokenUsage(3, -1, 9)
-
-
-@pytest.mark.parametrize(
-    ("first", "is_opening"),
-    [
-        (START, True),
-        (START + PING, True),
-        (START + PING + DELTA[:12], True),
-        (START + PING + DELTA, False),
-        (DELTA, False),
-        (b"event: error\ndata: {}\n\n", False),
-        (b'data: {"choices":[]}\n\n', False),
-        (b"", False),
-        (START + b": " + b"x" * OPENING_BYTES_MAX, False),
-    ],
-)
-def test_what_comes_before_content(first, is_opening):
-    assert has_only_opening(first, OPENING_EVENTS[MESSAGES]) is is_opening
