@@ -70,6 +70,8 @@ class EngineRoute:
     """Whether counts may be at an answer's beginning, too; they always may be at its end."""
     opening_events: frozenset[bytes] = frozenset()
     """Names of stream events that engines may send before they have computed anything."""
+    last_events: frozenset[bytes] = frozenset()
+    """Names of stream events of which one ends every stream."""
     errors: ErrorForm = ErrorForm.OPENAI
     headers: tuple[str, ...] = ()
     """Of the client's request, in lower case, those that reach the engine beside its content-type:
@@ -115,6 +117,7 @@ _TABLE = (
         prompt=PromptShape.MESSAGES,
         smallest={"max_tokens": 1, "messages": [{"role": "user", "content": "1"}]},
         opening_events=frozenset({b"message_start", b"content_block_start", b"ping"}),
+        last_events=frozenset({b"message_stop"}),
         errors=ErrorForm.ANTHROPIC,
         headers=ANTHROPIC_HEADERS,
     ),
@@ -139,6 +142,14 @@ _TABLE = (
                 b"response.in_progress",
                 b"response.output_item.added",
                 b"response.content_part.added",
+            }
+        ),
+        last_events=frozenset(
+            {
+                b"response.completed",
+                b"response.failed",
+                b"response.incomplete",
+                b"response.cancelled",
             }
         ),
     ),
@@ -197,6 +208,7 @@ PLAIN_PATHS = ENGINE_PATHS - OPTIONAL_PATHS
 GENERATING_PATHS = frozenset(row.path for row in _TABLE if row.generates)
 STREAM_OPTIONS_PATHS = frozenset(row.path for row in _TABLE if row.takes_stream_options)
 EARLY_USAGE_PATHS = frozenset(row.path for row in _TABLE if row.has_early_usage)
+LAST_EVENTS = {row.path: row.last_events for row in _TABLE if row.last_events}
 OPENING_EVENTS = {row.path: row.opening_events for row in _TABLE if row.opening_events}
 _ERRORS = {row.path: row.errors for row in _TABLE}
 

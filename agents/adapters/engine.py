@@ -28,6 +28,7 @@ from agents.core.events import (
     ScrapeFailed,
     TokenUsage,
 )
+from agents.core.stream_end import PromisedEnds
 from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
@@ -116,6 +117,7 @@ class EngineClient:
         self.last_content_at = float(
             "-inf"
         )  # when a good response last brought content; relays write it
+        self.ends = PromisedEnds(known=kind.ends_streams)
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)
         self._served = ServedModels(self._listed_models)

@@ -141,6 +141,7 @@ class EngineDialect:
     # And the one that says whether answers have the count of cached tokens: without it none were.
     cached_field: str = ""
     takes_response_ids: bool = False  # whether a response has the id that its request gives
+    ends_streams: bool = False  # whether every version ends every stream as its API promises
     takes_usage_option: bool = False  # whether every version takes `stream_options.include_usage`
     # Of data-parallel ranks: the label of their series; how a request names one.
     rank_label: str = ""
@@ -272,6 +273,7 @@ KINDS: dict[str, EngineDialect] = {
         read_vllm,
         outstanding_max=256,
         settings_paths=("/version",),
+        ends_streams=True,
         takes_response_ids=True,
         takes_usage_option=True,
         rank_label="engine",
@@ -285,6 +287,7 @@ KINDS: dict[str, EngineDialect] = {
         settings_paths=("/server_info", "/get_server_info"),  # the second one is its old name
         batch_max=_sglang_batch_max,
         cached_field="enable_cache_report",  # 0.5.21 and older leave out a count of 0
+        ends_streams=True,
         takes_response_ids=True,
         takes_usage_option=True,
         rank_label="dp_rank",
@@ -298,6 +301,7 @@ KINDS: dict[str, EngineDialect] = {
         outstanding_max=256,
         settings_paths=("/props",),
         batch_max=lambda page, rank=None: batch_size(read_object(page).get("total_slots")),
+        ends_streams=True,
         version_field="build_info",
     ),
     "openai": EngineDialect(None, outstanding_max=8),

@@ -39,7 +39,6 @@ from agents.core.answer_stream import (
     FlowWindow,
     StreamError,
     Tail,
-    has_done_event,
     incomplete,
     last_error,
     read_early_usage,
@@ -57,8 +56,10 @@ from agents.core.kv_stages import (
     whole_body,
 )
 from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent
+from agents.core.stream_end import has_last_event, is_cut_json
 from schemas.engine_routes import (
     EARLY_USAGE_PATHS,
+    ENGINE_PATHS,
     GENERATING_PATHS,
     OPTIONAL_PATHS,
     PLAIN_PATHS,
@@ -137,7 +138,7 @@ class Relay:
         self._began = began
         self._started_at = clock()
         self._first_byte_at: float | None = None
-        self._streamed = self._is_good = False
+        self._streamed = self._is_good = self._is_json = False
         self._content: StreamContent | None = None  # of a good stream
         self._shows_work: Callable[[bytes], bool] = (
             _nothing  # whether a chunk shows that the engine computes
@@ -300,6 +301,7 @@ class Relay:
         self._is_good = head.status in SUCCESS
         media_type = head.content_type.partition(";")[0].strip().lower()
         self._streamed = self._is_good and media_type == EVENT_STREAM
+        self._is_json = self._is_good and media_type == JSON and self._path in ENGINE_PATHS
         if self._streamed:
             self._content = StreamContent(self._path)
         else:
@@ -307,7 +309,7 @@ class Relay:
         first, has_content = await self._first_bytes(response)
         if self._content is not None and self._content.error is not None:
             return await self._send_error(self._content.error)
-        if (problem := self._no_answer(first)) is not None:
+        if (problem := self._no_answer(first, has_content)) is not None:
             return RelayResult(Outcome.ENGINE_BROKEN, problem)
         await self._send_head(head)
         if self._aborted is not None:  # and the cancel was swallowed on the way
@@ -319,7 +321,8 @@ class Relay:
         try:
             await response.stream_to(self._pass_on)
         except (OSError, HttpBroken, asyncio.CancelledError):
-            if response.is_ended or (self._streamed and has_done_event(self._tail.read())):
+            is_last = self._streamed and has_last_event(self._path, self._tail.read())
+            if response.is_ended or is_last:
                 self._received = self._judged()
             raise
         return self._judged()
@@ -396,10 +399,12 @@ class Relay:
             content.ended()
         return first, False
 
-    def _no_answer(self, first: bytes) -> str | None:
+    def _no_answer(self, first: bytes, has_content: bool) -> str | None:
         """Why what begins so is no answer, for people; None if it is one."""
         if self._streamed and not starts_events(first):
             return f"no event stream: {first[:80]!r}"
+        if self._streamed and not has_content and len(first) < OPENING_BYTES_MAX:
+            return "the stream ended without content"
         if self._is_good and not first:
             return f"HTTP {self._status} with an empty body"
         return None
@@ -424,13 +429,24 @@ class Relay:
     def _judged(self) -> RelayResult:
         """The result of a response that was received to its end."""
         if not self._streamed:
-            return _DONE
+            return self._judged_plain()
         end = self._tail.read()
         if (problem := incomplete(self._tail, end)) is not None:
             return RelayResult(Outcome.ENGINE_BROKEN, problem)
         if (error := last_error(end)) is not None:
             log.info("%s: the stream ends with an error: %s", self._request_id, error.message)
             return RelayResult(Outcome.ENGINE_FAILED, error.message)
+        if self._engine.ends.is_cut(self._path, end, self._started_at, self._clock()):
+            return RelayResult(Outcome.ENGINE_BROKEN, "the stream ended without its last event")
+        return _DONE
+
+    def _judged_plain(self) -> RelayResult:
+        response = self._response
+        if not self._is_json or response is None or response.is_sized:
+            return _DONE
+        parses = response.ends_with_connection
+        if is_cut_json(self._tail.read(), self._tail.total, parses=parses):
+            return RelayResult(Outcome.ENGINE_BROKEN, "the answer's JSON is not whole")
         return _DONE
 
     async def _send_head(self, head: ResponseHead) -> None:

@@ -4,8 +4,8 @@ parses each token. And the response's flow control.
 
 A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a line
 end, and ends after a blank line. That distinguishes an engine that streams from one that prints a
-stack trace or dies in the middle of an event. Some engines never send `[DONE]`; an end on an event
-boundary is an end all the same.
+stack trace or dies in the middle of an event. `agents.core.stream_end` says whether an end on an
+event boundary is one.
 
 vLLM, SGLang and llama.cpp answer a streaming request with status 200 before they compute it. What
 fails afterwards comes as an event, `data: {"error": {...}}` or, from others, one named `error`,

@@ -221,7 +221,7 @@ def events(*parts: bytes) -> bytes:
         (whole(events(b"{}")), Outcome.ENGINE_BROKEN, "E", None),
         (whole(events(b"dat")), Outcome.ENGINE_BROKEN, "E", None),
         (whole(events(b"data: 1\n\ndata: 2")), Outcome.ENGINE_BROKEN, "HDE", 200),
-        (whole(events(b": ping\n\n")), Outcome.ENGINE_BROKEN, "HDE", 200),
+        (whole(events(b": ping\n\n")), Outcome.ENGINE_BROKEN, "E", None),
         (whole(b"SSH-2.0-OpenSSH\r\n\r\n"), Outcome.ENGINE_BROKEN, "E", None),
         (cut_after(b""), Outcome.ENGINE_LOST, "E", None),
         (cut_after(b"HTTP/1.1 200 OK\r\nContent-"), Outcome.ENGINE_LOST, "E", None),

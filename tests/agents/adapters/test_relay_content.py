@@ -7,7 +7,14 @@ import pytest
 from schemas.exchange import Outcome
 from schemas.http import CHAT
 from tests.agents.adapters.test_relay import calling, cut_after, events, whole
-from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    LAST_CHUNK,
+    Conversation,
+    Script,
+    chunk,
+    plain,
+)
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -68,3 +75,45 @@ async def test_white_space_of_a_plain_answer_is_no_sign_of_work(body, kinds) -> 
         await made.relay.run()
         assert (made.kinds, made.text) == (kinds, body)
         assert (made.client.last_content_at > 0.0) is (body != b" \n")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nconnection: close\r\n\r\n"
+EVENTS, JSON = HEAD % b"text/event-stream", HEAD % b"application/json"
+
+
+def closing(answer: bytes) -> Script:
+    """The body ends with the connection."""
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(answer)
+        talk.close()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (closing(EVENTS + ROLE + TEXT), Outcome.ENGINE_BROKEN),
+        (closing(EVENTS + ROLE + TEXT + STOP), Outcome.DONE),
+        (whole(events(ROLE, TEXT)), Outcome.ENGINE_BROKEN),  # by a proxy whose upstream broke
+        (whole(events(ROLE, TEXT, STOP)), Outcome.DONE),
+        (whole(events(ROLE, TEXT, b"data: [DONE]\n\n")), Outcome.DONE),
+        (whole(events(ROLE, TEXT, b"data: {what\n\n", STOP)), Outcome.DONE),
+        (closing(JSON + b'{"choices": [{"text": "a'), Outcome.ENGINE_BROKEN),
+        (closing(JSON + b'{"choices": [{"text": "a"}'), Outcome.ENGINE_BROKEN),
+        (closing(JSON + b'{"choices": [{"text": "a"}]}\n'), Outcome.DONE),
+        (closing(HEAD % b"text/plain" + b"{"), Outcome.DONE),
+        (whole(plain(200, b"{")), Outcome.DONE),  # of the announced length: the engine means it
+    ],
+)
+async def test_what_is_cut_where_framing_does_not_tell_is_broken(script, outcome) -> None:
+    async with calling(script, CHAT, kind="vllm") as (made, _):
+        ended = await made.relay.run()
+        assert (made.kinds[0], ended.outcome) == ("H", outcome)
+
+
+async def test_a_stream_that_ends_without_content_can_be_placed_again() -> None:
+    async with calling(whole(events(ROLE)), CHAT) as (made, _):
+        ended = await made.relay.run()
+    assert (made.kinds, ended.outcome) == ("E", Outcome.ENGINE_BROKEN)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
+from agents.core.answer_stream import EVENT_BYTES_MAX
 from infra.bus import BusAddress, connect
 from infra.process import end_all
 from schemas import subjects
@@ -46,8 +47,18 @@ async def until_nothing_is_left(mesh) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "has_bytes"),
-    [(hang(), False), (hang(b'data: {"choices":[{"half' + b"f" * 96), True), (half_error, True)],
-    ids=["before the head", "inside the first event", "inside an error answer"],
+    [
+        (hang(), False),
+        (hang(b'data: {"choices":[{"half'), False),
+        (hang(b'data: {"choices":[{"half' + b"f" * EVENT_BYTES_MAX), True),
+        (half_error, True),
+    ],
+    ids=[
+        "before the head",
+        "inside the first event",
+        "inside a long one",
+        "inside an error answer",
+    ],
 )
 async def test_a_client_that_hangs_up_before_it_has_a_byte_frees_the_engine(
     one, behaviour, has_bytes

@@ -1,0 +1,108 @@
+"""Did a stream end as its API promises, or was it cut between two events?
+
+Where a body ends with its connection, or a proxy ends it properly after its own upstream broke
+(nginx speaks HTTP/1.0 to that by default), framing does not tell. Each API promises an end: chats
+and completions a `finish_reason` for every choice, and `[DONE]` where it is OpenAI's; Messages
+`message_stop`; Responses the event with the response's last status.
+
+Some servers never send one, so it is required only of an engine that does: by its kind, or since
+it ended a stream of that API so. It is required no longer after MISSES_MAX streams in turn without
+one. Streams that are cut together count as one: a dying engine cuts all that it has.
+"""
+
+import json
+import re
+
+from agents.core.answer_stream import TAIL_BYTES, has_done_event
+from schemas.engine_routes import LAST_EVENTS, STREAM_OPTIONS_PATHS
+
+MISSES_MAX = 3
+_EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
+# A quote inside a JSON string is escaped, and no model writes a raw line end into one.
+_NAMED = {
+    path: re.compile(
+        rb'(?:^|[\r\n])event: ?(?:%b)[\r\n]|"type"\s*:\s*"(?:%b)"'
+        % ((b"|".join(map(re.escape, sorted(names))),) * 2)
+    )
+    for path, names in LAST_EVENTS.items()
+}
+
+
+class PromisedEnds:
+    """Of one engine: the APIs whose streams it is known to end as promised."""
+
+    def __init__(self, *, known: bool) -> None:
+        """`known`: whether it does by its kind."""
+        paths = (*STREAM_OPTIONS_PATHS, *LAST_EVENTS) if known else ()
+        self._misses = dict.fromkeys(paths, 0)  # streams without one, since the last with one
+        self._missed_at: dict[str, float] = {}
+
+    def is_cut(self, path: str, end: bytes, began_at: float, now: float) -> bool:
+        """Whether a stream with these last bytes, which ended between two events, is not whole.
+
+        `began_at`: when its request was sent, in seconds of the clock of `now`.
+        """
+        if has_done_event(end) or has_promised_end(path, end):
+            self._misses[path] = 0
+            return False
+        if (misses := self._misses.get(path)) is None:
+            return False
+        if began_at > self._missed_at.get(path, float("-inf")):
+            self._missed_at[path] = now
+            misses = self._misses[path] = misses + 1
+            if misses > MISSES_MAX:
+                del self._misses[path]
+                return False
+        return True
+
+
+def has_last_event(path: str, end: bytes) -> bool:
+    """Whether the last event of a stream has come: nothing that follows matters."""
+    return has_done_event(end) or (path in _NAMED and has_promised_end(path, end))
+
+
+def has_promised_end(path: str, end: bytes) -> bool:
+    """Whether these last bytes, TAIL_BYTES or the whole stream, hold the end that the API of the
+    path promises, `[DONE]` aside. True of a path that promises none."""
+    if (named := _NAMED.get(path)) is not None:
+        # An event with a whole response may be longer than what is kept.
+        return named.search(end) is not None or (
+            len(end) >= TAIL_BYTES and _EVENT_END.search(end.rstrip()) is None
+        )
+    return path not in STREAM_OPTIONS_PATHS or _all_finished(end)
+
+
+def _all_finished(end: bytes) -> bool:
+    """Whether each choice that is seen has its reason to finish. An engine that computes several
+    answers in turns shows those that are not finished in the last bytes."""
+    seen, finished = set[str](), set[str]()
+    for event in _EVENT_END.split(end):
+        for choice in _choices(event):
+            index = str(choice.get("index"))
+            seen.add(index)
+            if choice.get("finish_reason"):
+                finished.add(index)
+    return bool(finished) and seen == finished
+
+
+def _choices(event: bytes) -> list[dict[str, object]]:
+    data = b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+    try:
+        choices = json.loads(data)["choices"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return []
+    return [each for each in choices if isinstance(each, dict)] if type(choices) is list else []
+
+
+def is_cut_json(end: bytes, total_bytes: int, *, parses: bool) -> bool:
+    """Whether a JSON object or array with these last bytes is not whole. `parses`: look closer, if
+    this is all of it; its last byte shows the most."""
+    if end.rstrip()[-1:] not in (b"}", b"]"):
+        return True
+    if not parses or len(end) < total_bytes:
+        return False
+    try:
+        json.loads(end)
+    except (ValueError, RecursionError) as problem:
+        return not isinstance(problem, RecursionError)
+    return False
