@@ -152,6 +152,7 @@ _TABLE = (
                 b"response.cancelled",
             }
         ),
+        errors=ErrorForm.RESPONSES,
     ),
     EngineRoute(
         path=RERANK,

@@ -15,6 +15,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
+from schemas.failed_response import response_failed
 from schemas.ids import ValidModelId, ValidRegionId
 from schemas.numbers import Count, Seconds
 from schemas.state import Health, Ratio
@@ -419,6 +420,7 @@ class ErrorForm(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    RESPONSES = "responses"  # OpenAI's, and an event of its own at the end of a stream
 
 
 ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -451,8 +453,19 @@ def anthropic_error(status: int, message: str) -> dict[str, object]:
     return {"type": "error", "error": detail}
 
 
-def error_event(fault: Fault, message: str, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
-    """The event that ends a stream which broke after its first token; no `[DONE]` follows it."""
+def error_event(
+    fault: Fault,
+    message: str,
+    form: ErrorForm = ErrorForm.OPENAI,
+    sent: tuple[bytes, bytes] = (b"", b""),
+) -> bytes:
+    """The event that ends a stream which broke after its first token; no `[DONE]` follows it.
+
+    `sent`: its first and its last bytes that the client was sent; an event of Responses goes on
+    from there.
+    """
+    if form is ErrorForm.RESPONSES:
+        return response_failed(*sent, orjson.loads(error_body(fault, message))["error"])
     name = b"event: error\n" if form is ErrorForm.ANTHROPIC else b""
     return name + b"data: " + error_body(fault, message, form=form) + b"\n\n"
 

@@ -31,11 +31,13 @@ from mesh.session.answer import AnswerReceiver
 from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
 from schemas.engine_routes import error_form
+from schemas.failed_response import FIRST_BYTES
 from schemas.http import (
     H_BUFFERING,
     H_DECISION,
     H_REGION,
     H_REQUEST_ID,
+    RESPONSES,
     Fault,
     error_body,
     error_event,
@@ -81,6 +83,7 @@ class AnswerWriter:
     __slots__ = (
         "_answer",
         "_door",
+        "_first",
         "_headers",
         "_is_chunked",
         "_minor",
@@ -109,6 +112,7 @@ class AnswerWriter:
         self._is_chunked = minor == 1
         self._state = AnswerState.WAITING
         self._request: ClientRequest | None = None
+        self._first = b""  # of a stream of Responses: its first bytes
 
     # What the session calls.
 
@@ -254,7 +258,10 @@ class AnswerWriter:
             headers["transfer-encoding"] = "chunked"
         else:
             self.keep_alive = False
-        head, data = self._head(answer.head.status, headers), self._chunk(answer.take())
+        data = answer.take()
+        if request.path == RESPONSES:
+            self._first = data[:FIRST_BYTES]
+        head, data = self._head(answer.head.status, headers), self._chunk(data)
         if answer.end is not None and request.failure is None:
             self._transport.write(head + data + self._last_chunk)
             self._flush()
@@ -296,7 +303,8 @@ class AnswerWriter:
             # The client must not read the error as part of an unfinished event.
             gap = b"" if answer.is_between_events else b"\n\n"
             failure, form = request.failure, error_form(request.path)
-            event = error_event(failure.fault, failure.message, form)
+            sent = self._first, answer.given_out_last
+            event = error_event(failure.fault, failure.message, form, sent)
             self._transport.write(self._chunk(gap + event) + self._last_chunk)
         else:
             # A plain answer can't carry an error after its bytes: the connection is cut.

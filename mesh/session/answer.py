@@ -31,13 +31,12 @@ STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
-LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
+LAST_BYTES = 4096  # of what was given out that are kept; any last event is shorter
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
 HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
 _HEADER_BYTES = FRAME_HEADER.size
-_SOME_EVENT = b"\n\n"  # in the place of one that is whole, and not the last
 _frame_header = FRAME_HEADER.pack
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
@@ -124,6 +123,11 @@ class AnswerReceiver:
         return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
 
     @property
+    def given_out_last(self) -> bytes:
+        """The last event that was given out, or the last LAST_BYTES of several."""
+        return self._given_out_last
+
+    @property
     def has_last_event(self) -> bool:
         """Whether its last event was given out; clients may leave on it."""
         return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
@@ -167,7 +171,7 @@ class AnswerReceiver:
             return b""
         self.next_number += 1
         self.taken_bytes += len(data)
-        self._given_out_last = _SOME_EVENT
+        self._given_out_last = data
         return data
 
     def take(self) -> bytes:
@@ -184,7 +188,7 @@ class AnswerReceiver:
         if data:
             self.taken_bytes += len(data)
             self.buffered_bytes -= len(data)
-            self._given_out_last = data[-LAST_EVENT_BYTES:]
+            self._given_out_last = data[-LAST_BYTES:]
         return data
 
     def _whole_bytes(self, data: bytes) -> int:

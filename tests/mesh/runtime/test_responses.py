@@ -175,3 +175,36 @@ async def test_an_engine_that_is_lost_after_its_opening_events_costs_nothing(nat
             async with client() as session, session.post(url, json=asked(stream=True)) as answer:
                 assert (answer.status, await answer.read()) == (200, CREATED + DELTA + DONE)
         assert lost.is_set()
+
+
+async def test_a_stream_that_breaks_ends_as_its_own_failed_response(nats_server):
+    response = {"id": "resp_7", "object": "response", "status": "in_progress"}
+    begun = event("response.created", sequence_number=0, response=response)
+    parts = begun + event("response.output_text.delta", sequence_number=1, delta="hi")
+    heard = asyncio.Event()
+
+    async def breaks(request: web.Request, body: dict) -> web.StreamResponse:
+        if not body.get("stream"):  # an agent's probe
+            return web.json_response({})
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(parts)
+        await heard.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        engine.on_path[RESPONSES] = breaks
+        await mesh.router("us")
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1, ON_PATH)
+        url = mesh.urls["us"] + RESPONSES
+        async with client() as session, session.post(url, json=asked(stream=True)) as answer:
+            assert await answer.content.readexactly(len(parts)) == parts
+            heard.set()
+            name, _, data = (await answer.read()).partition(b"\n")
+        found = orjson.loads(data.removeprefix(b"data: "))
+        assert (name, found["sequence_number"]) == (b"event: response.failed", 2)
+        assert (found["response"]["id"], found["response"]["status"]) == ("resp_7", "failed")
+        assert found["response"]["error"]["message"] == found["error"]["message"]
