@@ -3,8 +3,9 @@
 import pytest
 
 from mesh.core.model import events as ev
+from mesh.session.answer import LAST_BYTES
 from schemas import exchange, wire
-from schemas.exchange import Frame, Outcome
+from schemas.exchange import Frame, Outcome, pack_frame
 from tests.mesh.session.test_answer import ATTEMPT, EVENTS, JSON, KEY, Sender, failure
 
 
@@ -50,3 +51,19 @@ def test_an_engines_own_error_ends_its_stream():
     sender.data(b'data: {"error": {"message": "died"}}\n\n')
     assert sender.end(Outcome.ENGINE_FAILED, "died") == ev.AnswerEnded(KEY, ATTEMPT, None)
     assert (sender.answer.end is not None, sender.answer.engine_failure) == (True, "died")
+
+
+def test_what_was_given_out_last_is_kept_whichever_way_it_went():
+    """An error event of Responses is numbered after it."""
+    sender = Sender(EVENTS)
+    sender.data(b"data: 1\n\n")
+    assert sender.answer.given_out_last == b""
+    sender.answer.take()
+    assert sender.answer.given_out_last == b"data: 1\n\n"
+    frame = pack_frame(Frame.DATA, sender.number, b"data: 2\n\n")
+    assert sender.answer.passing(frame, now=0.0) == b"data: 2\n\n"
+    assert sender.answer.given_out_last == b"data: 2\n\n"
+    sender.number += 1
+    sender.data(b"data: " + b"x" * 2 * LAST_BYTES + b"\n\n")
+    sender.answer.take()
+    assert sender.answer.given_out_last == b"x" * (LAST_BYTES - 2) + b"\n\n"
