@@ -48,8 +48,8 @@ class EngineCache:
     @property
     def is_known(self) -> bool:
         """Whether all that the engine holds is known: not while it repeats all that it published,
-        nor where it stopped half way, until the next live batch."""
-        return self.held.is_whole and not self._is_behind
+        nor where it stopped half way, until the next live batch; nor where it doesn't tell all."""
+        return self.held.is_whole and not self._is_behind and self.held.tells_all
 
     def connected(self) -> int:
         """A connection was made: what the engine published before is to be repeated."""
@@ -119,8 +119,7 @@ class EngineCache:
 
     def _restart(self) -> None:
         self.counts.restarts += 1
-        self.held.clear()
-        self.held.is_whole = False  # until its first batch was taken: it may not have restarted
+        self.held.restarted()
 
     def _lose(self) -> None:
         self.counts.holes += 1

@@ -2,10 +2,12 @@
 
 vLLM and SGLang publish them alike: a batch is an array `[time, events, rank]`, an event an array
 `[type, field, …]` or, from newer ones, a map with the key `type`. SGLang's arrays end with the
-medium, or after it with a map of the request's salt. Source: vLLM's
-`vllm/distributed/kv_events.py` and SGLang's `sglang/srt/disaggregation/kv_events.py` (0.5.17 to
-0.5.23). Fields that are not read here may be anything. Bytes of another form raise KvEventsInvalid,
-never anything else.
+medium, or after it with a map of the request's salt. Models with several kinds of attention keep
+blocks of each in a group of their own: vLLM's events name the group (`group_idx`), and those of
+stored blocks its kind and window (`kv_cache_spec_kind`, `kv_cache_spec_sliding_window`). Source:
+vLLM's `vllm/distributed/kv_events.py` (0.10 to 0.32) and SGLang's
+`sglang/srt/disaggregation/kv_events.py` (0.5.17 to 0.5.23). Fields that are not read here may be
+anything. Bytes of another form raise KvEventsInvalid, never anything else.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ HASH_BYTES_MAX = 64
 BLOCK_TOKENS_MAX = 65_536
 TOKEN_ID_MAX = 2**32 - 1
 NAME_CHARS_MAX = 512
+GROUPS_MAX = 32
+WINDOW_TOKENS_MAX = 2**31
 
 EngineHash = int | bytes
 
@@ -51,13 +55,35 @@ MEDIA = {
 }
 
 
+class GroupKind(Enum):
+    """Which of a prompt's blocks a group of layers must hold for the prompt to be resumed."""
+
+    FULL = "full"  # all
+    WINDOW = "window"  # the last ones, as many as the window has
+    STATE = "state"  # the last one, which is the state after it
+    OTHER = "other"  # it can't be told
+
+
+# Names of kinds in vLLM's events (`KVCacheSpecKind`). Any other is OTHER.
+KINDS = {
+    "full_attention": GroupKind.FULL,
+    "mla_attention": GroupKind.FULL,
+    "sink_full_attention": GroupKind.FULL,
+    "sliding_window": GroupKind.WINDOW,
+    "sliding_window_mla": GroupKind.WINDOW,
+    "mamba": GroupKind.STATE,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
     """`hashes` follow each other, after the block `parent`; None: they begin a prompt.
 
     `tokens`: of all of them; empty where the engine only names blocks that are known.
     `lora`: the adapter's name; empty without one. `is_plain`: nothing but tokens and the adapter
-    decides which prompts may share them.
+    decides which prompts may share them. `group`: of layers, 0 where there is one; `window`: in
+    tokens, of a group of that kind. Of groups that are not FULL, `hashes` may leave out some of
+    the blocks that `tokens` are of.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -67,12 +93,16 @@ class BlocksStored:
     tier: Tier
     lora: str
     is_plain: bool
+    group: int = 0
+    kind: GroupKind = GroupKind.FULL
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
     hashes: tuple[EngineHash, ...]
     tier: Tier
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +114,14 @@ KvEvent = BlocksStored | BlocksRemoved | AllCleared
 
 _STORED = (
     *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-    *("lora_name", "extra_keys", "group_idx"),
+    *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),
+    "kv_cache_spec_sliding_window",
 )
 _REMOVED = ("block_hashes", "medium", "group_idx")
 
 
 def parse_batch(payload: bytes) -> list[KvEvent]:
-    """The events of one batch that concern the first group of a model's layers.
-
-    Models with several kinds of attention keep blocks of each kind; a prompt is cached as far as
-    the first, of full attention, is. Events of unknown types and media are left out.
-    """
+    """The events of one batch. Those of unknown types and media are left out."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise KvEventsInvalid(f"a batch of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX}")
     try:
@@ -129,13 +156,40 @@ def _event(item: object) -> KvEvent | None:
         return AllCleared()
     medium = given.get("medium")
     is_ours = (medium is None or isinstance(medium, str)) and medium in MEDIA
-    if kind not in ("BlockStored", "BlockRemoved") or not is_ours or given.get("group_idx"):
+    if kind not in ("BlockStored", "BlockRemoved") or not is_ours:
         return None
-    hashes, tier = _hashes(given.get("block_hashes")), MEDIA[medium]
-    return BlocksRemoved(hashes, tier) if kind == "BlockRemoved" else _stored(given, hashes, tier)
+    hashes, tier, group = _hashes(given.get("block_hashes")), MEDIA[medium], _group(given)
+    if kind == "BlockRemoved":
+        return BlocksRemoved(hashes, tier, group)
+    return _stored(given, hashes, tier, group)
 
 
-def _stored(given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier) -> BlocksStored:
+def _group(given: dict[Any, Any]) -> int:
+    group = given.get("group_idx")
+    if group is None:
+        return 0
+    if type(group) is not int or not 0 <= group < GROUPS_MAX:
+        raise KvEventsInvalid(f"group_idx is not a number below {GROUPS_MAX}")
+    return group
+
+
+def _kind(given: dict[Any, Any], group: int) -> tuple[GroupKind, int]:
+    """Of a group: its kind, and its window in tokens."""
+    name, window = given.get("kv_cache_spec_kind"), given.get("kv_cache_spec_sliding_window")
+    if name is None:  # an older engine, which doesn't say what its other groups are
+        return (GroupKind.OTHER if group else GroupKind.FULL), 0
+    kind = KINDS.get(name, GroupKind.OTHER) if isinstance(name, str) else GroupKind.OTHER
+    if kind is not GroupKind.WINDOW:
+        return kind, 0
+    if type(window) is not int or not 0 < window <= WINDOW_TOKENS_MAX:
+        return GroupKind.OTHER, 0
+    return kind, window
+
+
+def _stored(
+    given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier, group: int
+) -> BlocksStored:
+    kind, window = _kind(given, group)
     parent, tokens, size = (
         given.get(name) for name in ("parent_block_hash", "token_ids", "block_size")
     )
@@ -147,7 +201,8 @@ def _stored(given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier) -
         type(token) is int and 0 <= token <= TOKEN_ID_MAX for token in tokens
     ):
         raise KvEventsInvalid("token_ids are no token ids")
-    if len(tokens) not in (0, size * len(hashes)):
+    is_whole = len(tokens) in (0, size * len(hashes))
+    if not is_whole and (kind is GroupKind.FULL or len(tokens) < size * len(hashes)):
         raise KvEventsInvalid(f"{len(tokens)} tokens in {len(hashes)} blocks of {size}")
     lora, salt = given.get("lora_name") or "", given.get("cache_salt")
     if isinstance(lora, dict):  # SGLang's array, which has no name there
@@ -157,7 +212,9 @@ def _stored(given: dict[Any, Any], hashes: tuple[EngineHash, ...], tier: Tier) -
     # An adapter by a number alone, from older engines, can't be told from others by its name.
     has_number = given.get("lora_id") not in (None, -1) and not lora
     is_plain = not (has_number or salt) and _is_plain(given.get("extra_keys"), lora)
-    return BlocksStored(hashes, parent, tokens, size, tier, lora, is_plain)
+    return BlocksStored(
+        hashes, parent, tokens, size, tier, lora, is_plain, group=group, kind=kind, window=window
+    )
 
 
 def _is_plain(extra_keys: object, lora: str) -> bool:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.core.kv_events import (
+    GROUPS_MAX,
     PAYLOAD_BYTES_MAX,
     AllCleared,
     BlocksRemoved,
     BlocksStored,
+    GroupKind,
     KvEventOrder,
     KvEventsInvalid,
     Tier,
@@ -99,11 +101,67 @@ def test_sglangs_adapters_are_known_and_what_is_salted_is_not_plain(event, lora,
     ]
 
 
-def test_other_groups_media_and_unknown_events_are_left_out():
-    stored = [*STORED, None, "GPU", None, None]
-    assert parse_batch(batch([*stored, 1], ["BlockRemoved", [1], "TAPE"], ["New", 3])) == []
-    [event] = parse_batch(batch([*stored, 0]))
-    assert isinstance(event, BlocksStored)
+def test_other_media_and_unknown_events_are_left_out():
+    stored = [*STORED, None, "TAPE", None, None]
+    assert parse_batch(batch(stored, ["BlockRemoved", [1], "TAPE"], ["New", 3])) == []
+
+
+# As vLLM 0.32 sends them: all groups name a block by the same hash; a window's group leaves out
+# blocks that no hit needs, whose tokens it names all the same.
+VLLM_MAP = {
+    "type": "BlockStored",
+    "block_hashes": [b"\x02" * 32],
+    "parent_block_hash": None,
+    "token_ids": [5, 6, 7, 8],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "group", "kind", "window"),
+    [
+        ({"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
+          "kv_cache_spec_sliding_window": 128}, 1, GroupKind.WINDOW, 128),
+        ({"group_idx": 0, "kv_cache_spec_kind": "sliding_window_mla",
+          "kv_cache_spec_sliding_window": 1, "locality": "LOCAL"}, 0, GroupKind.WINDOW, 1),
+        ({"group_idx": 2, "kv_cache_spec_kind": "mamba"}, 2, GroupKind.STATE, 0),
+        ({"group_idx": 2, "kv_cache_spec_kind": "sliding_window"}, 2, GroupKind.OTHER, 0),
+        ({"group_idx": 2, "kv_cache_spec_kind": "sliding_window",
+          "kv_cache_spec_sliding_window": -4}, 2, GroupKind.OTHER, 0),
+        ({"group_idx": 0, "kv_cache_spec_kind": "chunked_local_attention"}, 0, GroupKind.OTHER, 0),
+        ({"group_idx": 0, "kv_cache_spec_kind": 7}, 0, GroupKind.OTHER, 0),
+        ({"group_idx": 1}, 1, GroupKind.OTHER, 0),  # from before kinds were named
+    ],
+)  # fmt: skip
+def test_groups_of_layers_are_told_apart_and_may_leave_out_blocks(fields, group, kind, window):
+    [event] = parse_batch(batch({**VLLM_MAP, **fields}))
+    assert (event.group, event.kind, event.window) == (group, kind, window)
+    assert event.hashes == (b"\x02" * 32,)
+
+
+@pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
+def test_the_group_of_full_attention_names_all_its_blocks(kind):
+    given = {**VLLM_MAP, "group_idx": 0, "kv_cache_spec_kind": kind}
+    [event] = parse_batch(batch({**given, "block_hashes": [1, 2]}))
+    assert (event.group, event.kind) == (0, GroupKind.FULL)
+    with pytest.raises(KvEventsInvalid, match="4 tokens in 1 blocks of 2"):
+        parse_batch(batch(given))
+
+
+def test_arrays_have_the_groups_fields_at_the_end():
+    stored = [*STORED, None, "GPU", None, None, 1, "sliding_window", 64]
+    [event, removed] = parse_batch(batch(stored, ["BlockRemoved", [1], "GPU", 1]))
+    assert (event.group, event.kind, event.window) == (1, GroupKind.WINDOW, 64)
+    assert removed == BlocksRemoved((1,), Tier.GPU, 1)
+
+
+@pytest.mark.parametrize("group", [-1, GROUPS_MAX, "0", True, 1.0])
+def test_a_group_is_a_small_number(group):
+    with pytest.raises(KvEventsInvalid, match="group_idx"):
+        parse_batch(batch({**VLLM_MAP, "group_idx": group, "kv_cache_spec_kind": "mamba"}))
 
 
 @pytest.mark.parametrize(
