@@ -10,7 +10,8 @@ until it is answered; if the peer announces it by then, the peer alone says how 
 Estimates are checked against what engines report, unless their KV events say more. An engine
 evicts by age: if it no longer had a block last used at time t, everything last used before t is
 gone as well, and it keeps less than estimated. So both are reduced: the blocks, and the room that
-the owner is credited with. Each confirmed hit gives a little room back.
+the owner is credited with. Each confirmed hit gives a little room back. What no eviction explains,
+answer after answer, is the engine's way: such estimates count no more (`mesh_trust.py`).
 
 Rejected: after a miss, removing the missed prompt alone (it was just computed anew; others of its
 age would miss too).
@@ -24,6 +25,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request, Served
 from mesh.core.policies.base import CacheEstimate, Destination, Target
 from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, PromptHolders
+from mesh.core.policies.mesh_trust import CacheTrust
 from mesh.core.policies.tier_costs import with_loading
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.decision import CandidateKind
@@ -36,6 +38,13 @@ SETTLED_S = 5.0
 SCALE_MIN = 0.1  # of an owner's room
 SCALE_LOST = 0.25  # how far one miss goes from the room credited to what is left
 SCALE_GAINED = 1.01  # by each confirmed hit
+# A contradiction (`mesh_trust.py`): of an estimate of so many tokens, of fewer than which engines
+# with large blocks keep nothing, less than this part was cached (an eviction takes the end of a
+# prompt first), though what was placed since fills at most this part of the replica's room: the
+# rest is for answers and running requests, which the index doesn't count.
+CONTRADICTED_TOKENS_MIN = 256
+CACHED_BELOW = 0.25
+DISPLACED_MOST = 0.25
 NOT_ENDED: Mapping[str, int] = {}
 
 K = TypeVar("K")
@@ -82,6 +91,10 @@ class LayerCache:
     def has_ended(self, blocks: Sequence[int]) -> bool:
         return not self.ends.keys().isdisjoint(blocks)
 
+    def has_ended_on(self, name: str, blocks: Sequence[int]) -> bool:
+        """Whether a prompt that ends with one of these was answered there."""
+        return any(name in self.ends.get(block, NOT_ENDED) for block in reversed(blocks))
+
     def ended(self, name: str, last_block: int, tokens: int) -> None:
         """A prompt and its answer are held together."""
         ends = self.ends.pop(last_block, {})
@@ -97,6 +110,7 @@ class CacheView:
         self._replicas, self._peers = LayerCache(blocks_max), LayerCache(blocks_max)
         # Part of a replica's memory that keeps prompts; 1.0 where nothing is known.
         self.room_ratio: dict[str, float] = {}
+        self._trust = CacheTrust()
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
@@ -105,6 +119,8 @@ class CacheView:
     def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
         """What each target holds of the prompt. `targets`: replicas before peers."""
         here = self._replicas.of(request, targets)
+        if self._trust.doubted and here:
+            self._trust.keep_believed(here, request.prompt.hashes[0])
         if targets[-1].peer is None:
             return PromptHolders(here, {})
         there = self._peers.of(request, targets)
@@ -195,22 +211,56 @@ class CacheView:
 
     def check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
         """Correct what a replica is taken to hold by what it turned out to have cached."""
+        if served.cached_tokens is None or not estimate.blocks:
+            return
         is_reported = name in self._replicas.index.reporting
         settled = not is_reported and estimate.placed_at - estimate.at >= SETTLED_S
-        if served.cached_tokens is None or not estimate.blocks or not settled:
-            return
         scale = self.room_ratio.get(name, 1.0)
         if _is_confirmed(request, served, estimate):
-            self.room_ratio[name] = min(1.0, scale * SCALE_GAINED)
+            if self._trust:
+                self._trust.confirmed(name, request.prompt.hashes[0])
+            if settled:
+                self.room_ratio[name] = min(1.0, scale * SCALE_GAINED)
+            return
+        if self._is_unlearned(request, name, served, estimate) or not settled:
             return
         index = self._replicas.index
         index.forget_until(name, estimate.at)
         left = min(1.0, index.blocks(name) / index.bound_of(name))
         self.room_ratio[name] = max(SCALE_MIN, scale - SCALE_LOST * scale * (1.0 - left))
 
+    def _is_unlearned(
+        self, request: Request, name: str, served: Served, estimate: CacheEstimate
+    ) -> bool:
+        """Note a contradiction. Returns whether such estimates count no more: then the miss says
+        nothing about the replica's room, and nor did those before it."""
+        first = request.prompt.hashes[0]
+        contradicted = self._is_contradicted(request, name, served, estimate)
+        if contradicted and self._trust.contradicted(name, first):
+            self.room_ratio.pop(name, None)
+        return not self._trust.believes(name, first)
+
+    def _is_contradicted(
+        self, request: Request, name: str, served: Served, estimate: CacheEstimate
+    ) -> bool:
+        """Whether next to nothing of what was estimated was cached, and no eviction explains it."""
+        prompt, index = request.prompt, self._replicas.index
+        tokens = prompt.held_tokens(estimate.blocks)
+        least = tokens if served.prompt_tokens is None else min(tokens, served.prompt_tokens)
+        if least < CONTRADICTED_TOKENS_MIN or _cached(request, served) >= CACHED_BELOW * tokens:
+            return False
+        before = prompt.hashes[: min(estimate.blocks, len(prompt.hashes) - 1)]
+        was_computed = estimate.placed_at - estimate.at >= SETTLED_S
+        if not was_computed and not self._replicas.has_ended_on(name, before):
+            return False
+        since = index.placed_since(name, estimate.at) - len(prompt.hashes)
+        room = index.bound_of(name) / self.room_ratio.get(name, 1.0)
+        return since <= DISPLACED_MOST * room
+
     def go_on_from(self, earlier: "CacheView") -> None:
         """Know the rest of what another one knows, whose indexes were taken over."""
         self.room_ratio = {**earlier.room_ratio}
+        self._trust.go_on_from(earlier._trust)
         for layer, before in (self._replicas, earlier._replicas), (self._peers, earlier._peers):
             layer.ends = {block: {**tokens} for block, tokens in before.ends.items()}
 
@@ -228,6 +278,7 @@ class CacheView:
         self._layer(spot).index.forget(spot.name)
         if spot.kind is CandidateKind.REPLICA:
             self.room_ratio.pop(spot.name, None)
+            self._trust.forget(spot.name)
 
     def _layer(self, spot: Destination) -> LayerCache:
         return self._replicas if spot.kind is CandidateKind.REPLICA else self._peers
@@ -235,11 +286,17 @@ class CacheView:
 
 def _is_confirmed(request: Request, served: Served, estimate: CacheEstimate) -> bool:
     """Whether about as much was cached as estimated; engines round down to their blocks."""
+    held = request.prompt.held_tokens(estimate.blocks - 1)
+    return _cached(request, served) >= MISS_BELOW * held
+
+
+def _cached(request: Request, served: Served) -> float:
+    """How much of a prompt was cached, in the router's count of tokens."""
     assert served.cached_tokens is not None
-    prompt, cached = request.prompt, float(served.cached_tokens)
+    cached = float(served.cached_tokens)
     if served.prompt_tokens:
-        cached *= prompt.tokens / served.prompt_tokens  # in the router's count of tokens
-    return cached >= MISS_BELOW * prompt.held_tokens(estimate.blocks - 1)
+        cached *= request.prompt.tokens / served.prompt_tokens
+    return cached
 
 
 def keep(table: dict[K, T], key: K, value: T, most: int) -> None:

@@ -116,6 +116,11 @@ class PrefixIndex(Generic[OwnerT]):
     def blocks(self, owner: OwnerT) -> int:
         return len(self._blocks_of.get(owner, ()))
 
+    def placed_since(self, owner: OwnerT, at: float) -> int:
+        """How many of its blocks were inserted after that; takes time in proportion to them."""
+        times = reversed(self._blocks_of.get(owner, NO_BLOCKS).values())
+        return sum(1 for _ in takewhile(lambda inserted_at: inserted_at > at, times))
+
     def bound(self, owner: OwnerT, blocks: int) -> None:
         """`owner` has memory for so many blocks; more than `blocks_max` are not kept.
 
