@@ -21,6 +21,7 @@ from infra.process import LimitedLog, run_all
 
 log = logging.getLogger(__name__)
 
+CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 NUMBER = struct.Struct(">q")
 END = -1
 QUEUE_MAX = 10_000  # batches that ZeroMQ keeps for us; beyond them there is a gap
@@ -49,13 +50,18 @@ class KvEventSource:
             events.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
             events.setsockopt(zmq.LINGER, 0)
             events.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
-            with events.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED) as monitor:
+            with events.get_monitor_socket(CONNECTED | zmq.Event.DISCONNECTED) as monitor:
                 events.connect(self._events)
                 await run_all((self._watch(context, monitor), self._receive(context, events)))
 
     async def _watch(self, context: zmq.asyncio.Context, monitor: zmq.asyncio.Socket) -> None:
         while True:
-            await recv_monitor_message(monitor)
+            message = await recv_monitor_message(monitor)
+            if message["event"] != CONNECTED:
+                async with self._lock:
+                    self.cache.disconnected()
+                self._log.warning("kv", "lost", "KV events of %s: disconnected", self._events)
+                continue
             async with self._lock:
                 after = self.cache.connected()
                 await self._repeat(context, after)

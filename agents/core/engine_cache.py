@@ -6,7 +6,7 @@ once through a ZeroMQ ROUTER socket, which drops what exceeds its queue of 1,000
 engine is asked again, from the gap on, as long as each replay brings something. What can't be
 repeated any more leaves the held set unknown: it is forgotten, so what is reported as held is
 always part of what the engine holds. After a restart of the engine, or a lost connection, which
-can't be told from one, everything is lost.
+can't be told from one, everything is lost, for routers' estimates too.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class EngineCache:
         self.counts = EventCounts()
         self._order = KvEventOrder()
         self._waiting: tuple[int, bytes] | None = None  # the batch that showed a gap
-        self._has_connected = False
+        self._is_connected = False
         self._is_behind = False  # by all that the engine had published before
         self._replays = 0  # for this gap
         self._has_brought = False  # this replay, a batch that was missing
@@ -53,12 +53,17 @@ class EngineCache:
 
     def connected(self) -> int:
         """A connection was made: what the engine published before is to be repeated."""
-        if self._has_connected:
-            self._restart()
-        self._has_connected = True
+        self.disconnected()
+        self._is_connected = True
         self._order.restarted()
         self._replays, self._is_behind = 0, True
         return self._ask()
+
+    def disconnected(self) -> None:
+        """The connection was lost: the engine may have restarted, and what it reports goes lost."""
+        if self._is_connected:
+            self._is_connected = False
+            self._restart()
 
     def live(self, seq: int, payload: bytes) -> int | None:
         """A batch arrived as it was published."""

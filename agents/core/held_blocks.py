@@ -13,7 +13,7 @@ more than TEXTS_MAX text blocks the oldest are reported as lost.
 
 A model with several groups of layers (sliding windows, Mamba) resumes a prompt only where all its
 groups can: full attention needs all blocks from the start, a window the last ones up to there, a
-state that very block (vLLM's `single_type_kv_cache_manager.py`). The tree is made of the first
+state that very block (vLLM's `single_type_kv_cache_manager`). The tree is made of the first
 group of full attention; of the others it is known which hashes they hold, which are the same for
 all groups. A text block counts as held if the prompt can be resumed at its engine block or at a
 later one of the same path: what goes on from there finds the window's blocks that are left. Where

@@ -3,7 +3,9 @@
 Agents number their deltas; heartbeats repeat the last number. A router that lacks deltas for
 GRACE_S asks for the whole set, at most every ASK_S, and takes no delta until that has arrived: a
 later one could not be applied to a set with a gap. Meanwhile, and for replicas that report nothing,
-the index is the estimate that it was. Deltas of another epoch than the heartbeats' are ignored.
+the index is the estimate that it was. Deltas of another epoch than the heartbeats' are ignored; so
+are those of an agent whose heartbeats have no number, but for one thing: that its engine has lost
+all, after which no older estimate counts. A heartbeat and a delta may come in any order.
 """
 
 from collections.abc import Callable, Iterator
@@ -122,16 +124,30 @@ class HeldPrefixes:
         state = self._reported_by(name, delta.epoch)
         before = 0 if state is None or state.seq is None else state.seq
         if state is None or delta.seq != before + 1:
+            if delta.cleared and self._estimates(name, delta.epoch):
+                self._leave(name, now)
             self.counts.ignored += 1
             return
         state.seq, state.behind_since = delta.seq, None
         self.counts.deltas += 1
-        for index in self._indexes():
-            if delta.cleared:
-                index.leave_until(name, now)
-            if delta.lost:
+        if delta.cleared:
+            self._leave(name, now)
+        if delta.lost:
+            for index in self._indexes():
                 index.evicted(name, delta.lost)
         self._take(name, delta, now)
+
+    def _estimates(self, name: ReplicaId, epoch: int) -> bool:
+        """Whether that agent doesn't know all that its engine holds."""
+        replica = self._replicas.by_name.get(name)
+        if replica is None or replica.heartbeat.epoch != epoch:
+            return False
+        return replica.heartbeat.held_seq is None
+
+    def _leave(self, name: ReplicaId, now: float) -> None:
+        """Its engine has lost all that it held."""
+        for index in self._indexes():
+            index.leave_until(name, now)
 
     def _on_part(self, event: ev.HeldPartSeen, now: float) -> None:
         part, name = event.part, event.replica

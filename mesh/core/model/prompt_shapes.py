@@ -102,8 +102,8 @@ def messages_text(body: Mapping[str, Any]) -> PromptText:
 
 def _without_billing(system: object) -> object:
     """Claude Code's first block names its billing, with a hash of each request; vLLM leaves it out
-    (anthropic/serving.py), so that the rest can be found in its cache. Where an engine keeps it, its
-    answers show that (`mesh.core.policies.mesh_trust`)."""
+    (anthropic/serving.py), so that the rest can be found in its cache. Answers of an engine that
+    keeps it show that (`mesh.core.policies.mesh_trust`)."""
     if not isinstance(system, list):
         return system
     return [part for part in system if not _is_billing(part)]

@@ -48,8 +48,8 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def following(scene, *, replay=True):
-    source = KvEventSource(scene.cache, scene.events, scene.replay if replay else None, "")
+async def following(scene):
+    source = KvEventSource(scene.cache, scene.events, scene.replay, "")
     task = asyncio.create_task(source.run())
     try:
         yield
@@ -108,6 +108,17 @@ async def test_another_run_of_the_engine_has_nothing_of_the_one_before():
         scene.start()
         scene.publish(7)
         await until(lambda: scene.cache.counts.restarts > 0 and scene.cache.held.blocks == 1)
+
+
+async def test_what_was_held_is_lost_as_soon_as_the_connection_is():
+    scene = Scene()
+    scene.start()
+    scene.publish(1)
+    async with following(scene):
+        await until(lambda: scene.cache.held.blocks == 1)
+        await scene.end()
+        await until(lambda: scene.cache.counts.restarts == 1)
+        assert scene.cache.held.blocks == 0 and not scene.cache.is_known
 
 
 async def test_messages_of_another_form_change_nothing():

@@ -199,6 +199,32 @@ def test_a_restart_is_known_by_its_numbers_and_clears_all():
     assert cache.counts.restarts == 1
 
 
+def test_a_lost_connection_loses_all_once_and_a_replay_brings_it_back():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    replayed(cache, engine, cache.connected())
+    for block in range(3):
+        receive(cache, engine, *engine.store(block))
+    assert followed(cache) == {0, 1, 2} and cache.is_known
+    cache.held.changes.clear()
+    cache.disconnected()
+    cache.disconnected()
+    assert cache.held.cleared and not cache.is_known and cache.counts.restarts == 1
+    assert followed(cache) == set() and cache.held.changes == {}  # unknown, not lost
+    replayed(cache, engine, cache.connected())
+    assert followed(cache) == {0, 1, 2} and cache.is_known and cache.counts.restarts == 1
+
+
+def test_without_a_replay_what_is_held_stays_unknown_after_a_lost_connection():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    replayed(cache, engine, cache.connected())
+    receive(cache, engine, *engine.store(1))
+    cache.disconnected()
+    replayed(cache, engine, cache.connected(), answers=False)
+    receive(cache, engine, *engine.store(2), answers=False)
+    assert cache.held.cleared and not cache.is_known
+    assert followed(cache) == {2}
+
+
 def test_an_unreadable_batch_leaves_nothing_believed():
     cache, engine = EngineCache(HeldBlocks()), Engine(1000)
     receive(cache, engine, *engine.store(1))

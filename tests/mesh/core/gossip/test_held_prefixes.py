@@ -191,3 +191,33 @@ def test_prompts_are_sent_with_their_blocks_to_replicas_that_report_alone():
         effects = scene.core.handle(ev.RequestArrived(build.request(1)), 0.0)
         [dispatch] = [one for one in effects if isinstance(one, fx.Dispatch)]
         assert dispatch.with_blocks is (held_seq is not None)
+
+
+@pytest.mark.parametrize("heartbeat_first", [False, True])
+def test_what_an_engine_has_lost_is_no_estimate_in_either_order_of_its_messages(heartbeat_first):
+    """The connection to its events is lost: the agent knows nothing more, and that all is gone."""
+    scene = Scene()
+    scene.beat(0)
+    scene.asks(0.5)
+    scene.delta(1, gpu=(7, 8))
+    assert scene.held == {7, 8}
+    scene.now = 1.0
+    if heartbeat_first:
+        scene.beat(None)
+        scene.asks(1.5)
+    scene.delta(2, cleared=1)
+    if not heartbeat_first:
+        scene.beat(None)
+        scene.asks(1.5)
+    assert scene.held == set()
+
+
+@pytest.mark.parametrize(("epoch", "cleared"), [(2, 1), (1, 0)])
+def test_other_deltas_of_an_agent_that_estimates_change_nothing(epoch, cleared):
+    scene = Scene()
+    scene.beat(0)
+    scene.asks(0.5)
+    scene.delta(1, gpu=(7, 8))
+    scene.beat(None)
+    scene.delta(2, epoch=epoch, lost=(7,), gpu=(9,), cleared=cleared)
+    assert scene.held == {7, 8}
