@@ -61,6 +61,7 @@ class DownReason(StrEnum):
 
     UNREACHABLE = "unreachable"  # scrapes of the engine fail
     HUNG = "hung"  # it answers scrapes, takes requests and computes none
+    ASLEEP = "asleep"  # an operator put the engine to sleep
 
 
 CARDS_MAX = 8  # of one replica or region; they are repeated every second
@@ -215,8 +216,8 @@ class Heartbeat:
     """Seconds that an online prompt sent now would wait until the prompts before it are computed,
     as the profile's latency predictor says; null without a profile."""
     down_reason: str | None = None
-    """Why it is down: unreachable, or hung (it answers scrapes, takes requests and computes none);
-    null in other states."""
+    """Why it is down: unreachable, hung (it answers scrapes, takes requests and computes none) or
+    asleep; null in other states."""
     cards: Cards = field(default_factory=dict)
     """What the engine reports of its models, the first of them. Sent once a second; where there are
     none, the last ones hold."""

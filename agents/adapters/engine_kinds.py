@@ -199,7 +199,14 @@ def read_vllm(page: MetricsPage) -> EngineReading:
             "vllm:iteration_tokens_total_count",
             "vllm:kv_cache_usage_perc",
         ),
+        is_asleep=_vllm_sleeps(page),
     )
+
+
+def _vllm_sleeps(page: MetricsPage) -> bool:
+    """Whether `/sleep` was called. One state is 1, of awake and two depths of sleep."""
+    states = page.series("vllm:engine_sleep_state")
+    return any(not one.value and one.label("sleep_state") == "awake" for one in states)
 
 
 def _vllm_capacity(page: MetricsPage) -> int | None:

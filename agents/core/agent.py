@@ -153,6 +153,8 @@ class AgentCore:
 
     def down_because(self, now: float) -> str | None:
         """For the log: why it is down though its last scrape was good."""
+        if self._health.asleep:
+            return "engine asleep: it was told to sleep and not to wake up"
         if not self._hangs.hung:
             return None
         silence = f"no output and no counter moved for {self._hangs.silent_s(now):.1f} s"
@@ -169,7 +171,8 @@ class AgentCore:
     def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
         down_reason = DownReason.HUNG if self._hangs.hung else None
         if self._health.state is ReplicaState.DOWN:
-            down_reason = DownReason.UNREACHABLE
+            asleep = self._health.asleep
+            down_reason = DownReason.ASLEEP if asleep else DownReason.UNREACHABLE
         numbers = HeartbeatNumbers(self._seq, self._served_total, self._refused_total)
         return self._fields.heartbeat(numbers, counts, state, down_reason, now)
 
@@ -388,10 +391,14 @@ class AgentCore:
         event = self.speed.scraped(event)
         self._engine.scraped(self._offline.online_part(event, now))
         self._adapters.scraped(event, self._health.state)
-        self._health.succeeded()
+        asleep = event.reading.is_asleep
+        if asleep:
+            self._health.slept(now)
+        else:
+            self._health.succeeded()
         self._requests.scraped(event.began_at, now)
         at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)
-        backlog = EngineBacklog(at_engine, tables.longest_prompt_tokens)
+        backlog = EngineBacklog(0 if asleep else at_engine, tables.longest_prompt_tokens)
         line = self._engine.prefill.line
         hangs = self._hangs.scraped(
             event.reading.progress, event.last_content_at, backlog, line, now

@@ -4,6 +4,7 @@ It is down after three failed scrapes in a row (at the usual interval, a fifth o
 after one good scrape. A scrape that *times out* while responses still bring content does not
 count: engines serve their metrics from the loop that streams tokens. An engine may also refuse new
 connections and finish its streams, so its requests are given up after SILENCE_S without content.
+One that was put to sleep is down too until it is woken up, and is not probed.
 
 An engine *hangs* when its HTTP server answers scrapes while its engine process computes nothing.
 The signs of work are content of good responses (`agents.core.stream_content`: comments and the like
@@ -58,13 +59,21 @@ class EngineHealth:
 
     def __init__(self) -> None:
         self.state = ReplicaState.STARTING
+        self.asleep = False  # it is down because it was put to sleep
         self._failures = 0
         self._down_since = float("-inf")
         self._last_content_at = float("-inf")
 
     def succeeded(self) -> None:
         self._failures = 0
-        self.state = ReplicaState.READY
+        self.state, self.asleep = ReplicaState.READY, False
+
+    def slept(self, now: float) -> None:
+        """A good scrape of an engine that sleeps: it computes nothing until it is woken up."""
+        if not self.asleep:
+            self._down_since = now
+        self._failures = 0
+        self.state, self.asleep = ReplicaState.DOWN, True
 
     def failed(self, event: ScrapeFailed, now: float) -> None:
         self._last_content_at = max(self._last_content_at, event.last_content_at)

@@ -104,6 +104,23 @@ def test_recorded_pages(read, name, expected) -> None:
     assert read(recorded(name)) == expected
 
 
+@pytest.mark.parametrize(
+    ("awake", "weights_offloaded", "discard_all", "is_asleep"),
+    [(1, 0, 0, False), (0, 1, 0, True), (0, 0, 1, True), (0, 0, 0, True)],
+)
+def test_vllm_says_whether_it_sleeps(awake, weights_offloaded, discard_all, is_asleep) -> None:
+    text = (RECORDED / "vllm_0.24_h100_excerpt.txt").read_text()
+    states = {
+        "awake": awake, "weights_offloaded": weights_offloaded, "discard_all": discard_all,
+    }  # fmt: skip
+    kept = [line for line in text.splitlines() if not line.startswith("vllm:engine_sleep_state{")]
+    kept += [
+        f'vllm:engine_sleep_state{{engine="0",model_name="tiny",sleep_state="{name}"}} {value}.0'
+        for name, value in states.items()
+    ]
+    assert read_vllm(MetricsPage("\n".join(kept))).is_asleep is is_asleep
+
+
 @pytest.mark.parametrize("read", [read_vllm, read_sglang, read_llamacpp])
 @pytest.mark.parametrize("text", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n"])
 def test_a_page_without_the_series_gives_none_rather_than_zero(read, text) -> None:

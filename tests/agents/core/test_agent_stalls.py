@@ -227,3 +227,23 @@ def test_an_engine_that_lists_no_model_any_more_is_probed_all_the_same(stage) ->
     stage.run(0.5)
     stage.models = ()
     assert effects.ProbeEngine("/v1/completions", "") in stage.run(HANGS_S + 0.5)
+
+
+def test_an_engine_that_sleeps_gets_no_work_and_no_probe_until_it_is_woken_up(stage) -> None:
+    stage.work(1, **LATE)
+    asleep = EngineReading(waiting=0, running=0, progress=(stage.steps,), is_asleep=True)
+    done = []
+    for _ in range(round(3 * HANGS_S * 20)):
+        done += stage.tick(0.05)
+        done += stage.feed(events.EngineScraped(stage.now, asleep, stage.models, paths=()))
+        done += stage.feed(events.AliveArrived("us", "r1", 1))
+    assert not [one for one in done if isinstance(one, effects.ProbeEngine)]
+    [given_up] = [one for one in done if isinstance(one, effects.AbortRelay)]
+    assert given_up.outcome is Outcome.ENGINE_LOST
+    assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.DOWN, DownReason.ASLEEP)
+    assert stage.core.down_because(stage.now).startswith("engine asleep")
+    stage.end(1, Outcome.ENGINE_LOST)
+    [late] = [one for one in stage.work(4, **LATE) if isinstance(one, effects.Refuse)]
+    assert late.message.reason is Refusal.ENGINE_DOWN
+    stage.run(0.5)
+    assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.READY, None)

@@ -36,6 +36,18 @@ def test_three_failures_in_a_row_are_down_and_one_good_scrape_is_up() -> None:
     assert health.state is ReplicaState.READY
 
 
+def test_an_engine_that_sleeps_is_down_until_it_is_woken_up() -> None:
+    health = EngineHealth()
+    health.succeeded()
+    for now in (1.0, 2.0, 3.9):
+        health.slept(now)
+        assert health.state is ReplicaState.DOWN and health.asleep
+        assert not health.lost(now)
+    assert health.lost(1.0 + SILENCE_S)
+    health.succeeded()
+    assert health.state is ReplicaState.READY and not health.asleep
+
+
 def test_a_busy_engine_that_times_out_is_not_dead() -> None:
     health = EngineHealth()
     health.succeeded()
