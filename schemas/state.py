@@ -91,7 +91,27 @@ OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 
 
-ADAPTERS_MAX = 64  # that one replica may load
+LACKING_MODELS_MAX = 64  # that a heartbeat names
+Lacking = Annotated[
+    dict[ValidModelId, Annotated[tuple[OptionalPath, ...], Field(max_length=PATHS_MAX)]],
+    Field(max_length=LACKING_MODELS_MAX),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRoutes:
+    """What is known of an engine's optional paths beside those that it is known to answer."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    unknown: Annotated[tuple[OptionalPath, ...], Field(max_length=PATHS_MAX)] = ()
+    """Paths of which it is not known, for some of its models, whether it answers them: a request
+    would tell."""
+    lacking: Lacking = field(default_factory=dict)
+    """Models for which it does not answer some of these paths, or of `paths`, each with those."""
+
+
+ADAPTERS_MAX = 64  # that one replica may load, or models that it has not loaded
 LoadTimes = Annotated[dict[ValidModelId, Seconds | None], Field(max_length=ADAPTERS_MAX)]
 
 
@@ -228,16 +248,21 @@ class Heartbeat:
     """Number of the last delta of what its engine holds (`schemas.held`); null where the engine
     reports no KV events."""
     loadable: LoadTimes = field(default_factory=dict)
-    """Adapters that its engine has not loaded and that its agent would load for a request, each
-    with the seconds that this takes, as measured; null before the first load."""
+    """Adapters that its engine has not loaded and that its agent would load for a request, and
+    models that the engine itself would, each with the seconds that this takes, as measured; null
+    before the first load."""
     loading: LoadTimes = field(default_factory=dict)
-    """Adapters that its engine is loading, each with the seconds that this still takes."""
+    """Adapters and models that its engine is loading, each with the seconds that this still
+    takes."""
     adapters_busy: bool = False
     """Whether each adapter that its engine has is in use: none could be loaded in its place now."""
     adapters_free: Count = 0
     """Adapters that could be loaded before one had to be unloaded."""
     kv: KvTransfer | None = None
     """Its part in pairs of a prefill and a decode replica; null where it answers alone."""
+    routes: KnownRoutes | None = None
+    """What else is known of its optional paths. Left out where all of them are known, the same for
+    all its models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,8 +435,13 @@ def rounded(value: float | None) -> float | None:
     return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
+# A key of a heartbeat that hardly any has, and what stands for it: inside a text its quotes would
+# be escaped.
+_LEFT_OUT = b',"routes":null', b""
+
+
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
-    return orjson.dumps(message)
+    return orjson.dumps(message).replace(*_LEFT_OUT)
 
 
 def decode_heartbeat(data: bytes) -> Heartbeat:

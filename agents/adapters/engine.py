@@ -17,6 +17,7 @@ import orjson
 
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
+from agents.adapters.loaded_pages import LoadedPages, state_of
 from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
 from agents.core.added_usage import with_own_field
@@ -28,10 +29,12 @@ from agents.core.events import (
     ScrapeFailed,
     TokenUsage,
 )
+from agents.core.loaded_models import NO_STATES, States, loads_on_demand
+from agents.core.model_routes import ModelRoutes, is_about_model
 from agents.core.stream_end import PromisedEnds
-from schemas.engine_routes import ENGINE_ROUTES, OPTIONAL_PATHS
+from schemas.engine_routes import ENGINE_ROUTES
 from schemas.ids import MODEL_CHARS_MAX, ModelId
-from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
+from schemas.state import CARD_CHARS_MAX, CARDS_MAX, KnownRoutes, ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +46,18 @@ HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_NOT_FOUND, STATUS_SERVER_ERROR = 200, 401, 404, 500
 SUCCESS = range(200, 300)
-STATUS_NOT_IMPLEMENTED = 501
+STATUS_BUSY, STATUS_NOT_IMPLEMENTED = 429, 501
 PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
 NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that makes no embeddings
-PATHS_S = 0.5  # of one scrape, for finding out about paths
 CONFIRMED_S = 30.0  # for so long a path is known to be there whatever one request's answer is
-PATHS_RETRY_S = 30.0  # after an answer that says nothing about the path
+PATIENCE_S = 30.0  # for the answer that tells whether there is a path: an engine at work is slow
 JSON_BODY = {"Content-Type": "application/json"}
 BOUNDARY = "mesh-probe"
 FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 NO_HEADERS: Mapping[str, str] = {}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 NONE_CACHED = TokenUsage(cached_tokens=0)
+GIVEN_UP = "%s: whether it answers %s is not asked any more; clients' requests will show it"
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
 
@@ -107,11 +110,11 @@ class EngineClient:
         self._scrape_timeout_s = scrape_timeout_s
         self._has_refused_key = False
         self._models_due_at = float("-inf")
-        self._paths_due_at: dict[str, float] = {}
         self.base_models: tuple[ModelId, ...] = ()  # as last listed, without adapters
-        self._asked_for: tuple[ModelId, ...] = ()
-        self._answers: dict[str, bool] = {}  # of optional paths, those that are known
-        self._probed: set[str] = set()  # of these, those known of the engine that answers now
+        self.routes = ModelRoutes()
+        self._asking: asyncio.Task[None] | None = None  # about optional paths
+        self._on_demand = False  # it may have to load a model that is asked for
+        self._tells_loaded = LoadedPages(self._get_quietly)
         self._doubted: set[str] = set()  # a request was answered as if it had not the path
         self._confirmed_at: dict[str, float] = {}  # but it has
         self.last_content_at = float(
@@ -127,6 +130,8 @@ class EngineClient:
             self._page = HttpClient(metrics_url, page_key)
 
     def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         self.api.close()
         if self._page is not None:
             self._page.close()
@@ -171,26 +176,41 @@ class EngineClient:
         """It answered a request on that optional path as one that it doesn't know: whether it does
         is found out at once, as one request's answer must not decide that for all.
 
-        False where that was found out a short while ago: the answer is about the request itself.
+        False where that was found out a short while ago: the answer is about the request itself;
+        and where the answer itself has to tell (`answered`).
         """
         if self._clock() - self._confirmed_at.get(path, float("-inf")) < CONFIRMED_S:
             return False
-        self._probed.discard(path)
-        self._paths_due_at.pop(path, None)
+        if self.routes.learns(path):
+            return False
+        self.routes.ask_again(path)
         self._doubted.add(path)
         self.refresh_models()
         return True
 
+    def answered(self, model: ModelId, path: str, status: int, body: bytes) -> None:
+        """It answered a client's request on an optional path; `body`: as far as it came."""
+        if not self.routes.learns(path):
+            return
+        if status not in SUCCESS and (status not in PATH_UNKNOWN or is_about_model(body)):
+            return
+        has = status in SUCCESS
+        if self.routes.answered(model, path, has=has, now=self._clock()):
+            self.refresh_models()
+            if not has:
+                log.info("%s answers %d for %s on %s", self.api.url, status, model, path)
+
     @property
     def paths_to_try(self) -> bool:
         """Whether the next scrape may find out about more optional paths."""
-        now = self._clock()
-        return any(now >= self._paths_due_at.get(path, now) for path in self.paths_unknown)
+        if not self._finds_paths:
+            return False
+        return bool(self._is_asking or self.routes.to_ask(self._clock()))
 
     @property
     def paths_unknown(self) -> tuple[str, ...]:
         """Optional paths of which it is not known whether the engine answers them."""
-        return tuple(sorted(OPTIONAL_PATHS - self._probed))
+        return tuple(self.routes.unasked)
 
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
@@ -200,9 +220,13 @@ class EngineClient:
             is_due = began_at >= self._models_due_at
             known = await self._models() if is_due else NOT_READ
             models = known.names if is_due else None
-            paths = () if models is None else await self._paths(known.base or models)
+            paths: tuple[str, ...] = ()
+            routes, states = None, NO_STATES
+            if models is not None:
+                states = await self._tells_loaded.states(known, has_page=self._page is not None)
+                paths, routes = await self._paths(known.base or models, known.cards, states)
             reading = await self._reading()
-            rest = self.last_content_at, frozenset(self.held), known.adapters
+            rest = self.last_content_at, frozenset(self.held), known.adapters, routes, states
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
@@ -212,7 +236,8 @@ class EngineClient:
         self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
         self.left_out = NO_USAGE
         self._confirmed_at.clear()
-        self._probed.clear()  # until then it is taken for the same: a busy one answers late
+        self.routes.restarted()  # until then it is taken for the same: a busy one answers late
+        self._tells_loaded.restarted()
         return ScrapeFailed(
             began_at=began_at,
             last_content_at=self.last_content_at,
@@ -251,45 +276,69 @@ class EngineClient:
         self.base_models = known.base
         return known
 
-    async def _paths(self, models: tuple[ModelId, ...]) -> tuple[str, ...]:
-        """The optional paths that it answers.
+    async def _paths(
+        self, models: tuple[ModelId, ...], cards: Mapping[ModelId, ModelCard], states: States
+    ) -> tuple[tuple[str, ...], KnownRoutes | None]:
+        """The optional paths that it answers, and what else is known of them.
 
-        Found out by one tiny request for the first of its models, again when they change: lists of
-        routes, where engines have them, name what the server knows and not what its model can do.
+        Lists of routes, where engines have them, name what the server knows and not what its model
+        can do. The scrape waits for answers as for its pages; later ones count at the next.
         """
         if not self._finds_paths:
-            return self._listed
-        if models != self._asked_for:
-            self._asked_for = models
-            self._answers.clear()
-            self._probed.clear()
+            return self._listed, None
+        now = self._clock()
+        if models != self.routes.names:
             self._confirmed_at.clear()
-        began_at = self._clock()
-        for path in sorted(OPTIONAL_PATHS - self._probed):
-            now = self._clock()
-            if now - began_at > PATHS_S:
-                break  # an engine at work is slow, and the scrape must end: the rest at the next
-            if now >= self._paths_due_at.get(path, now):
-                await self._find_out(path, models[0])
-        found = (path for path, answers in self._answers.items() if answers)
-        return (*sorted(found), *self._listed)
+        self._on_demand = loads_on_demand(models, cards, states)
+        self.routes.listed(models, on_demand=self._on_demand, now=now)
+        if not self._is_asking and (paths := self.routes.to_ask(now)):
+            model = None if self._on_demand else models[0]
+            self._asking = asyncio.create_task(self._ask(paths, model))
+            await asyncio.wait([self._asking], timeout=self._scrape_timeout_s)
+        return (*self.routes.paths, *self._listed), self.routes.known()
 
-    async def _find_out(self, path: str, model: ModelId) -> None:
-        headers, body = _smallest_request(path, model)
-        try:
-            status, _ = await exchange(
-                self.api, "POST", path, self._scrape_timeout_s, body, headers
-            )
-        except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
-            status = STATUS_SERVER_ERROR
-        if status in SUCCESS or status in NOT_THIS_PATH:
-            self._answers[path] = status in SUCCESS
-            self._probed.add(path)
-            if path in self._doubted and status in SUCCESS:
+    @property
+    def _is_asking(self) -> bool:
+        return self._asking is not None and not self._asking.done()
+
+    async def _ask(self, paths: list[str], model: ModelId | None) -> None:
+        """Find out about these paths, one after the other, as long as it has the same models."""
+        generation = self.routes.generation
+        for path in paths:
+            status = await self._status_of(path, model)
+            if generation != self.routes.generation:
+                return
+            if status is None:  # it has other troubles
+                if self.routes.told_nothing(path, self._clock()):
+                    log.warning(GIVEN_UP, self.api.url, path)
+                continue
+            has = status in SUCCESS or (model is None and status not in PATH_UNKNOWN)
+            self.routes.told(path, has=has)
+            if path in self._doubted and has:
                 self._confirmed_at[path] = self._clock()
             self._doubted.discard(path)
-        else:  # it has other troubles
-            self._paths_due_at[path] = self._clock() + PATHS_RETRY_S
+
+    async def _status_of(self, path: str, model: ModelId | None) -> int | None:
+        """What it answers to a tiny request for that model on that path, or to one without a body;
+        None where that says nothing about the path."""
+        headers, body = _without_body(path) if model is None else _smallest_request(path, model)
+        try:
+            status, page = await exchange(self.api, "POST", path, PATIENCE_S, body, headers)
+        except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
+            return None
+        if model is None:
+            is_told = status < STATUS_SERVER_ERROR or status == STATUS_NOT_IMPLEMENTED
+            is_told = is_told and status not in (STATUS_UNAUTHORIZED, STATUS_BUSY)
+            return None if not is_told else 400 if is_about_model(page) else status
+        return status if status in SUCCESS or status in NOT_THIS_PATH else None
+
+    async def _get_quietly(self, path: str) -> bytes | None:
+        """A page that it may have; empty if it hasn't, None if that isn't known."""
+        try:
+            status, page = await exchange(self.api, "GET", path, self._scrape_timeout_s)
+        except (OSError, HttpBroken, UnexpectedAnswer):
+            return None
+        return page if status == STATUS_OK else b""
 
     async def _reading(self) -> EngineReading:
         if self._page is None or self._kind.read is None:
@@ -364,6 +413,12 @@ def _smallest_request(path: str, model: ModelId) -> tuple[dict[str, str], bytes]
     return FORM_BODY, b"".join((*parts, f"--{BOUNDARY}--\r\n".encode()))
 
 
+def _without_body(path: str) -> tuple[Mapping[str, str], bytes]:
+    """A request that no engine computes anything for: its HTTP server refuses it, as one for a path
+    that it has, or hasn't."""
+    return (JSON_BODY if ENGINE_ROUTES[path].takes_json else FORM_BODY), b""
+
+
 async def exchange(
     client: HttpClient,
     method: str,
@@ -397,6 +452,7 @@ class ListedModels(NamedTuple):
     names: tuple[ModelId, ...]
     cards: dict[ModelId, ModelCard]
     adapters: frozenset[ModelId] = frozenset()
+    states: States = NO_STATES  # of those of which it says whether they are loaded
 
     @property
     def base(self) -> tuple[ModelId, ...]:
@@ -419,7 +475,9 @@ def served(data: bytes, url: str) -> ListedModels:
     filled = {model: card for model, card in cards.items() if card != ModelCard()}
     rows = rows[:MODELS_MAX]
     adapters = frozenset(ModelId(row["id"]) for row in rows if row.get("parent") is not None)
-    return ListedModels(tuple(ModelId(row["id"]) for row in rows), filled, adapters)
+    told = ((ModelId(row["id"]), state_of(row.get("status"))) for row in rows)
+    states = {name: state for name, state in told if state is not None}
+    return ListedModels(tuple(ModelId(row["id"]) for row in rows), filled, adapters, states)
 
 
 def _card(row: Mapping[str, object]) -> ModelCard:

@@ -307,6 +307,8 @@ class Relay:
         else:
             self._removal = None
         first, has_content = await self._first_bytes(response)
+        if self._path in OPTIONAL_PATHS and self._model is not None:
+            self._engine.answered(self._model, self._path, head.status, first)
         if self._content is not None and self._content.error is not None:
             return await self._send_error(self._content.error)
         if (problem := self._no_answer(first, has_content)) is not None:

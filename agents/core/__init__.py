@@ -22,6 +22,8 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     answer_stream    what the agent reads out of a response's bytes; flow control
     name_claim       two agents with one name: which of them leaves
     effects, events  the interface
+    loaded_models    which models the engine has loaded, and which its agent may ask by itself
+    model_routes     which optional paths it answers for which of its models
     kv_events        batches of KV events, and their order
     latency_predictor, slo_profile, offline_queue  parts that the simulated engine uses too
 

@@ -177,8 +177,11 @@ class AgentCore:
         return self._fields.heartbeat(numbers, counts, state, down_reason, now)
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
-        state, counts, loads = self.state, self._load(), self._adapters.state(now)
-        urgent = (state, counts.full, self._engine.models, self._engine.paths, loads)
+        state, counts, engine = self.state, self._load(), self._engine
+        loads = self._adapters.state(now)
+        if engine.loaded.on_demand:
+            loads = (*loads, *engine.loaded.told)
+        urgent = (state, counts.full, engine.models, engine.paths, engine.routes, loads)
         if urgent != self._published:
             self._timer.hurry()
         if now < self._timer.due_at and self._leaving is not ReplicaState.GONE:
@@ -237,6 +240,8 @@ class AgentCore:
         serves = self._engine.serves(work.model, work.path)
         if not serves and (reason := self._adapters.reason_against(work, now)) is not None:
             return reason
+        if work.warm and not self._engine.loaded.may_ask(work.model, now):
+            return Refusal.WRONG_MODEL  # nobody asked for what the engine would have to load
         if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
         if work.offline:
@@ -277,7 +282,14 @@ class AgentCore:
     def _send(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         self._requests.send(record, now)
         self._offline.online_sent(record, now)
+        if self._engine.loaded.on_demand:
+            self._sent_on_demand(record, now)
         return [record.relay(body)]
+
+    def _sent_on_demand(self, record: AgentRequest, now: float) -> None:
+        """The engine has to load its model now, if it has not: that one is asked if it hangs."""
+        self._engine.loaded.sent(record.work.model, now)
+        self._hangs.seen(record.work.path, record.work.model, answered=True)
 
     def _on_adapter_load_ended(
         self, event: events.AdapterLoadEnded, now: float
@@ -308,6 +320,9 @@ class AgentCore:
         if record is not None and record.sent_at is not None:
             self._tables.of(record).begin(record, now)
             self._offline.began(event.inbox, now)
+            if self._engine.loaded.on_demand:
+                loaded = self._engine.loaded
+                (loaded.answered if event.good else loaded.failed)(record.work.model, now)
             if event.good and record.work.path not in SERVER_PATHS:
                 self._hangs.seen(record.work.path, record.work.model, answered=True)
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
@@ -321,6 +336,8 @@ class AgentCore:
             began_at, odd = record.first_token_at(streamed=event.streamed), work.is_odd
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
             self._served_total += not work.warm
+        elif self._engine.loaded.on_demand:
+            self._engine.loaded.failed(work.model, now)
         self._offline.ended(event, record.sent_at, now, offline=work.offline)
         self._tables.end(record, record.sent_at, event.outcome, now)
         self._routers.leave(record.router)
@@ -459,5 +476,8 @@ class AgentCore:
             held = self._engine.held
             stuck = [record for record in self._tables.all() if record.inbox not in held]
             done += self._end_all(stuck, Outcome.ENGINE_LOST, HANGS)
-        probe = self._hangs.probe(self._engine.models, now)
+        models = self._engine.models
+        if self._engine.loaded.on_demand:
+            models = self._engine.loaded.to_probe(models)
+        probe = self._hangs.probe(models, now)
         return done if probe is None else [*done, probe]

@@ -26,11 +26,12 @@ from statistics import median
 from typing import NamedTuple
 
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
+from agents.core.loaded_models import LoadedModels
 from schemas.engine_routes import PLAIN_PATHS
 from schemas.http import RESPONSES
 from schemas.ids import ModelId
 from schemas.response_calls import METHODS
-from schemas.state import ModelCard
+from schemas.state import KnownRoutes, ModelCard
 
 SETTLED_MAX = 4096  # remembered between two scrapes
 
@@ -277,6 +278,8 @@ class EngineLoad:
         self.cards: dict[ModelId, ModelCard] = {}
         self.adapters: frozenset[ModelId] = frozenset()  # of the models
         self.paths: tuple[str, ...] = ()  # optional ones that it answers
+        self.routes: KnownRoutes | None = None  # what else is known of optional paths
+        self.loaded = LoadedModels()
 
     @property
     def prefix_hit_ratio(self) -> float | None:
@@ -297,17 +300,22 @@ class EngineLoad:
         self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
             self.models, self.cards, self.paths = event.models, dict(event.cards), event.paths
-            self.adapters = event.adapters
+            self.adapters, self.routes = event.adapters, event.routes
+            self.loaded.listed(self.base_models, self.cards, event.states, event.began_at)
 
     def serves(self, model: ModelId, path: str) -> bool:
         """Whether it has the model and answers on that path; a call about a response names none."""
         if path in METHODS:
             return self.answers_on(RESPONSES)
-        return model in self.models and self.answers_on(path)
+        if model not in self.models or not self.answers_on(path):
+            return False
+        return self.routes is None or path not in self.routes.lacking.get(model, ())
 
     def answers_on(self, path: str) -> bool:
-        """Whether it answers on that path."""
-        return path in PLAIN_PATHS or path in self.paths
+        """Whether it answers on that path, or may."""
+        if path in PLAIN_PATHS or path in self.paths:
+            return True
+        return self.routes is not None and path in self.routes.unknown
 
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agents.core.loaded_models import States
 from schemas.exchange import Outcome
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import ModelCard
+from schemas.state import KnownRoutes, ModelCard
 
 
 class RouterKey(NamedTuple):
@@ -142,6 +143,9 @@ class EngineScraped:
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
     adapters: frozenset[ModelId] = frozenset()  # of the models, those that have a parent
+    # Read with the models: what else is known of paths, and what the engine says is loaded.
+    routes: KnownRoutes | None = None
+    states: States = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,21 @@ from typing import NamedTuple
 from agents.core.adapters import Adapters
 from agents.core.engine_load import EngineLoad, LoadCounts, occupancy
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.loaded_models import LoadSeconds
 from agents.core.offline_work import OfflineWork
 from agents.core.request_tables import RequestTables
 from agents.core.routers import Fence, HandoffAcks
 from agents.core.speed_probe import SpeedProbe
 from schemas.ids import ModelId
-from schemas.state import CARDS_MAX, DownReason, Heartbeat, ModelCard, ReplicaState, rounded
+from schemas.state import (
+    ADAPTERS_MAX,
+    CARDS_MAX,
+    DownReason,
+    Heartbeat,
+    ModelCard,
+    ReplicaState,
+    rounded,
+)
 
 CARDS_EVERY = 10  # heartbeats: model cards and priors hardly ever change
 
@@ -59,6 +68,7 @@ class HeartbeatFields:
         replica, engine, requests = self._replica, self._engine, self._tables.online
         reading, line = engine.reading, engine.prefill.line
         owner, adapters = self._fence.owner(now), self._adapters
+        on_demand = engine.loaded.on_demand
         is_open = state is ReplicaState.READY
         prior = self._speed.prior(engine.base_models) if numbers.seq % CARDS_EVERY == 1 else None
         return Heartbeat(
@@ -100,11 +110,21 @@ class HeartbeatFields:
             paths=engine.paths,
             prefill_prior=prior,
             kv=None if replica.kv is None else replica.kv.report(engine.models),
-            loadable=adapters.loadable(now),
-            loading=adapters.loading(now),
+            loadable=self._loadable(now) if on_demand else adapters.loadable(now),
+            loading=self._loading(now) if on_demand else adapters.loading(now),
             adapters_busy=adapters.are_busy,
             adapters_free=adapters.free,
+            routes=engine.routes,
         )
+
+    def _loadable(self, now: float) -> LoadSeconds:
+        """Models that the engine would load for a request, and adapters that the agent would."""
+        both = self._engine.loaded.loadable() | self._adapters.loadable(now)
+        return dict(islice(both.items(), ADAPTERS_MAX))
+
+    def _loading(self, now: float) -> LoadSeconds:
+        both = self._engine.loaded.being_loaded(now) | self._adapters.loading(now)
+        return dict(islice(both.items(), ADAPTERS_MAX))
 
     def _cards(self) -> dict[ModelId, ModelCard]:
         """Of the first models, adapters that could be loaded last."""

@@ -32,6 +32,7 @@ from agents.core.effects import AgentEffect
 from agents.core.engine_load import EngineLoad
 from agents.core.heartbeat import ReplicaConfig
 from agents.core.known_speed import FirstToken, KnownSpeed, of_probe
+from agents.core.loaded_models import is_one_model
 from agents.core.made_up_text import made_up_text
 from schemas.engine_routes import COMPUTED_PATHS, GENERATING_PATHS
 from schemas.ids import ModelId
@@ -107,6 +108,8 @@ class SpeedProbe:
         if not self._is_worth_it():
             self.is_wanted = False
             return []
+        if not self._engine.loaded.may_ask(self._models[0], now):
+            return []  # it is measured once a client's request has loaded it
         return self._send()
 
     def ended(self, event: events.PromptMeasured, now: float) -> list[AgentEffect]:
@@ -150,13 +153,8 @@ class SpeedProbe:
         models = engine.base_models
         if engine.prefill.line is not None or self.prior(models) is not None:
             return False
-        return _generates(engine.paths) and self._is_one_model() and self._most() >= LONG_MIN
-
-    def _is_one_model(self) -> bool:
-        """Under one name or several. Else it may have to load the one that is asked for."""
-        cards = self._engine.cards
-        roots = (cards[name].root if name in cards else None for name in self._models)
-        return len({root or name for root, name in zip(roots, self._models, strict=True)}) == 1
+        is_one = is_one_model(self._models, engine.cards)
+        return _generates(engine.paths) and is_one and self._most() >= LONG_MIN
 
     def _most(self) -> int:
         """Tokens that a prompt may have."""

@@ -24,6 +24,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import (
+    answered_names,
     beat_by_name,
     beat_of_pair,
     digest_by_name,
@@ -224,8 +225,9 @@ class ClusterEvents:
         if beat.term:
             self.ownership.saw_term(beat.region, beat.term)
         if beat.loadable or beat.loading:
+            self._replicas.note_on_demand(beat)
             beat = with_adapters(beat)
-        if beat.paths:
+        if beat.paths or beat.routes:
             beat = with_keeper_names(beat_by_name(beat))
         if beat.region == self._home:
             return beat if beat.kv is None else beat_of_pair(beat, self._replicas.has_ready)
@@ -270,7 +272,7 @@ class ClusterEvents:
             return
         change = self._replicas.see(beat, now)
         if beat.state is not ReplicaState.GONE:
-            self.models.see(beat.models, now)
+            self.models.see(answered_names(beat) if beat.routes else beat.models, now)
         if change.restarted:
             self._placer.forget_replica(beat.replica)
             self._notify_lost(beat.replica, change.orphans)

@@ -211,8 +211,8 @@ class RouterCore:
         return self._cluster_events.models.names
 
     def knows(self, name: ModelId) -> bool:
-        """Whether some replica serves, or may serve again, that model on that optional path."""
-        return name in self._cluster_events.models
+        """Whether some replica serves, or may serve (again), that model on that optional path."""
+        return name in self._cluster_events.models or self.is_served(name)
 
     def is_served(self, name: ModelId) -> bool:
         """Whether a replica here has that name, ready or not, or one of a peer is ready for it."""

@@ -12,6 +12,7 @@ from mesh.core.model.served_names import (
     is_for_others,
     is_model,
     is_prefill_name,
+    model_of,
     models_by_path,
     models_only,
 )
@@ -189,7 +190,7 @@ class RegionalDigest:
         counts: Counts = {}
         told = 0  # adapters that no replica has loaded
         for model in sorted(filter(is_for_others, self._replicas.models())):
-            if self._is_unloaded(model):
+            if self._is_unloaded(model) and model_of(model) not in self._replicas.on_demand:
                 if told == ADAPTERS_PUBLISHED_MAX or not is_model(model):
                     continue
                 told += 1

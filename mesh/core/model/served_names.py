@@ -25,6 +25,7 @@ from schemas.state import Digest, Heartbeat, ModelCapacity
 _ON = " on /"
 _AT = " at "
 _PREFILL = "/prefill"  # no path of an engine
+_NONE_LACKING: Mapping[ModelId, Collection[str]] = {}
 KEPT_RESPONSE = ModelId("kept response")  # calls about one name no model
 
 
@@ -101,9 +102,19 @@ def with_adapters(beat: Heartbeat) -> Heartbeat:
 
 
 def beat_by_name(beat: Heartbeat) -> Heartbeat:
-    """The heartbeat, its models and adapters with their optional paths."""
-    paths = [path for path in beat.paths if path not in PLAIN_PATHS]
-    more = (served_name(model, path) for path in paths for model in beat.models)
+    """The heartbeat, its models and adapters with their optional paths: those that its engine may
+    be asked for, as nothing contrary is known."""
+    paths, lacking = [path for path in beat.paths if path not in PLAIN_PATHS], _NONE_LACKING
+    if beat.routes is not None:
+        lacking = beat.routes.lacking
+        more_paths = (path for path in beat.routes.unknown if path not in paths)
+        paths += [path for path in more_paths if path not in PLAIN_PATHS]
+    more = (
+        served_name(model, path)
+        for path in paths
+        for model in beat.models
+        if not lacking or path not in lacking.get(model, ())
+    )
     names = tuple(name for name in more if len(name) <= MODEL_CHARS_MAX)
     if not names:
         return beat
@@ -115,6 +126,15 @@ def beat_by_name(beat: Heartbeat) -> Heartbeat:
     )
 
 
+def answered_names(beat: Heartbeat) -> Collection[ModelId]:
+    """Of a heartbeat by name, the names that its engine is known to answer: others are not missed
+    when they are gone."""
+    if beat.routes is None:
+        return beat.models
+    unknown = {f" on {path}" for path in beat.routes.unknown if path not in beat.paths}
+    return [name for name in beat.models if name[len(model_of(name)) :] not in unknown]
+
+
 def _on_paths(
     load_s: dict[ModelId, float | None], paths: Collection[str]
 ) -> dict[ModelId, float | None]:
@@ -124,9 +144,12 @@ def _on_paths(
 
 def with_keeper_names(beat: Heartbeat) -> Heartbeat:
     """A heartbeat by name, with the names of what only this replica can answer."""
-    if RESPONSES not in beat.paths:
+    routes = beat.routes
+    if RESPONSES not in beat.paths and (routes is None or RESPONSES not in routes.unknown):
         return beat
-    on_path = (served_name(model, RESPONSES) for model in beat.models if is_model(model))
+    on_path = [served_name(model, RESPONSES) for model in beat.models if is_model(model)]
+    if routes is not None:
+        on_path = [name for name in on_path if name in beat.models]
     names = (keeper_name(name, beat.region, beat.replica) for name in on_path)
     fitting = (name for name in names if len(name) <= MODEL_CHARS_MAX)
     return replace(beat, models=(*beat.models, *fitting, kept_name(beat.region, beat.replica)))

@@ -26,6 +26,7 @@ from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 REPLICAS_MAX = 16_384  # adopted ones included; heartbeats of more are ignored
 OTHER_MODEL = "other model"
+ON_DEMAND_MAX = 4096  # models
 DECODED_MAX = 1024  # models, a few heartbeats' more
 ADAPTERS_BUSY = "its adapters are in use"
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
@@ -64,8 +65,10 @@ class ReplicaTable:
         self.loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}  # of each region seen
         self.bus = BusStatus(settings)
         self.adopted_by_peer = False
-        # Adapters that some replica would have to load first, each by how many of them.
+        # Adapters and models that some replica would have to load first, each by how many of them;
+        # of these, models that engines load by themselves.
         self.unloaded: Counter[ModelId] = Counter()
+        self.on_demand: set[ModelId] = set()
         self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
         # Replicas whose load has changed; the candidate cache clears it.
         self.changed: dict[ReplicaId, None] = {}
@@ -150,6 +153,11 @@ class ReplicaTable:
     def _note_decoded(self, beat: Heartbeat) -> None:
         if beat.kv is not None and len(self.decoded) < DECODED_MAX:
             self.decoded = self.decoded.union(beat.kv.models)
+
+    def note_on_demand(self, beat: Heartbeat) -> None:
+        """Note the models that its engine itself would load for a request: no adapters."""
+        if len(self.on_demand) < ON_DEMAND_MAX:
+            self.on_demand.update(name for name in beat.loadable if name in beat.models)
 
     def _count_unloaded(self, beat: Heartbeat, by: int) -> None:
         if not (beat.loadable or beat.loading):

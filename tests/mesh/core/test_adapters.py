@@ -5,10 +5,12 @@ import pytest
 from mesh.core.membership.region_digest import ADAPTERS_PUBLISHED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import served_name
 from mesh.core.view.replica import LOAD_START_S
 from schemas.decision import Placement
 from schemas.exchange import Refusal
-from schemas.state import ModelCapacity, ReplicaState
+from schemas.http import EMBEDDINGS, MESSAGES
+from schemas.state import KnownRoutes, ModelCapacity, ReplicaState
 from tests.mesh.core.build import EU, MODEL, US, beat, core, digest, request
 
 SQL = "sql"
@@ -204,3 +206,40 @@ def test_no_count_of_adapters_outlives_its_replica() -> None:
     region.says("b")
     assert not region.core.replicas.unloaded
     assert region.core.region == US
+
+
+OTHER = "other"
+
+
+@pytest.mark.parametrize("policy", ["mesh", "least-load", "skywalker", "round-robin"])
+def test_a_model_that_is_not_loaded_is_asked_for_where_it_is(policy) -> None:
+    region = Region(policy)
+    region.says("a", has=(OTHER,), loadable={OTHER: 20.0})
+    region.says("b", has=(OTHER,), loadable={MODEL: 20.0})
+    for _ in range(4):
+        assert region.ask(OTHER).replica == "b"
+        assert region.ask(MODEL).replica == "a"
+    region.says("b", has=(OTHER,), state=ReplicaState.DOWN)
+    assert region.ask(OTHER).replica == "a", "what is listed is served"
+
+
+def test_models_that_engines_load_themselves_are_all_told_to_peers_with_their_paths() -> None:
+    names = tuple(f"m{number:03}" for number in range(2 * ADAPTERS_PUBLISHED_MAX))
+    told = dict.fromkeys(names[:ADAPTERS_PUBLISHED_MAX], 20.0)
+    region = Region()
+    region.says("a", has=names, loadable=told, paths=(EMBEDDINGS,))
+    digest = region.digest
+    assert set(names) < set(digest.models) and set(names) < set(digest.models_by_path[EMBEDDINGS])
+    assert digest.models[names[0]].load_s == 20.0 and digest.models[names[-1]].load_s is None
+
+
+def test_a_path_that_is_not_known_is_let_through_and_missed_no_longer_than_it_is_told() -> None:
+    region = Region()
+    name = served_name(MODEL, EMBEDDINGS)
+    region.says("a", routes=KnownRoutes(unknown=(EMBEDDINGS,)))
+    assert region.core.knows(name) and region.ask(name).replica == "a"
+    region.says("a", routes=KnownRoutes(unknown=(MESSAGES,)))  # the engine answered 404
+    assert not region.core.knows(name), "no request is held for it"
+    region.says("a", paths=(EMBEDDINGS,))
+    region.says("a")
+    assert region.core.knows(name), "as it may come back"

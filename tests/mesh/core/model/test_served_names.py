@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mesh.core.model.served_names import (
     KEPT_RESPONSE,
+    answered_names,
     beat_by_name,
     digest_by_name,
     is_for_others,
@@ -17,10 +18,10 @@ from mesh.core.model.served_names import (
     with_keeper_names,
     work_name,
 )
-from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.response_calls import RESPONSE
-from schemas.state import ModelCapacity
+from schemas.state import KnownRoutes, ModelCapacity
 from tests.mesh.core.build import MODEL, beat, digest
 
 NAME = served_name(MODEL, EMBEDDINGS)
@@ -47,6 +48,22 @@ def test_a_name_too_long_for_other_messages_is_left_out():
     long = ModelId("m" * MODEL_CHARS_MAX)
     found = beat_by_name(beat("a", models=(long, MODEL), paths=(EMBEDDINGS,)))
     assert found.models == (long, MODEL, NAME)
+
+
+def test_a_path_is_the_model_s_and_what_is_not_known_is_let_through():
+    emb = ModelId("emb")
+    routes = KnownRoutes(unknown=(MESSAGES,), lacking={MODEL: (EMBEDDINGS,), emb: (MESSAGES,)})
+    found = beat_by_name(beat("a", models=(MODEL, emb), paths=(EMBEDDINGS,), routes=routes))
+    on_emb, messages = served_name(emb, EMBEDDINGS), served_name(MODEL, MESSAGES)
+    assert found.models == (MODEL, emb, on_emb, messages)
+    assert answered_names(found) == [MODEL, emb, on_emb]
+    unknown = beat_by_name(beat("a", routes=KnownRoutes(unknown=(RESPONSES,))))
+    assert kept_name("us", "a") in with_keeper_names(unknown).models
+    lacking = KnownRoutes(lacking={emb: (RESPONSES,)})
+    named = with_keeper_names(
+        beat_by_name(beat("a", models=(MODEL, emb), paths=(RESPONSES,), routes=lacking))
+    )
+    assert not [name for name in named.models if name.startswith(f"{emb} on")]
 
 
 def test_a_digest_says_the_same_after_it_was_sent():

@@ -1,0 +1,143 @@
+"""Engines that load models on demand: an agent finds out about them and makes them load nothing."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from agents.adapters.engine import EngineClient
+from agents.adapters.engine_kinds import KINDS
+from agents.adapters.loaded_pages import PAGES, state_of
+from agents.core.events import EngineScraped
+from agents.core.loaded_models import ModelState
+from schemas.engine_routes import OPTIONAL_PATHS
+from schemas.http import EMBEDDINGS, MESSAGES
+from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
+
+LOADED, LOADING, UNLOADED = ModelState.LOADED, ModelState.LOADING, ModelState.UNLOADED
+OF_PAGE = {
+    "/api/ps": {"models": [{"name": "a", "model": "a"}]},
+    "/running": {
+        "running": [{"model": "a", "state": "ready"}, {"model": "b", "state": "starting"}]
+    },
+    "/api/v0/models": {
+        "data": [{"id": "a", "state": "loaded"}, {"id": "b", "state": "not-loaded"}]
+    },
+}
+
+
+class OnDemandServer:
+    """Refuses a request without a body as Ollama does; one with a body loads its model."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    async def script(self, talk: Conversation) -> None:
+        self.loads += bool(talk.request.body)
+        await talk.send(plain(400, b'{"error":{"message":"EOF"}}'))
+
+
+@contextlib.asynccontextmanager
+async def on_demand(*models: str) -> AsyncIterator[tuple[EngineClient, ScriptedEngine, list]]:
+    server = OnDemandServer()
+    async with running(server.script) as engine:
+        engine.models, engine.also_serves = list(models), (MESSAGES, EMBEDDINGS)
+        client = EngineClient(
+            api_url=engine.url,
+            metrics_url="",
+            kind=KINDS["openai"],
+            clock=time.monotonic,
+            scrape_timeout_s=30.0,
+        )
+        try:
+            yield client, engine, server
+        finally:
+            client.close()
+
+
+async def scraped(client: EngineClient) -> EngineScraped:
+    client.refresh_models()
+    found = await client.scrape()
+    assert isinstance(found, EngineScraped)
+    return found
+
+
+async def test_routes_are_found_out_without_a_load() -> None:
+    async with on_demand("a", "b") as (client, engine, server):
+        found = await scraped(client)
+        for _ in range(3):
+            assert (await scraped(client)).routes == found.routes
+    assert found.routes is not None and found.routes.unknown == (EMBEDDINGS, MESSAGES)
+    assert found.paths == () and server.loads == 0
+    assert len(engine.requests) == 2, "each route is asked for once"
+
+
+async def test_one_model_that_is_not_loaded_is_not_asked_either() -> None:
+    async with on_demand("a") as (client, engine, server):
+        engine.pages["/api/ps"] = b'{"models":[]}'
+        found = await scraped(client)
+    assert found.states == {"a": UNLOADED} and server.loads == 0
+    assert found.routes is not None and found.routes.unknown == (EMBEDDINGS, MESSAGES)
+
+
+async def test_a_client_s_answer_tells_for_its_model() -> None:
+    async with on_demand("a", "b") as (client, _, _):
+        await scraped(client)
+        client.answered("a", MESSAGES, 200, b"{}")
+        client.answered("b", MESSAGES, 404, b'{"error":"model \'b\' not found"}')
+        client.answered("b", EMBEDDINGS, 501, b"{}")
+        found = await scraped(client)
+    assert found.paths == (MESSAGES,) and found.routes is not None
+    assert found.routes.unknown == (EMBEDDINGS, MESSAGES)
+    assert found.routes.lacking == {"b": (EMBEDDINGS,)}
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_the_page_that_tells_what_is_loaded_is_found_and_read_again(path) -> None:
+    async with on_demand("a", "b") as (client, engine, _):
+        engine.pages[path] = orjson.dumps(OF_PAGE[path])
+        found = await scraped(client)
+        expected = LOADING if path == "/running" else UNLOADED
+        assert found.states == {"a": LOADED, "b": expected}
+        sought = len(engine.scrapes)
+        await scraped(client)
+        assert [one.path for one in engine.scrapes[sought:]] == ["/v1/models", path]
+        del engine.pages[path]
+        assert (await scraped(client)).states == found.states, "what was read last holds"
+
+
+async def test_pages_of_other_things_tell_nothing() -> None:
+    odd = [b"<html>", b"[]", b'{"models":{}}', b'{"running":[1]}', b'{"data":[{"id":"a"}]}']
+    for page in odd:
+        async with on_demand("a") as (client, engine, _):
+            engine.pages.update(dict.fromkeys(PAGES, page))
+            assert (await scraped(client)).states == {}
+            sought = len(engine.scrapes)
+            await scraped(client)
+            assert [one.path for one in engine.scrapes[sought:]] == ["/v1/models"]
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({"value": "loaded"}, LOADED),
+        ({"value": "unloaded", "args": []}, UNLOADED),
+        ("Loading", LOADING),
+        ("active", None),
+        ({"value": 3}, None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_a_list_of_models_may_tell_by_itself(status, state) -> None:
+    assert state_of(status) is state
+
+
+async def test_an_engine_that_only_serves_one_model_is_asked_as_ever() -> None:
+    async with on_demand("a") as (client, engine, server):
+        found = await scraped(client)
+    assert found.states == {} and found.routes is None and found.paths == ()
+    assert server.loads == 2 and len(engine.requests) == 2  # the others are 404 before its script
+    assert len(OPTIONAL_PATHS) > 2
