@@ -333,6 +333,9 @@ class Fault(Enum):
     BODY_TOO_LARGE = FaultKind(
         413, BAD, "body_too_large", f"The body has more than {BODY_BYTES_MAX} bytes."
     )
+    ENCODING = FaultKind(
+        415, BAD, "unsupported_encoding", "The body's `content-encoding` is not one that is taken."
+    )
     UPGRADE = FaultKind(
         426, BAD, "upgrade_required", "Websockets are not served: ask again over plain HTTP/1.1."
     )

@@ -72,7 +72,7 @@ class Route(NamedTuple):
 
 FORMS = (FileUpload, AudioForm)
 _STORED = (Fault.INVALID, Fault.KEY_MISSING, Fault.NO_BATCH, Fault.STORE_AWAY)
-_STORING = (*_STORED, Fault.REQUEST_TIMEOUT, Fault.EXPECTATION, Fault.DRAINING)
+_STORING = (*_STORED, Fault.REQUEST_TIMEOUT, Fault.ENCODING, Fault.EXPECTATION, Fault.DRAINING)
 _OF_FILE = (*_STORED, Fault.FILE_UNKNOWN)
 _OF_BATCH = (*_STORED, Fault.BATCH_UNKNOWN)
 _FILES_FAULTS = (*_OF_FILE, Fault.TRANSFERS_FULL)
@@ -90,7 +90,7 @@ _ELSEWHERE = frozenset(
     )
 )
 _OPTIONAL_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
-_OF_BODIES = (Fault.BODY_TOO_LARGE, Fault.REQUEST_TIMEOUT, Fault.EXPECTATION)
+_OF_BODIES = (Fault.BODY_TOO_LARGE, Fault.REQUEST_TIMEOUT, Fault.ENCODING, Fault.EXPECTATION)
 _OF_MODELS = (Fault.MODEL_UNKNOWN, Fault.PATH_UNSERVED)
 _CALL_FAULTS = (
     *(fault for fault in _OPTIONAL_FAULTS if fault not in (*_OF_BODIES, *_OF_MODELS)),

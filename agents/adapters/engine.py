@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import orjson
 
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
-from agents.adapters.loaded_pages import LoadedPages, state_of
+from agents.adapters.loaded_pages import LATEST, LoadedPages, state_of
 from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
 from agents.core.added_usage import with_own_field
@@ -54,6 +55,7 @@ PATIENCE_S = 30.0  # for the answer that tells whether there is a path: an engin
 JSON_BODY = {"Content-Type": "application/json"}
 BOUNDARY = "mesh-probe"
 FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+NO_ALIASES: Mapping[ModelId, ModelId] = {}
 NO_HEADERS: Mapping[str, str] = {}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 NONE_CACHED = TokenUsage(cached_tokens=0)
@@ -453,6 +455,7 @@ class ListedModels(NamedTuple):
     cards: dict[ModelId, ModelCard]
     adapters: frozenset[ModelId] = frozenset()
     states: States = NO_STATES  # of those of which it says whether they are loaded
+    aliases: Mapping[ModelId, ModelId] = NO_ALIASES  # of its names: each with the model
 
     @property
     def base(self) -> tuple[ModelId, ...]:
@@ -466,18 +469,42 @@ NOT_READ = ListedModels((), NO_CARDS)
 def served(data: bytes, url: str) -> ListedModels:
     """The models in a response of `/v1/models`. Raises UnexpectedAnswer if it has none."""
     try:
-        rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]
+        listed = orjson.loads(data)["data"] if data.strip() else None
+        rows = [row for row in listed or () if _is_model(row["id"])]
     except (ValueError, TypeError, KeyError) as error:
         raise UnexpectedAnswer(f"{url} is no list of models") from error
     if not rows:
-        raise UnexpectedAnswer(f"{url} lists no model")
+        raise UnexpectedAnswer(f"{url} lists no model: pull one, or give --model NAME")
     cards = {ModelId(row["id"]): _card(row) for row in rows[:CARDS_MAX]}
     filled = {model: card for model, card in cards.items() if card != ModelCard()}
     rows = rows[:MODELS_MAX]
     adapters = frozenset(ModelId(row["id"]) for row in rows if row.get("parent") is not None)
     told = ((ModelId(row["id"]), state_of(row.get("status"))) for row in rows)
     states = {name: state for name, state in told if state is not None}
-    return ListedModels(tuple(ModelId(row["id"]) for row in rows), filled, adapters, states)
+    names = tuple(ModelId(row["id"]) for row in rows)
+    aliases = dict(islice(_aliases(rows, names), MODELS_MAX - len(names)))
+    states |= {alias: states[of] for alias, of in aliases.items() if of in states}
+    for alias, of in islice(aliases.items(), CARDS_MAX - len(cards)):
+        card = cards[of] if of in cards else ModelCard()
+        filled[alias] = replace(card, root=card.root or of)  # they are one model
+    return ListedModels((*names, *aliases), filled, adapters, states, aliases)
+
+
+def _aliases(
+    rows: list[dict[str, Any]], names: tuple[ModelId, ...]
+) -> Iterator[tuple[ModelId, ModelId]]:
+    """Other names that the engine takes for its models: Ollama's without `:latest`, and those that
+    llama-swap names beside them."""
+    seen = set(names)
+    for row, name in zip(rows, names, strict=True):
+        other = [name.removesuffix(LATEST)] if name.endswith(LATEST) else []
+        meta = row.get("meta")
+        swap = meta.get("llamaswap") if isinstance(meta, dict) else None
+        more = swap.get("aliases") if isinstance(swap, dict) else None
+        for alias in (*other, *(more if isinstance(more, list) else ())):
+            if _is_model(alias) and alias not in seen:
+                seen.add(alias)
+                yield ModelId(alias), name
 
 
 def _card(row: Mapping[str, object]) -> ModelCard:

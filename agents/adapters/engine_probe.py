@@ -7,7 +7,7 @@ until its metrics are switched on.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import orjson
 
@@ -15,9 +15,10 @@ from agents.adapters.engine import MODELS_PATH, EngineClient, UnexpectedAnswer, 
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.http_client import HttpBroken, origin
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
+from agents.core.loaded_models import NO_STATES, ModelState
 from schemas.http import REGIONS
 from schemas.ids import ModelId
-from schemas.state import ModelCard
+from schemas.state import KnownRoutes, ModelCard
 
 STATUS_OK, STATUS_UNAUTHORIZED = 200, 401
 TIMEOUT_S = 5.0
@@ -47,12 +48,15 @@ class EngineFacts:
     paths: tuple[str, ...]
     unsettled: tuple[str, ...]
     reading: EngineReading
+    untold: tuple[str, ...] = ()  # paths that its server has; of its models, requests tell
+    lacking: Mapping[ModelId, tuple[str, ...]] = field(default_factory=dict)
+    loaded: Mapping[ModelId, bool] | None = None  # of each model; None where it does not say
 
     @property
     def shown(self) -> dict[str, bool]:
         """Each signal of a metrics page, and whether it is there."""
         unset = NOTHING_KNOWN
-        names = [field.name for field in fields(EngineReading)]
+        names = [one.name for one in fields(EngineReading)]
         return {name: getattr(self.reading, name) != getattr(unset, name) for name in names}
 
 
@@ -123,6 +127,7 @@ async def _scraped(
     cards: Mapping[ModelId, ModelCard] = {}
     paths: tuple[str, ...] = ()
     reading = NOTHING_KNOWN
+    routes, states = KnownRoutes(), NO_STATES
     try:
         for _ in range(SCRAPES_MAX):
             client.refresh_models()
@@ -131,11 +136,24 @@ async def _scraped(
                 raise NoEngine(found.detail)
             if found.models is not None:
                 models, cards, paths = found.models, found.cards, found.paths
+                routes = found.routes or KnownRoutes()
+                states = found.states
             reading = found.reading
             if not client.paths_to_try:
                 break
+        unsettled = client.paths_unknown
         facts = EngineFacts(
-            kind, seen, client.version, models, cards, paths, client.paths_unknown, reading
+            kind,
+            seen,
+            client.version,
+            models,
+            cards,
+            paths,
+            unsettled,
+            reading,
+            tuple(path for path in routes.unknown if path not in unsettled),
+            routes.lacking,
+            {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
         )
     finally:
         client.close()

@@ -34,6 +34,8 @@ class Listed(Protocol):
     def base(self) -> tuple[ModelId, ...]: ...
     @property
     def states(self) -> States: ...
+    @property
+    def aliases(self) -> Mapping[ModelId, ModelId]: ...
 
 
 def state_of(status: object) -> ModelState | None:
@@ -120,5 +122,5 @@ def _told(
     listed: Listed, found: Mapping[object, ModelState]
 ) -> Iterable[tuple[ModelId, ModelState]]:
     for name in listed.base:
-        state = found.get(name) or found.get(f"{name}{LATEST}")
+        state = found.get(listed.aliases.get(name, name)) or found.get(f"{name}{LATEST}")
         yield name, state or ModelState.UNLOADED

@@ -37,7 +37,20 @@ STATUS_UNKNOWN = 500  # of an error that names none
 STATUS_INVALID = 400
 _STATUSES = range(400, 600)
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
-_INVALID = ("invalid_request_error", "badrequesterror")  # types of errors, in small letters
+# Of types of errors, in small letters: Anthropic's, OpenAI's and vLLM's.
+_STATUS_OF_TYPE = {
+    "invalid_request_error": STATUS_INVALID,
+    "badrequesterror": STATUS_INVALID,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "notfounderror": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": STATUS_UNKNOWN,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
 
 _USAGE_KEY = b'"usage"'
 _TIMINGS_KEY = b'"timings"'  # llama.cpp's
@@ -210,7 +223,7 @@ def _status(error: dict[str, object]) -> int:
             value = int(value)
         if type(value) is int and value in _STATUSES:
             return value
-    return STATUS_INVALID if str(error.get("type")).lower() in _INVALID else STATUS_UNKNOWN
+    return _STATUS_OF_TYPE.get(str(error.get("type")).lower(), STATUS_UNKNOWN)
 
 
 def read_usage(tail: bytes) -> TokenUsage:

@@ -13,6 +13,7 @@ from agents.adapters.engine_kinds import KINDS
 from agents.adapters.engine_probe import METRICS_BY, PLAIN, EngineFacts, NoEngine, examined
 from agents.config import checked_engine_url, checked_metrics_url
 from agents.engine_options import read_engine_key
+from schemas.ids import ModelId
 
 # Of each signal: what it is, and what the mesh does without it.
 SIGNALS = {
@@ -91,6 +92,12 @@ def _as_object(facts: EngineFacts, environment: list[str]) -> dict[str, Any]:
     }
 
 
+def _if_loaded(facts: EngineFacts, model: ModelId) -> str:
+    if facts.loaded is None:
+        return ""
+    return ", loaded" if facts.loaded.get(model) else ", not loaded"
+
+
 def _as_text(facts: EngineFacts, url: str, environment: list[str]) -> Iterator[str]:
     what = facts.seen_kind if facts.seen_kind != PLAIN else "an OpenAI-compatible server"
     yield f"{url}: {what}, version {facts.version or 'not shown'}"
@@ -99,9 +106,14 @@ def _as_text(facts: EngineFacts, url: str, environment: list[str]) -> Iterator[s
     for model in facts.models[:MODELS_SHOWN]:
         card = facts.cards.get(model)
         limit = None if card is None else card.max_model_len
-        yield f"  {model}{f', {limit} tokens of context' if limit else ''}"
+        of_context = f", {limit} tokens of context" if limit else ""
+        yield f"  {model}{of_context}{_if_loaded(facts, model)}"
     yield "routes besides chats and completions:"
-    yield f"  {', '.join(facts.paths) or 'none'}"
+    yield f"  {', '.join(facts.paths) or ('none' if not facts.untold else 'none for certain')}"
+    if facts.untold:
+        yield f"  by model, which a request for it will show: {', '.join(facts.untold)}"
+    for model, paths in list(facts.lacking.items())[:MODELS_SHOWN]:
+        yield f"  not of {model}: {', '.join(paths)}"
     yield f"signals, as --engine-kind {facts.kind}:"
     for name, is_shown in facts.shown.items():
         about, without = SIGNALS[name]

@@ -279,6 +279,9 @@ class SimServer:
                 response = web.Response(body=body, content_type="application/json")
             ended = job.answer.finish_reason
             return response
+        except ConnectionResetError:
+            logger.info("%s: its client left before the end of the answer", attempt)
+            return web.Response()  # to nobody
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1

@@ -40,6 +40,8 @@ INFLATING_BYTES = 48 * 1024  # what zlib keeps for one stream
 H_CONTENT_ENCODING = "content-encoding"
 CHUNK_LINE_BYTES_MAX = 16 * 1024  # a chunk's size with its extensions, or one trailer
 ENCODINGS = ("identity", "gzip", "deflate")
+ENCODING_ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
+ENCODINGS_TAKEN = {"accept-encoding": "gzip, deflate"}  # RFC 9110, 12.5.3: so clients choose one
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
@@ -161,6 +163,7 @@ class Upload:
     def __init__(self, budget: BodyBudget, encoding: str | None, length: int | None) -> None:
         """`length`: as announced. Raises RequestRefused for what is refused before it is read."""
         encoding = "identity" if encoding is None else encoding.lower()
+        encoding = ENCODING_ALIASES.get(encoding, encoding)
         if encoding not in ENCODINGS:
             raise encoding_not_taken()
         if length is not None and length > BODY_BYTES_MAX:
@@ -350,7 +353,7 @@ def say_continue(request: web.BaseRequest) -> None:
 def encoding_not_taken() -> RequestRefused:
     """The error for an unknown content-encoding."""
     message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
-    return RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
+    return RequestRefused(Fault.ENCODING, message, H_CONTENT_ENCODING, ENCODINGS_TAKEN)
 
 
 def too_large() -> RequestRefused:

@@ -171,7 +171,10 @@ def _print(found: Found, name: str) -> None:
     for line in story_lines(requests[-1]):
         click.echo(line)
     if len(requests) > 1:
-        click.echo(f"\n{len(requests) - 1} earlier requests had this id; --json has them all.")
+        click.echo(f"\n{len(requests) - 1} other requests had this id (all of each: --json):")
+        others = (life for story in requests[:-1] for life in story.lives[:1])
+        for line in table_lines(list(others)):
+            click.echo(line)
     _note_problems(found)
 
 

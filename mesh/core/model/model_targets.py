@@ -155,4 +155,5 @@ def unknown_model(asked: str, known: Collection[str]) -> str:
     near = get_close_matches(asked, list(known)[:COMPARED_MAX], LISTED_MAX, cutoff=0.6)
     listed = list(dict.fromkeys((*near, *known)))[:LISTED_MAX]
     more = f" and {len(known) - len(listed)} more" if len(known) > len(listed) else ""
-    return f"the model {asked!r} is not served here; known: {', '.join(listed)}{more}"
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"the model {asked!r} is not served here; known: {', '.join(listed)}{more}{meant}"

@@ -320,6 +320,9 @@ def write_parts(content: list[Any], written: WrittenPrompt) -> None:
 
 def _write_completion(body: Mapping[str, Any], written: WrittenPrompt) -> None:
     prompt = body.get("prompt")
+    if prompt is None and (embeds := body.get("prompt_embeds")) is not None:
+        written.add(bytes_of(embeds, "prompt_embeds"))  # vLLM: the engine judges them
+        return
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt):
         raise PromptInvalid("prompt must be a string or a non-empty array", "prompt")
     # Several prompts, or one as token ids, are written in one go: there may be millions of ids.

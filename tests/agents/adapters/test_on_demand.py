@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, served
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.loaded_pages import PAGES, state_of
+from agents.config import MODELS_MAX
 from agents.core.events import EngineScraped
-from agents.core.loaded_models import ModelState
+from agents.core.loaded_models import ModelState, is_one_model
 from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.http import EMBEDDINGS, MESSAGES
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
@@ -106,6 +107,26 @@ async def test_the_page_that_tells_what_is_loaded_is_found_and_read_again(path) 
         assert [one.path for one in engine.scrapes[sought:]] == ["/v1/models", path]
         del engine.pages[path]
         assert (await scraped(client)).states == found.states, "what was read last holds"
+
+
+async def test_names_that_engines_take_beside_those_that_they_list() -> None:
+    swap = {"meta": {"llamaswap": {"aliases": ["gpt", "a", 3, "", None]}}}
+    rows = [
+        {"id": "a:latest", "status": "loaded"},
+        {"id": "b", **swap, "status": {"value": "unloaded"}},
+        {"id": "c", "meta": {"llamaswap": {"aliases": "no"}}},
+        {"id": "d", "meta": 7},
+    ]
+    found = served(orjson.dumps({"data": rows}), "")
+    assert found.names == ("a:latest", "b", "c", "d", "a", "gpt")
+    assert found.states == {"a:latest": LOADED, "a": LOADED, "b": UNLOADED, "gpt": UNLOADED}
+    one = served(b'{"data":[{"id":"a:latest","root":"/models/a"}]}', "")
+    assert one.names == ("a:latest", "a") and is_one_model(one.names, one.cards)
+    rows = [{"id": f"m{number}:latest"} for number in range(MODELS_MAX)]
+    assert len(served(orjson.dumps({"data": rows}), "").names) == MODELS_MAX
+    async with on_demand("a:latest", "b") as (client, engine, _):
+        engine.pages["/api/ps"] = b'{"models":[{"model":"a:latest"}]}'
+        assert (await scraped(client)).states == {"a:latest": LOADED, "a": LOADED, "b": UNLOADED}
 
 
 async def test_pages_of_other_things_tell_nothing() -> None:

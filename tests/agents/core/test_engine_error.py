@@ -39,6 +39,21 @@ def test_comments_before_an_error_are_passed_over(comment) -> None:
         (b'\xef\xbb\xbf\r\ndata:{"error":{"message":"m","code":"429"}}\r\n\r\n', 429, "m"),
         (b'data: {"error": "out of memory", "error_type": "generation"}\n\n', 500, "out of memory"),
         (b'data: {"error": {"type": "invalid_request_error"}}\n\n', 400, None),
+        *(
+            (b'data: {"type":"error","error":{"type":"%s","message":"m"}}\n\n' % name, status, "m")
+            for name, status in (
+                (b"authentication_error", 401),
+                (b"permission_error", 403),
+                (b"not_found_error", 404),
+                (b"request_too_large", 413),
+                (b"rate_limit_error", 429),
+                (b"api_error", 500),
+                (b"timeout_error", 504),
+                (b"overloaded_error", 529),
+                (b"Overloaded_Error", 529),
+                (b"some_other_error", 500),
+            )
+        ),
         (b'data: {"error": {"message": "m", "code": 200}}\n\n', 500, "m"),
         (b'data: {"error": {"message": "m", "code": true}}\n\n', 500, "m"),
         (b'event: error\ndata: {"message": "m", "code": 503}\n\n', 503, "m"),

@@ -163,9 +163,23 @@ async def test_where_no_engine_is_the_error_says_what_there_is():
     async with Recorded({}) as url:
         other = await probe(url)
     assert "answers HTTP 404" in other.output
-    async with Recorded({"/v1/models": b'{"data": []}'}) as url:
-        empty = await probe(url)
-    assert (empty.exit_code, "lists no model" in empty.output) == (1, True)
+    for page in (b'{"data": []}', b'{"data": null}', b"", b"\n"):
+        async with Recorded({"/v1/models": page}) as url:
+            empty = await probe(url)
+        says = "lists no model: pull one, or give --model NAME"
+        assert (empty.exit_code, says in empty.output) == (1, True)
     for given in ("engine:8000", "http://127.0.0.1:1/v1"):
         wrong = await probe(given)
         assert (wrong.exit_code, "URL" in wrong.output) == (2, True)
+
+
+async def test_an_engine_that_loads_on_demand_shows_what_is_loaded_and_what_is_not_known():
+    models = (
+        b'{"data":[{"id":"a","status":{"value":"loaded"}},{"id":"b:latest","status":"unloaded"}]}'
+    )
+    async with Recorded({"/v1/models": models}) as url:
+        text, facts = (await probe(url)).output, await found(url)
+    assert facts["models"] == ["a", "b:latest", "b"]
+    assert facts["loaded"] == {"a": True, "b:latest": False, "b": False}
+    assert "  a, loaded\n" in text and "  b:latest, not loaded\n" in text
+    assert facts["untold"] == facts["paths"] == [], "each is 404 without a body"

@@ -193,7 +193,7 @@ async def test_a_client_that_waits_is_told_to_go_on(server, value):
     [
         ("expect: 200-ok\r\ncontent-length: 5", Fault.EXPECTATION),
         ("expect: 100-continue\r\ncontent-length: 99999999", Fault.BODY_TOO_LARGE),
-        ("expect: 100-continue\r\ncontent-length: 5\r\ncontent-encoding: br", Fault.INVALID),
+        ("expect: 100-continue\r\ncontent-length: 5\r\ncontent-encoding: br", Fault.ENCODING),
         ("expect: 100-continue\r\ncontent-length: 5\r\nx-forbidden: 1", Fault.RESIDENCY),
     ],
 )

@@ -137,7 +137,12 @@ def test_a_stream_that_is_none_is_refused(encoding, data):
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip,br", ""])
 def test_other_encodings_are_not_taken(encoding):
-    assert fault_of(lambda: Upload(BodyBudget(), encoding, 5)) is Fault.INVALID
+    assert fault_of(lambda: Upload(BodyBudget(), encoding, 5)) is Fault.ENCODING
+
+
+def test_x_gzip_is_gzip():
+    data = gzip.compress(b"hello", mtime=0)
+    assert received(Upload(BodyBudget(), "X-Gzip", len(data)), data) == b"hello"
 
 
 def test_a_client_that_sends_enough_has_until_the_end():

@@ -92,3 +92,17 @@ def test_wrong_use_is_said(given):
 def test_nobody_to_ask_is_said(tmp_path):
     found = CliRunner().invoke(main, ["explain", "r", "--credentials", str(tmp_path)])
     assert found.exit_code == 2 and "no credentials" in found.output
+
+
+def test_all_requests_that_had_one_id_are_listed(tmp_path):
+    path = tmp_path / "journal"
+    line = "ts=2023-11-14T22:13:2{0}.250Z router=us/r1 id=r outcome={1} duration_s=0.5\n"
+    path.write_text("".join(line.format(*each) for each in enumerate(("ok", "failed", "shed"))))
+    shown = CliRunner().invoke(main, ["explain", "r", "--log", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert "2 other requests had this id" in shown.output
+    listed = [line for line in shown.output.splitlines() if line.startswith("2023-11-14 22:13:")]
+    assert [outcome for line in listed for outcome in ("ok", "failed") if outcome in line] == [
+        "ok",
+        "failed",
+    ]

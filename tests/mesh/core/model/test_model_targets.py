@@ -139,5 +139,6 @@ def test_an_unknown_model_is_told_a_few_names_the_like_first():
     known = [f"org/model-{number}" for number in range(4000)]
     text = unknown_model("org/model-17x", known)
     assert text.startswith("the model 'org/model-17x' is not served here; known: org/model-17, ")
-    assert text.endswith(f" and {4000 - LISTED_MAX} more") and len(text) < 400
+    more = f" and {4000 - LISTED_MAX} more; did you mean 'org/model-17'?"
+    assert text.endswith(more) and len(text) < 400
     assert unknown_model("a", ["b"]).endswith("known: b")

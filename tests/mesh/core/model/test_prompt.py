@@ -376,3 +376,12 @@ def test_prompts_of_different_tenants_share_nothing_and_no_salt_is_taken_for_a_t
     firsts = {hashes[0] for hashes in others}
     assert len(firsts) == len(others)
     assert of("") == block_hashes(text, key="k", model=MODEL), "as before there were tenants"
+
+
+def test_a_prompt_as_embeddings_alone_is_the_engine_s_to_judge() -> None:
+    one, other = (
+        prompt_text({"prompt_embeds": embeds}, chat=False).data for embeds in ("QUJD", ["QUJE"])
+    )
+    assert one and other and one != other
+    with pytest.raises(PromptInvalid):
+        prompt_text({"prompt_embeds": None}, chat=False)
