@@ -215,6 +215,10 @@ class CacheView:
             return
         is_reported = name in self._replicas.index.reporting
         settled = not is_reported and estimate.placed_at - estimate.at >= SETTLED_S
+        # Most answers teach nothing: what was placed lately may not have been computed then.
+        low = served.cached_tokens < CACHED_BELOW * (served.prompt_tokens or request.prompt.tokens)
+        if not (settled or low or self._trust):
+            return
         scale = self.room_ratio.get(name, 1.0)
         if _is_confirmed(request, served, estimate):
             if self._trust:
@@ -222,7 +226,9 @@ class CacheView:
             if settled:
                 self.room_ratio[name] = min(1.0, scale * SCALE_GAINED)
             return
-        if self._is_unlearned(request, name, served, estimate) or not settled:
+        if (low or self._trust) and self._is_unlearned(request, name, served, estimate):
+            return
+        if not settled:
             return
         index = self._replicas.index
         index.forget_until(name, estimate.at)
