@@ -41,7 +41,7 @@ from mesh.core.view.replica_table import ReplicaTable
 from mesh.core.warming.warming import Warming
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-from schemas.state import Digest, Heartbeat, ReplicaState
+from schemas.state import Digest, DownReason, Heartbeat, ReplicaState
 
 KEPT_S = 120.0  # an engine that loads its weights anew takes about a minute
 MODELS_MAX = 4096
@@ -281,6 +281,9 @@ class ClusterEvents:
         if self._held.group_of:
             self._scheduler.offer(beat.replica, now)
         if change.changed:
+            if beat.down_reason == DownReason.ASLEEP:  # its memory is given back, cache and all
+                for index in self._placer.replica_indexes:
+                    index.leave_until(beat.replica, now)
             self.publish_digest_if_due(now)
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:

@@ -10,6 +10,7 @@ from mesh.core.model import events as ev
 from mesh.core.policies.mesh_price import HeldPrefix
 from mesh.core.policies.tier_costs import with_loading
 from schemas.held import PARTS_MAX, HeldDelta, HeldPart
+from schemas.state import ReplicaState
 from tests.mesh.core import build
 
 NAME = "us-0"
@@ -221,3 +222,13 @@ def test_other_deltas_of_an_agent_that_estimates_change_nothing(epoch, cleared):
     scene.beat(None)
     scene.delta(2, epoch=epoch, lost=(7,), gpu=(9,), cleared=cleared)
     assert scene.held == {7, 8}
+
+
+@pytest.mark.parametrize(("why", "left"), [("asleep", set()), ("hung", {1, 2, 3})])
+def test_an_engine_that_was_put_to_sleep_holds_nothing(why, left):
+    scene = Scene()
+    scene.beat(None)
+    scene.index.insert(NAME, (1, 2, 3), 0.0)
+    beat = build.beat(NAME, 9, state=ReplicaState.DOWN, down_reason=why)
+    scene.core.handle(ev.HeartbeatSeen(beat), 1.0)
+    assert scene.held == left
