@@ -115,8 +115,8 @@ def _as_text(facts: EngineFacts, url: str, environment: list[str]) -> Iterator[s
     for model, paths in list(facts.lacking.items())[:MODELS_SHOWN]:
         yield f"  not of {model}: {', '.join(paths)}"
     yield f"signals, as --engine-kind {facts.kind}:"
-    for name, is_shown in facts.shown.items():
-        about, without = SIGNALS[name]
+    for name, (about, without) in SIGNALS.items():
+        is_shown = facts.shown[name]
         value = getattr(facts.reading, name)
         shown = f"{len(value)} of them" if name == "progress" else f"{value}"
         yield f"  {'yes' if is_shown else 'no '}  {about}: {shown if is_shown else without}"
