@@ -50,6 +50,7 @@ PRIORITY_MOST = 2**31 - 1
 EngineKindName = Literal["vllm", "sglang", "llamacpp", "openai"]
 ADAPTER_PATH_CHARS_MAX = 1024
 RANKS_MAX = 1024
+LOAD_S_MAX = 3600.0
 WITH_ADAPTERS = ("vllm", "sglang")  # kinds that load adapters while they run
 WITH_RANKS = ("vllm", "sglang")  # kinds that take a request for one data-parallel rank
 WITH_PRIORITY = ("vllm", "sglang")  # kinds whose requests may have a priority
@@ -182,6 +183,8 @@ class AgentConfig(EngineConfig):
     # Three failed scrapes mean DOWN, so this also decides how soon a dead engine is noticed.
     read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
     heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
+    # Before the engine's first answer, or a model's; None: the default of `core.engine_health`.
+    load_s: Annotated[float, Field(gt=0, le=LOAD_S_MAX)] | None = None
     drain_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     metrics_host: str = "127.0.0.1"  # by default an agent opens nothing to the network
     # 0: no page; None: the first free one of `agents.runtime.metrics.PORTS`.

@@ -86,6 +86,7 @@ class ModelCard:
     """Most tokens of prompt and answer together."""
 
 
+PAGE_PROBLEM_CHARS_MAX = 80
 PATHS_MAX = 16  # that a heartbeat or digest names
 OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_MAX)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
@@ -263,6 +264,9 @@ class Heartbeat:
     routes: KnownRoutes | None = None
     """What else is known of its optional paths. Left out where all of them are known, the same for
     all its models."""
+    page_problem: Annotated[str, Field(max_length=PAGE_PROBLEM_CHARS_MAX)] | None = None
+    """Which page of its engine can't be read, and why, while the engine is up all the same:
+    "metrics: HTTP 503"; null while all can. Without that page its agent counts by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -22,6 +22,7 @@ from agents.adapters.loaded_pages import LATEST, LoadedPages, state_of
 from agents.adapters.served_models import ServedModels
 from agents.config import MODELS_MAX
 from agents.core.added_usage import with_own_field
+from agents.core.engine_pages import EnginePages, FaultKind, Look, PageFault, Verdict
 from agents.core.events import (
     NO_USAGE,
     NOTHING_KNOWN,
@@ -38,6 +39,7 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId
 from schemas.state import CARD_CHARS_MAX, CARDS_MAX, KnownRoutes, ModelCard
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SCRAPE_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
@@ -46,6 +48,7 @@ MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_NOT_FOUND, STATUS_SERVER_ERROR = 200, 401, 404, 500
+LOGINS = (STATUS_UNAUTHORIZED, 403)
 SUCCESS = range(200, 300)
 STATUS_BUSY, STATUS_NOT_IMPLEMENTED = 429, 501
 PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
@@ -57,6 +60,7 @@ BOUNDARY = "mesh-probe"
 FORM_BODY = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 NO_ALIASES: Mapping[ModelId, ModelId] = {}
 NO_HEADERS: Mapping[str, str] = {}
+UNREADABLE = PageFault(FaultKind.UNREADABLE, "no series of the engine's kind")
 NO_CARDS: dict[ModelId, ModelCard] = {}
 NONE_CACHED = TokenUsage(cached_tokens=0)
 GIVEN_UP = "%s: whether it answers %s is not asked any more; clients' requests will show it"
@@ -65,6 +69,31 @@ KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engi
 
 class UnexpectedAnswer(ValueError):
     """The engine answered a scrape in a way that it should not; the message says how."""
+
+    kind = FaultKind.BAD_ANSWER
+    what = "not what it should hold"
+
+
+class UnexpectedStatus(UnexpectedAnswer):
+    """With another HTTP status than 200."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.kind = FaultKind.LOGIN if status in LOGINS else FaultKind.BAD_ANSWER
+        self.what = f"HTTP {status}"
+
+
+class ListsNoModel(UnexpectedAnswer):
+    """Its list of models is a good one, and empty."""
+
+    kind = FaultKind.NO_MODEL
+
+
+class FailedRead(NamedTuple):
+    """A page that could not be read; `detail` is for the log."""
+
+    fault: PageFault
+    detail: str
 
 
 class EngineClient:
@@ -127,9 +156,10 @@ class EngineClient:
         self.api = HttpClient(api_url, key)
         self._served = ServedModels(self._listed_models)
         self._page: HttpClient | None = None
+        one_server = kind.has_metrics and origin(metrics_url) == origin(api_url)
         if kind.has_metrics:
-            page_key = key if origin(metrics_url) == origin(api_url) else None
-            self._page = HttpClient(metrics_url, page_key)
+            self._page = HttpClient(metrics_url, key if one_server else None)
+        self._pages = EnginePages(has_metrics=kind.has_metrics, one_server=one_server)
 
     def close(self) -> None:
         if self._asking is not None:
@@ -155,7 +185,10 @@ class EngineClient:
             status, _ = await exchange(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
-        return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
+        if status in SUCCESS:
+            self._pages.proved(self._clock())
+            return True
+        return not self._pages.shows_numbers and status < STATUS_SERVER_ERROR
 
     def addressed(
         self, headers: Mapping[str, str], body: bytes, adapter: ModelId | None = None
@@ -217,35 +250,84 @@ class EngineClient:
     async def scrape(self) -> EngineScraped | ScrapeFailed:
         """One scrape, bounded by the timeout; the engine's faults raise nothing. One at a time."""
         began_at = self._clock()
-        timed_out = False
-        try:
-            is_due = began_at >= self._models_due_at
-            known = await self._models() if is_due else NOT_READ
-            models = known.names if is_due else None
+        is_due = began_at >= self._models_due_at
+        asks_page = self._page is not None and self._pages.asks_metrics(began_at)
+        known, reading = await self._looked(is_due=is_due, asks_page=asks_page)
+        problems = [each for each in (known, reading) if isinstance(each, FailedRead)]
+        look = Look(
+            began_at,
+            self.last_content_at,
+            is_due and (not self._given_models or self._asks_health),
+            known.fault if isinstance(known, FailedRead) else None,
+            asks_page and (reading is not None),
+            self._fault(reading),
+        )
+        verdict = self._pages.looked(look, self._clock())
+        if verdict is Verdict.UP:
+            if isinstance(known, FailedRead):
+                known = NOT_READ
+                self._models_due_at = self._clock() + self._pages.models_again_s
+            if reading is None or isinstance(reading, FailedRead):
+                reading = NOTHING_KNOWN
+            models = known.names if is_due and known is not NOT_READ else None
             paths: tuple[str, ...] = ()
             routes, states = None, NO_STATES
             if models is not None:
-                states = await self._tells_loaded.states(known, has_page=self._page is not None)
+                has_page = self._page is not None
+                states = await self._tells_loaded.states(known, has_page=has_page)
                 paths, routes = await self._paths(known.base or models, known.cards, states)
-            reading = await self._reading()
-            rest = self.last_content_at, frozenset(self.held), known.adapters, routes, states
+            told = known.adapters, routes, states, self._pages.seen
+            rest = self.last_content_at, frozenset(self.held), *told
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
-        except TimeoutError:
-            timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
-        except (OSError, HttpBroken, UnexpectedAnswer) as problem:
-            detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
-        self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
-        self.left_out = NO_USAGE
-        self._confirmed_at.clear()
-        self.routes.restarted()  # until then it is taken for the same: a busy one answers late
-        self._tells_loaded.restarted()
+        if verdict is Verdict.FAILED:
+            self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
+            self.left_out = NO_USAGE
+            self._confirmed_at.clear()
+            self.routes.restarted()  # until then it is taken for the same: a busy one answers late
+            self._tells_loaded.restarted()
         return ScrapeFailed(
             began_at=began_at,
             last_content_at=self.last_content_at,
-            timed_out=timed_out,
-            detail=detail,
+            timed_out=all(each.fault.kind is FaultKind.TIMED_OUT for each in problems),
+            detail=problems[0].detail,
+            is_up=verdict is Verdict.WAIT,
+            wants_proof=self._pages.seen.wants_proof,
         )
+
+    async def _looked(
+        self, *, is_due: bool, asks_page: bool
+    ) -> tuple["ListedModels | FailedRead", EngineReading | FailedRead | None]:
+        """Its models, where they are due, and the page of metrics, unless the first have failed."""
+        if is_due and asks_page and self._pages.is_doubted:
+            return await asyncio.gather(self._tried(self._models()), self._tried(self._reading()))
+        known = await self._tried(self._models()) if is_due else NOT_READ
+        if not asks_page or isinstance(known, FailedRead):
+            return known, None
+        return known, await self._tried(self._reading())
+
+    async def _tried(self, reading: Awaitable[T]) -> T | FailedRead:
+        """What was read, or why it could not be."""
+        try:
+            return await reading
+        except TimeoutError:
+            detail = f"no answer within {self._scrape_timeout_s:g} s"
+            return FailedRead(PageFault(FaultKind.TIMED_OUT, detail), detail)
+        except UnexpectedAnswer as problem:
+            return FailedRead(PageFault(problem.kind, problem.what), str(problem))
+        except OSError as problem:
+            detail = str(problem) or type(problem).__name__
+            return FailedRead(PageFault(FaultKind.NO_CONNECTION, "no connection"), detail)
+        except HttpBroken as problem:
+            return FailedRead(PageFault(FaultKind.BAD_ANSWER, "no HTTP/1.1"), str(problem))
+
+    @staticmethod
+    def _fault(reading: EngineReading | FailedRead | None) -> PageFault | None:
+        if isinstance(reading, FailedRead):
+            return reading.fault
+        if reading is None or reading.waiting is not None or reading.running is not None:
+            return None
+        return UNREADABLE
 
     async def still_serves(self, model: ModelId, connection: Connection) -> bool:
         """Whether the process at the other end of that connection serves the model."""
@@ -264,6 +346,11 @@ class EngineClient:
         page = await self._get(self.api, MODELS_PATH)
         return served(page, self.api.url + MODELS_PATH).names
 
+    @property
+    def _asks_health(self) -> bool:
+        """Whether neither a list of models nor a page of metrics shows that it is there."""
+        return not self._pages.shows_numbers or self._pages.is_doubted
+
     async def _models(self) -> "ListedModels":
         if not self._given_models:
             began_at = time.monotonic()
@@ -272,7 +359,7 @@ class EngineClient:
             self._served.were_read(began_at, known.names)
         else:
             known = ListedModels(self._given_models, NO_CARDS)
-            if self._page is None:  # nothing else shows whether it is there
+            if self._asks_health:
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         self.base_models = known.base
@@ -382,10 +469,10 @@ class EngineClient:
         status, page = await exchange(client, "GET", path, self._scrape_timeout_s)
         url = client.url + path
         if status == STATUS_UNAUTHORIZED:
-            raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
+            raise UnexpectedStatus(f"{url} {KEY_REQUIRED}", status)
         # A server without /health answers 404, which shows that it runs.
         if status >= STATUS_SERVER_ERROR if is_health else status != STATUS_OK:
-            raise UnexpectedAnswer(f"{url} answers HTTP {status}")
+            raise UnexpectedStatus(f"{url} answers HTTP {status}", status)
         return page
 
 
@@ -474,7 +561,7 @@ def served(data: bytes, url: str) -> ListedModels:
     except (ValueError, TypeError, KeyError) as error:
         raise UnexpectedAnswer(f"{url} is no list of models") from error
     if not rows:
-        raise UnexpectedAnswer(f"{url} lists no model: pull one, or give --model NAME")
+        raise ListsNoModel(f"{url} lists no model: pull one, or give --model NAME")
     cards = {ModelId(row["id"]): _card(row) for row in rows[:CARDS_MAX]}
     filled = {model: card for model, card in cards.items() if card != ModelCard()}
     rows = rows[:MODELS_MAX]

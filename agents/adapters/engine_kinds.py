@@ -30,6 +30,7 @@ from typing import Any
 import orjson
 
 from agents.config import BATCH_MAX_MOST
+from agents.core.engine_load import BLIND_OUTSTANDING_MAX
 from agents.core.events import EngineReading
 from schemas.state import CARD_CHARS_MAX
 
@@ -274,7 +275,7 @@ def read_llamacpp(page: MetricsPage) -> EngineReading:
 
 
 # An engine that shows its queue needs the cap only against accidents. One that shows nothing is
-# protected by it: 8 is what a small server batches without its latency collapsing.
+# protected by it.
 KINDS: dict[str, EngineDialect] = {
     "vllm": EngineDialect(
         read_vllm,
@@ -311,5 +312,5 @@ KINDS: dict[str, EngineDialect] = {
         ends_streams=True,
         version_field="build_info",
     ),
-    "openai": EngineDialect(None, outstanding_max=8),
+    "openai": EngineDialect(None, outstanding_max=BLIND_OUTSTANDING_MAX),
 }

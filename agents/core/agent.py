@@ -5,8 +5,9 @@ from typing import Any
 
 from agents.core import effects, events
 from agents.core.adapters import Adapters
+from agents.core.cut_requests import CutRequests, plain_answer_tokens
 from agents.core.effects import AgentEffect
-from agents.core.engine_health import EngineBacklog, EngineHealth, HangDetector
+from agents.core.engine_health import BLIND_S, EngineBacklog, EngineHealth, HangDetector
 from agents.core.engine_load import EngineLoad, LoadCounts
 from agents.core.events import RouterKey
 from agents.core.heartbeat import HeartbeatTimer, ReplicaConfig
@@ -82,7 +83,8 @@ class AgentCore:
             self.speed,
         )
         self._health = EngineHealth()
-        self._hangs = HangDetector()
+        self._cuts = CutRequests()
+        self._hangs = HangDetector(replica.load_s)
         self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = self._served_total = self._refused_total = 0
@@ -165,8 +167,12 @@ class AgentCore:
         return self._heartbeat(self._load(), self.state, now)
 
     def _load(self) -> LoadCounts:
-        requests = self._requests
-        return self._engine.counts(requests.counters, len(requests.by_inbox), requests.at_engine)
+        requests, cuts = self._requests, self._cuts.count
+        outstanding, at_engine = len(requests.by_inbox), requests.at_engine
+        if cuts:
+            outstanding += cuts if outstanding else 0  # one is always taken: its answer teaches
+            at_engine += cuts
+        return self._engine.counts(requests.counters, outstanding, at_engine)
 
     def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
         down_reason = DownReason.HUNG if self._hangs.hung else None
@@ -281,6 +287,8 @@ class AgentCore:
 
     def _send(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
         self._requests.send(record, now)
+        if self._replica.counts_own and record.work.generates:
+            record.answer_tokens = plain_answer_tokens(body)
         self._offline.online_sent(record, now)
         if self._engine.loaded.on_demand:
             self._sent_on_demand(record, now)
@@ -326,6 +334,8 @@ class AgentCore:
             if event.good and record.work.path not in SERVER_PATHS:
                 self._hangs.seen(record.work.path, record.work.model, answered=True)
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
+                if self._engine.counts_own:
+                    self._hangs.answered(record.work.model, now)
         return []
 
     def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
@@ -338,10 +348,21 @@ class AgentCore:
             self._served_total += not work.warm
         elif self._engine.loaded.on_demand:
             self._engine.loaded.failed(work.model, now)
+        if self._replica.counts_own and work.generates:
+            self._take_end(record, event, record.sent_at, now)
         self._offline.ended(event, record.sent_at, now, offline=work.offline)
         self._tables.end(record, record.sent_at, event.outcome, now)
         self._routers.leave(record.router)
         return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []
+
+    def _take_end(
+        self, record: AgentRequest, event: events.RelayEnded, sent_at: float, now: float
+    ) -> None:
+        """Of a request at an engine that shows no numbers: it may go on with one that was cut."""
+        if event.outcome is Outcome.DONE:
+            self._cuts.answered(event.usage.completion_tokens, sent_at, now)
+        elif record.aborted and record.answer_tokens is not None:
+            self._cuts.cut(record.answer_tokens, sent_at, now)
 
     def _on_cancel(self, event: events.CancelArrived, now: float) -> list[AgentEffect]:
         record = self._tables.find(event.inbox)
@@ -412,19 +433,37 @@ class AgentCore:
         if asleep:
             self._health.slept(now)
         else:
-            self._health.succeeded()
+            self._health.succeeded(wants_proof=event.pages.wants_proof)
         self._requests.scraped(event.began_at, now)
         at_engine = tables.at_engine - len(event.held) - tables.waiting_for_others(now)
-        backlog = EngineBacklog(0 if asleep else at_engine, tables.longest_prompt_tokens)
+        is_loading = self._engine.loaded.loading or self._may_load(now)
+        backlog = EngineBacklog(
+            0 if asleep else at_engine, tables.longest_prompt_tokens, is_loading
+        )
         line = self._engine.prefill.line
         hangs = self._hangs.scraped(
             event.reading.progress, event.last_content_at, backlog, line, now
         )
         return self._let_go(also_sent=True) if hangs else []
 
+    def _may_load(self, now: float) -> bool:
+        """Whether an engine that shows no numbers may be loading a model for a request, or still
+        computes one that was cut. Looked into only when it has been silent for long."""
+        if not self._engine.counts_own or self._hangs.silent_s(now) < BLIND_S:
+            return False
+        if self._cuts.count:
+            return True
+        return any(
+            self._hangs.may_load(record.work.model, record.sent_at)
+            for record in self._tables.waiting()
+            if record.sent_at is not None
+        )
+
     def _on_scrape_failed(self, event: events.ScrapeFailed, now: float) -> list[AgentEffect]:
         self._health.failed(event, now)
         self._hangs.scrape_failed()
+        if self._health.state is ReplicaState.DOWN:
+            self._cuts.clear()
         return []
 
     def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[AgentEffect]:
@@ -465,6 +504,8 @@ class AgentCore:
 
     def _on_timer(self, event: events.TimerFired, now: float) -> list[AgentEffect]:
         tables = self._tables
+        if self._cuts.count:
+            self._cuts.update(now)
         done = self._end_all(tables.overdue(now), Outcome.DEADLINE, "the deadline passed")
         for router in self._routers.silent(now):
             done += self._orphan(router, SILENT_ROUTER)
@@ -479,5 +520,5 @@ class AgentCore:
         models = self._engine.models
         if self._engine.loaded.on_demand:
             models = self._engine.loaded.to_probe(models)
-        probe = self._hangs.probe(models, now)
+        probe = self._hangs.probe(models, now, wants_proof=self._health.wants_proof)
         return done if probe is None else [*done, probe]

@@ -1,7 +1,9 @@
 """Does the engine answer, and does it compute?
 
 It is down after three failed scrapes in a row (at the usual interval, a fifth of a second) and up
-after one good scrape. A scrape that *times out* while responses still bring content does not
+after one good scrape. What a scrape amounts to whose pages fail in part is decided in
+`agents.core.engine_pages`; where nothing but an answer would show that the engine is up, one small
+request is sent. A scrape that *times out* while responses still bring content does not
 count: engines serve their metrics from the loop that streams tokens. An engine may also refuse new
 connections and finish its streams, so its requests are given up after SILENCE_S without content.
 One that was put to sleep is down too until it is woken up, and is not probed.
@@ -18,6 +20,11 @@ waiting prompt is than any that has begun, and is at least what the learned pref
 without a line, S_PER_TOKEN is used. An engine without such metrics, which may answer one request
 after the other, hangs only if a probe is not answered either; it gets no new work then, and has
 BLIND_GIVEN_UP times the patience for its requests.
+
+A long load is no hang. Before its first answer an engine has FIRST_S, or LOAD_S without such
+metrics: it may load its model for the first request. An engine without metrics may also have
+unloaded a model that has not answered for LOADED_S, so that a request for it has LOAD_S too, as one
+has while the engine's list of models names one that is being loaded.
 
 A false alarm costs little: requests without a byte are placed again and do not count as failed,
 running responses get as long once more, and the next alarm comes later. From the alarm on the
@@ -43,6 +50,10 @@ MARGIN = 3.0  # times the usual
 FIRST_S = 10.0  # before the first sign
 S_PER_TOKEN = 0.02  # of a prompt, while unmeasured: a slow CPU computes 50 tokens/s
 LEARNED_PATIENCE = 2.0  # an alarm teaches at most this many times its patience
+# Ollama gives up a load after 300 s (OLLAMA_LOAD_TIMEOUT), llama-swap after 120 s.
+LOAD_S = 300.0
+LOADED_S = 60.0  # after its last answer a model is taken for loaded
+ANSWERED_MODELS_MAX = 128
 BLIND_S = 60.0  # without progress metrics: until a probe is sent, which takes its own time to fail
 UNSEEN_S_MAX = 10.0  # around failed scrapes, of the time since one sign that is not counted
 PROMPT_TOKENS_MIN = 256  # a shorter prompt takes no less time than this one
@@ -63,20 +74,26 @@ class EngineHealth:
         self._failures = 0
         self._down_since = float("-inf")
         self._last_content_at = float("-inf")
+        self.wants_proof = False  # that it answers a request
 
-    def succeeded(self) -> None:
+    def succeeded(self, *, wants_proof: bool = False) -> None:
         self._failures = 0
         self.state, self.asleep = ReplicaState.READY, False
+        self.wants_proof = wants_proof
 
     def slept(self, now: float) -> None:
         """A good scrape of an engine that sleeps: it computes nothing until it is woken up."""
         if not self.asleep:
             self._down_since = now
         self._failures = 0
-        self.state, self.asleep = ReplicaState.DOWN, True
+        self.state, self.asleep, self.wants_proof = ReplicaState.DOWN, True, False
 
     def failed(self, event: ScrapeFailed, now: float) -> None:
         self._last_content_at = max(self._last_content_at, event.last_content_at)
+        self.wants_proof = event.wants_proof
+        if event.is_up:
+            self._failures = 0
+            return
         if event.timed_out and event.last_content_at > event.began_at:
             return
         self._failures += 1
@@ -99,12 +116,16 @@ class EngineBacklog(NamedTuple):
 
     requests: int
     prompt_tokens: int
+    is_loading: bool = False  # the engine loads a model that some of them are for, or may
 
 
 class HangDetector:
     """Whether the engine computes. Fed with every good scrape, first bytes, and ends of probes."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_s: float | None = None) -> None:
+        """`load_s`: the operator's patience before a first answer; None: by what it shows."""
+        self._load_s = load_s
+        self._answered_at: dict[ModelId, float] = {}  # by model, the oldest first
         self.hung = False  # it accepts requests and computes none
         self._sign_at = float("-inf")  # the last sign, or the last scrape without a backlog
         self._progress: ProgressCounters = ()
@@ -122,6 +143,7 @@ class HangDetector:
         self._suspected = self._is_probing = False
         self._probe_at = float("-inf")  # not before then
         self._example: tuple[str, ModelId] | None = None  # of requests: a path and a model
+        self._has_answered = False  # that one
 
     def silent_s(self, now: float) -> float:
         """How long ago the last sign of work was, while there is a backlog."""
@@ -166,7 +188,10 @@ class HangDetector:
         if progress:
             self._raise_alarm(now)
         else:
-            self._given_up_s *= BLIND_GIVEN_UP
+            if backlog.is_loading or not self._seen:
+                self._given_up_s = max(patience_s, BLIND_GIVEN_UP * BLIND_S)
+            else:
+                self._given_up_s *= BLIND_GIVEN_UP
             self._suspected = True
         return self.hung
 
@@ -175,13 +200,17 @@ class HangDetector:
     ) -> float:
         """Seconds without a sign after which it counts as hung, or is probed."""
         guess_s = S_PER_TOKEN * backlog.prompt_tokens if line is None else 0.0
+        load_s = LOAD_S if self._load_s is None else self._load_s
+        if not self._seen and has_progress and not backlog.is_loading:
+            return (FIRST_S if self._load_s is None else load_s) + guess_s
         if not self._seen:
-            return (FIRST_S if has_progress else BLIND_S) + guess_s
+            return load_s + guess_s
         self._fade(now)
         usual_s = self._usual_s * max(1.0, backlog.prompt_tokens / self._tokens)
         if line is not None and backlog.prompt_tokens:
             usual_s = max(usual_s, line.ttft_s(backlog.prompt_tokens))
-        return (FLOOR_S if has_progress else BLIND_S) + max(guess_s, MARGIN * usual_s)
+        patience_s = (FLOOR_S if has_progress else BLIND_S) + max(guess_s, MARGIN * usual_s)
+        return max(patience_s, load_s + guess_s) if backlog.is_loading else patience_s
 
     def is_given_up(self, now: float) -> bool:
         """Whether its requests can be ended: it hangs for its patience once more, or far longer.
@@ -191,16 +220,38 @@ class HangDetector:
         """
         return self.hung and now - self._alarm_at >= self._given_up_s
 
+    def answered(self, model: ModelId, now: float) -> None:
+        """An engine that shows no numbers has answered a request for that model well."""
+        self._answered_at.pop(model, None)
+        if len(self._answered_at) >= ANSWERED_MODELS_MAX:
+            del self._answered_at[next(iter(self._answered_at))]
+        self._answered_at[model] = now
+
+    def may_load(self, model: ModelId, sent_at: float) -> bool:
+        """Whether an engine that shows no numbers may have to load that model for a request sent
+        then."""
+        return sent_at - self._answered_at.get(model, float("-inf")) > LOADED_S
+
     def seen(self, path: str, model: ModelId, *, answered: bool) -> None:
         """A request is about to be sent to the engine, or was `answered` well: an example for
         probes."""
         if path in COMPUTED_PATHS and (answered or self._example is None):
             self._example = path, model
+            self._has_answered = answered
 
-    def probe(self, models: tuple[ModelId, ...], now: float) -> ProbeEngine | None:
+    def probe(
+        self, models: tuple[ModelId, ...], now: float, *, wants_proof: bool = False
+    ) -> ProbeEngine | None:
         """The probe to send now, if any: the smallest request of a kind that it has answered, for
-        one of these models, which it serves now. `probed` takes its result."""
-        if self._is_probing or now < self._probe_at or not (self.hung or self._suspected):
+        one of these models, which it serves now. `probed` takes its result.
+
+        `wants_proof`: also if it does not hang. Not before it has answered a request: it might
+        have to load the model.
+        """
+        wants_proof = wants_proof and self._has_answered
+        if self._is_probing or now < self._probe_at:
+            return None
+        if not (self.hung or self._suspected or wants_proof):
             return None
         self._is_probing = True
         models = models or (ModelId(""),)
@@ -263,7 +314,10 @@ class HangDetector:
 
 
 def _rose(before: ProgressCounters, after: ProgressCounters) -> bool:
-    """Whether any number rose; other numbers are those of another engine, or of a restarted one."""
+    """Whether any number rose; other numbers are those of another engine, or of a restarted one.
+    A page that breaks, or comes back, is no sign."""
+    if not (before and after):
+        return False
     if len(before) != len(after):
         return True
     return any(new > old for old, new in zip(before, after, strict=True))

@@ -16,6 +16,10 @@ requests of this agent are corrected; those of the engine's other clients stay c
 Room is `batch_max - running - waiting`, or the answers of usual size that fit the free KV cache;
 the smaller of the two. Where an engine shows neither, new requests are taken to fit until the next
 scrape. An engine that shows no queue has no pending; only `outstanding_max` bounds it.
+
+An engine whose page of metrics is broken is one that shows nothing, until the page is back. It is
+given at most what it was seen to run at once, or its batch, and no less than an engine of unknown
+size is.
 """
 
 from collections import deque
@@ -25,7 +29,13 @@ from math import inf, sqrt
 from statistics import median
 from typing import NamedTuple
 
-from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
+from agents.core.events import (
+    NOTHING_KNOWN,
+    PAGES_GOOD,
+    EngineReading,
+    EngineScraped,
+    TokenUsage,
+)
 from agents.core.loaded_models import LoadedModels
 from schemas.engine_routes import PLAIN_PATHS
 from schemas.http import RESPONSES
@@ -34,6 +44,10 @@ from schemas.response_calls import METHODS
 from schemas.state import KnownRoutes, ModelCard
 
 SETTLED_MAX = 4096  # remembered between two scrapes
+
+# Requests in an engine that shows nothing: what a small server batches without its latency
+# collapsing.
+BLIND_OUTSTANDING_MAX = 8
 
 RATES_MAX = 32
 RATE_TOKENS_MIN = 8  # the tokens of a shorter answer may arrive in one burst
@@ -266,9 +280,12 @@ class EngineLoad:
 
         `counts_own`: the engine shows no counts; it runs what this agent sent to it.
         """
-        self._outstanding_max = outstanding_max
+        self._outstanding_most = outstanding_max
+        self.outstanding_max = outstanding_max  # now
+        self.pages = PAGES_GOOD
+        self._running_most = 0  # that its page has shown
         self._batch_max = batch_max
-        self._counts_own = counts_own
+        self._shows_nothing = self.counts_own = counts_own  # of its kind; now
         self.prefill = PrefillEstimator()
         self.answers = AnswerStatistics()
         self.reading: EngineReading = NOTHING_KNOWN
@@ -296,12 +313,29 @@ class EngineLoad:
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)
+        if reading.running is not None and reading.running > self._running_most:
+            self._running_most = reading.running
+        if event.pages is not self.pages or event.pages.is_blind:
+            reading = self._without_page(event, reading)
         self.reading = reading
         self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
             self.models, self.cards, self.paths = event.models, dict(event.cards), event.paths
             self.adapters, self.routes = event.adapters, event.routes
             self.loaded.listed(self.base_models, self.cards, event.states, event.began_at)
+
+    def _without_page(self, event: EngineScraped, reading: EngineReading) -> EngineReading:
+        """Its pages have changed, or that of metrics is broken."""
+        self.pages = event.pages
+        self.outstanding_max = self._outstanding_most
+        self.counts_own = self._shows_nothing or event.pages.is_blind
+        if not event.pages.is_blind:
+            return reading
+        if reading.batch_max is None:
+            reading = replace(reading, batch_max=self.reading.batch_max)
+        known = max(BLIND_OUTSTANDING_MAX, self._running_most, reading.batch_max or 0)
+        self.outstanding_max = min(self._outstanding_most, known)
+        return reading
 
     def serves(self, model: ModelId, path: str) -> bool:
         """Whether it has the model and answers on that path; a call about a response names none."""
@@ -320,8 +354,8 @@ class EngineLoad:
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
         waiting = pending(self.reading, counters, self.answers.tokens_per_answer)
-        running = at_engine if self._counts_own else self.reading.running
-        capped = outstanding >= self._outstanding_max
+        running = at_engine if self.counts_own else self.reading.running
+        capped = outstanding >= self.outstanding_max
         return LoadCounts(waiting, running, capped, capped or (waiting or 0) > 0)
 
     def learn(

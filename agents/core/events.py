@@ -129,6 +129,17 @@ class RelayEnded:
     streamed: bool = False  # an SSE response: its first byte marks its first token
 
 
+class PagesSeen(NamedTuple):
+    """Of an engine that is up: what is wrong with its pages (`agents.core.engine_pages`)."""
+
+    problem: str | None = None  # "metrics: HTTP 503"; None while all can be read
+    is_blind: bool = False  # its page of metrics can't be read: the agent counts by itself
+    wants_proof: bool = False  # nothing but answers shows that it is up, and none came lately
+
+
+PAGES_GOOD = PagesSeen()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineScraped:
     """The engine answered a scrape. `models` is None when only its metrics were read this time."""
@@ -146,6 +157,7 @@ class EngineScraped:
     # Read with the models: what else is known of paths, and what the engine says is loaded.
     routes: KnownRoutes | None = None
     states: States = field(default_factory=dict)
+    pages: PagesSeen = PAGES_GOOD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +168,8 @@ class ScrapeFailed:
     last_content_at: float
     timed_out: bool
     detail: str
+    is_up: bool = False  # the engine answers; only its load is not known
+    wants_proof: bool = False  # it answers scrapes, badly: a good answer would show that it is up
 
 
 @dataclass(frozen=True, slots=True)

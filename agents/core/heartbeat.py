@@ -63,6 +63,7 @@ class ReplicaConfig:
     speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
     probes_speed: bool = False  # measure it while the engine is idle where none of these fits
     adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
+    load_s: float | None = None  # patience before the engine's first answer; None: the default
     adapters_max: int = 0  # adapters that its engine may have at once
     kv: KvPart | None = None  # in pairs; None: it answers alone
 

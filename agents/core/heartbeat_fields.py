@@ -83,7 +83,7 @@ class HeartbeatFields:
             pending=counts.pending,
             running=counts.running,
             outstanding=len(requests.by_inbox),
-            outstanding_max=replica.outstanding_max,
+            outstanding_max=engine.outstanding_max,
             prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
             batch_max=reading.batch_max,
             batch_occupancy=rounded(occupancy(counts.running, reading.batch_max)),
@@ -115,6 +115,7 @@ class HeartbeatFields:
             adapters_busy=adapters.are_busy,
             adapters_free=adapters.free,
             routes=engine.routes,
+            page_problem=engine.pages.problem if is_open else None,
         )
 
     def _loadable(self, now: float) -> LoadSeconds:

@@ -261,6 +261,7 @@ class AgentRequest:
     parts: list[bytes] = field(default_factory=list)
     part_bytes: int = 0  # of all parts that arrived
     last_part_at: float = -inf
+    answer_tokens: int | None = None  # at most, of a plain answer; where cut ones count
     prompt_tokens: int = 0  # to be computed: the router's estimate, else by the size of its body
 
     def first_token_at(self, *, streamed: bool) -> float | None:

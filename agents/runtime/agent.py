@@ -23,6 +23,7 @@ from agents.core.events import (
     DrainFinished,
     DrainRequested,
     EngineScraped,
+    PagesSeen,
     ProbeEnded,
     PromptMeasured,
     RelayEnded,
@@ -48,6 +49,8 @@ SILENCE_CHECK_S = 1.0
 SCRAPE_GAP_MIN_S = 0.01  # between scrapes that something requested
 WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted responses to go out
+WITHOUT_METRICS = "until it is back the agent counts its own requests, as for kind openai"
+WITHOUT_MODELS = "until it is back the models are those last listed"
 DRAINED = "an operator drained it; `mesh undrain` lets it take work again"
 FAULT_OF_OURS = "the agent failed on this response; its log has the reason"
 
@@ -92,6 +95,7 @@ class Agent:
         self._logged_state: ReplicaState | None = None
         self._logged_why = ""
         self._why_due_at = float("-inf")
+        self._page_problem: str | None = None
         self._registered: tuple[tuple[ModelId, ...], str | None] | None = None
         self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
@@ -184,6 +188,8 @@ class Agent:
             scrape = await self._engine.scrape()
             await self.feed(scrape)
             self._log_state(scrape)
+            if isinstance(scrape, EngineScraped):
+                self._log_pages(scrape.pages)
             models, version = shown = self._core.models, self._engine.version
             if models and shown != self._registered:
                 self._registered = shown
@@ -378,6 +384,16 @@ class Agent:
             self._why_due_at = now + WHY_EVERY_S
         if state is ReplicaState.READY or is_drained:
             self.ready.set()
+
+    def _log_pages(self, pages: PagesSeen) -> None:
+        """When a page of an engine that is up breaks, and when all can be read again."""
+        had, self._page_problem = self._page_problem, pages.problem
+        where = f"{self._config.region}/{self._config.replica}"
+        if pages.problem is not None and had is None:
+            consequence = WITHOUT_METRICS if pages.is_blind else WITHOUT_MODELS
+            log.warning("%s: a page of the engine fails: %s; %s", where, pages.problem, consequence)
+        elif pages.problem is None and had is not None:
+            log.info("%s: the pages of the engine can be read again", where)
 
     def _compare_profile(self, models: tuple[ModelId, ...]) -> None:
         profile = self._config.profile

@@ -171,6 +171,15 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 @click.option(
     "--kv-events-topic", default="", help="The topic that it publishes them on; all by default."
 )
+@click.option(
+    "--load-s",
+    type=float,
+    envvar="MESH_LOAD_S",
+    metavar="SECONDS",
+    help="Patience before the engine's first answer, for it may have to load its model; of kind "
+    "openai also before that of a model that has not answered for a minute. [MESH_LOAD_S]",
+    show_default="300 where the engine has no metrics, or says that it loads; else 10",
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(

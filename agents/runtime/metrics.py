@@ -94,6 +94,13 @@ class HeartbeatCollector(Collector):
         )
         dropped.add_metric(labels, float(self._unanswered()))
         yield dropped
+        broken = GaugeMetricFamily(
+            "mesh_agent_page_broken",
+            "1 while a page of the engine can't be read and the engine answers all the same",
+            labels=LABELS,
+        )
+        broken.add_metric(labels, float(beat.page_problem is not None))
+        yield broken
         state = GaugeMetricFamily(
             "mesh_agent_state", "1 for the state the replica is in", labels=(*LABELS, "state")
         )

@@ -177,6 +177,7 @@ def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> Replic
         offline_priority=config.offline_priority,
         speeds=tuple(speed for speed in (kept, profiled) if speed is not None),
         probes_speed=config.speed_probe,
+        load_s=config.load_s,
         adapters=config.adapters,
         adapters_max=config.load_adapters or 0,
         kv=kv_part(config),

@@ -304,9 +304,14 @@ class _CoreState(Collector):
             "mesh_replica_prefill_seconds_per_token", "Learned from its answers.", "replica"
         )
         states = _gauge("mesh_replicas", "Replicas by state; full ones apart.", "state")
+        pages = GaugeMetricFamily(
+            "mesh_replicas_page_broken", "Replicas with a page of the engine that can't be read."
+        )
         counts: dict[str, int] = {}
+        broken = 0
         for replica in self._core.replicas:
             beat = replica.heartbeat
+            broken += beat.page_problem is not None
             _add(pending, beat.replica, beat.pending)
             _add(running, beat.replica, beat.running)
             _add(kv, beat.replica, beat.kv_used_ratio)
@@ -315,7 +320,8 @@ class _CoreState(Collector):
             counts[state] = counts.get(state, 0) + 1
         for state, count in sorted(counts.items()):
             states.add_metric([state], count)
-        yield from (pending, running, kv, prefill, states)
+        pages.add_metric([], broken)
+        yield from (pending, running, kv, prefill, states, pages)
 
     def _peers(self) -> Iterator[Metric]:
         rtt = _gauge("mesh_peer_rtt_seconds", "Round trip on the bus.", "peer")

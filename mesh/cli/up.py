@@ -14,6 +14,7 @@ from rich.console import Console
 from agents.config import (
     BATCH_MAX_MOST,
     ENGINE_KEY,
+    LOAD_S_MAX,
     EngineKeyInvalid,
     checked_engine_url,
     checked_metrics_url,
@@ -33,9 +34,9 @@ from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import DEFAULT_STATE, StateInUse
 from mesh.supervisor.supervisor import ProgramFailed
 
-ENGINE_FORM = "REGION=URL[,METRICS_URL][,batch-max=N][,model=NAME]…"
-METRICS, BATCH_MAX, MODEL = "metrics", "batch-max", "model"
-ENGINE_PARTS = (METRICS, BATCH_MAX, MODEL)
+ENGINE_FORM = "REGION=URL[,METRICS_URL][,batch-max=N][,load-s=S][,model=NAME]…"
+METRICS, BATCH_MAX, LOAD_S, MODEL = "metrics", "batch-max", "load-s", "model"
+ENGINE_PARTS = (METRICS, BATCH_MAX, LOAD_S, MODEL)
 
 
 def given_engine(text: str) -> GivenEngine:
@@ -51,8 +52,9 @@ def given_engine(text: str) -> GivenEngine:
             parts[METRICS].append(item)
         else:
             raise click.BadParameter(f"{text!r}: {item!r} is not one of {', '.join(ENGINE_PARTS)}")
-    if any(len(parts[name]) > 1 for name in (METRICS, BATCH_MAX)):
-        raise click.BadParameter(f"{text!r}: {METRICS} and {BATCH_MAX} may be given once each")
+    if any(len(parts[name]) > 1 for name in (METRICS, BATCH_MAX, LOAD_S)):
+        once = f"{METRICS}, {BATCH_MAX} and {LOAD_S}"
+        raise click.BadParameter(f"{text!r}: {once} may be given once each")
     for given in (url, *parts[METRICS]):
         if not given:
             raise click.BadParameter(f"{text!r}: write {ENGINE_FORM}")
@@ -65,6 +67,7 @@ def given_engine(text: str) -> GivenEngine:
             metrics_url=next(map(checked_metrics_url, parts[METRICS]), None),
             batch_max=next(map(_batch_max, parts[BATCH_MAX]), None),
             models=checked_models(parts[MODEL]),
+            load_s=next(map(_load_s, parts[LOAD_S]), None),
         )
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: {error}") from error
@@ -75,6 +78,13 @@ def _batch_max(text: str) -> int:
     if not plain or not 1 <= int(text) <= BATCH_MAX_MOST:
         raise ValueError(f"{BATCH_MAX} must be a number from 1 to {BATCH_MAX_MOST}")
     return int(text)
+
+
+def _load_s(text: str) -> float:
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(LOAD_S_MAX))
+    if not plain or not 1 <= int(text) <= LOAD_S_MAX:
+        raise ValueError(f"{LOAD_S} must be a number of seconds from 1 to {LOAD_S_MAX:g}")
+    return float(text)
 
 
 def _given_engines(
@@ -109,7 +119,8 @@ def _given_engines(
     metavar=ENGINE_FORM,
     help="A running server, to be the engine of one replica; repeat it for more. With any given, "
     "none is simulated: a region without one has a router and no replica. Give batch-max for vLLM, "
-    "which doesn't publish its --max-num-seqs, and model for a server that can't list its models.",
+    "which doesn't publish its --max-num-seqs, model for a server that can't list its models, and "
+    "load-s for one that loads them when they are asked for, in more than 300 s.",
 )
 @click.option(
     "--engine-key-file",

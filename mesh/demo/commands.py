@@ -161,6 +161,7 @@ class Commands:
         ready_file = self.state.run / f"{name}.json"
         words = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
         words += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
+        words += [] if engine.load_s is None else ["--load-s", f"{engine.load_s:g}"]
         words += [word for model in engine.models for word in ("--model", model)]
         words += [] if profile is None else ["--profile", str(profile)]
         routes = self.topology.regions[RegionId(region)].routes

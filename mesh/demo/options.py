@@ -42,6 +42,7 @@ class GivenEngine:
     batch_max: int | None = None  # None: its agent finds out
     models: tuple[ModelId, ...] = ()  # none: those that it lists
     key: SecretStr | None = None  # its API key
+    load_s: float | None = None  # patience before a first answer; None: its agent's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from infra.process import end_all
 
 MonotonicClock = Callable[[], float]
+ENGINE_PAGE = "engine page"  # a check: can its agent read all pages of an engine that is up?
 RegionCheck = Callable[["RegionFindings"], Awaitable[None]]
 
 

@@ -16,7 +16,7 @@ from infra.nats.bundle import CONFIG
 from infra.topology import Topology
 from mesh.doctor.batch_runners import CHECK as BATCH_RUNNER
 from mesh.doctor.connectivity import ServerUnreachable
-from mesh.doctor.findings import CheckResult, Finding, Remedy
+from mesh.doctor.findings import ENGINE_PAGE, CheckResult, Finding, Remedy
 from schemas.ids import RegionId
 
 # What a region's routers send now: a server counts a lost link as up for seconds more.
@@ -53,6 +53,9 @@ class SystemdCommands:
             "as you start it; what the agent saw"
         )
         return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
+
+    def engine_page(self, replica: str, detail: str) -> Remedy:
+        return _page_remedy(detail, f"journalctl -n 30 -u mesh-agent@{replica}")
 
     def stream(self, region: str, name: str) -> Remedy:
         return _set_up_streams(region, name, self.config, self.credentials)
@@ -105,6 +108,10 @@ class DemoCommands:
         log = str(self.logs / f"agent-{replica}.log")
         return Remedy(what, shlex.join(["tail", "-n", "30", log]))
 
+    def engine_page(self, replica: str, detail: str) -> Remedy:
+        log = str(self.logs / f"agent-{replica}.log")
+        return _page_remedy(detail, shlex.join(["tail", "-n", "30", log]))
+
     def stream(self, region: str, name: str) -> Remedy:
         """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
         return _set_up_streams(region, name, self.file, self.config)
@@ -121,6 +128,20 @@ def _set_up_streams(region: str, name: str, config: Path, credentials: Path) -> 
     what = f"stream {name} of {region} is missing or has been altered; repair it"
     options = ["--config", str(config), "--credentials", str(credentials), "--region", region]
     return Remedy(what, shlex.join(["mesh", "infra", "streams", *options]))
+
+
+def _page_remedy(detail: str, command: str) -> Remedy:
+    """For a page that fails while its engine answers requests: no restart is needed."""
+    if "HTTP 401" in detail or "HTTP 403" in detail:
+        what = "it asks for a login: give the agent --engine-key-file, or open the page to it"
+    elif "/v1/models" in detail:
+        what = "mend the list of models, or name them to the agent with --model"
+    else:
+        what = (
+            "start the engine with its metrics (llama.cpp: --metrics, SGLang: --enable-metrics), "
+            "give the agent their address (--metrics-url), or --engine-kind openai if there is none"
+        )
+    return Remedy(f"{what}; what the agent saw", command)
 
 
 def _restart(unit: str) -> str:
@@ -145,6 +166,8 @@ def with_causes(
             return replace(one, remedy=commands.program("batch-runner", one.region, one.about))
         if one.verdict is not CheckResult.OK and one.check == "engine":
             return replace(one, remedy=commands.engine(one.about))
+        if one.check == ENGINE_PAGE:
+            return replace(one, remedy=commands.engine_page(one.about, one.detail))
         if one.verdict is CheckResult.BAD and one.check == "stream":
             return replace(one, remedy=commands.stream(one.region, one.about))
         if one.verdict is CheckResult.OK or one.peer is None:

@@ -19,7 +19,13 @@ from infra.topology import Topology
 from infra.workers import workers_among
 from mesh.adapters import streams
 from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
-from mesh.doctor.findings import CheckResult, MonotonicClock, RegionFindings, result_if
+from mesh.doctor.findings import (
+    ENGINE_PAGE,
+    CheckResult,
+    MonotonicClock,
+    RegionFindings,
+    result_if,
+)
 from schemas import state, subjects, wire
 from schemas.control import RegionControl, nothing_ordered
 from schemas.ids import RegionId, RouterId
@@ -160,8 +166,18 @@ def _replicas(
         age_ms = round((now - received_at) * 1000, 1)
         check = "engine" if beat.state is ReplicaState.DOWN else "heartbeat"
         found.add(check, replica, verdict, detail, age_ms, "ms old")
+        if beat.page_problem is not None:
+            found.add(ENGINE_PAGE, replica, CheckResult.WARNING, _page_detail(beat.page_problem))
     for stranger in sorted(observed.heartbeats.keys() - set(known)):
         found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
+
+
+def _page_detail(problem: str) -> str:
+    """What an operator reads about a page of an engine that answers all the same."""
+    page, _, why = problem.partition(": ")
+    if page == "models":
+        return f"/v1/models fails ({why}); its agent takes the models last listed"
+    return f"its page of metrics fails ({why}); its agent counts its own requests"
 
 
 def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessages) -> None:

@@ -77,6 +77,7 @@ class ScriptedEngine:
     requests: list[Request] = field(default_factory=list)
     scrapes: list[Request] = field(default_factory=list)  # what was not posted
     pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
+    raw_pages: dict[str, bytes] = field(default_factory=dict)  # whole responses, by path
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
     also_serves: tuple[str, ...] = ()  # optional paths that the script sees
@@ -132,6 +133,8 @@ class ScriptedEngine:
         elif self.scrape_response is not None:
             writer.write(self.scrape_response())
             writer.close()
+        elif request.path in self.raw_pages:
+            writer.write(self.raw_pages[request.path])
         elif request.path == "/v1/models":
             parents = self.parents
             rows = [{"id": name, "parent": parents.get(name)} for name in self.models]

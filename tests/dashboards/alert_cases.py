@@ -91,6 +91,12 @@ CASES = (
         {_router("mesh_replicas", 'state="down"'): "0 0 0 1 0 0"},
     ),
     Case(
+        "MeshEnginePageBroken", "warning", 5, US,
+        "2 engines of us answer, but not all of their pages",
+        {_router("mesh_replicas_page_broken"): "2x10"},
+        {_router("mesh_replicas_page_broken"): "0 2 0 2 2 0"},
+    ),
+    Case(
         "MeshRegionAdopted", "warning", 5, {"region": "us", "of": "eu"},
         "eu has no router; us serves its replicas",
         {_router("mesh_adopted_replicas", 'of="eu"'): "0x10"},

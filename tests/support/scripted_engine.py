@@ -30,6 +30,7 @@ class ScriptedEngine:
         self.behaviour: Behaviour = say("hello")
         self.embeddings: Behaviour | None = None  # of that path; without it there is none
         self.on_path: dict[str, Behaviour] = {}  # of other optional paths
+        self.page_status: dict[str, int] = {}  # of pages that fail, by path
         self.seen: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up = asyncio.Event()
@@ -63,9 +64,13 @@ class ScriptedEngine:
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.Response:
+        if (status := self.page_status.get(request.path)) is not None:
+            return web.Response(status=status)
         return web.json_response({"object": "list", "data": [{"id": self.model, **self.card}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        if (status := self.page_status.get(request.path)) is not None:
+            return web.Response(status=status)
         return web.Response(
             text=METRICS.format(
                 model=self.model, running=self.running, waiting=self.waiting, kv=self.kv

@@ -13,7 +13,13 @@ from agents.adapters import http_client
 from agents.adapters.engine import CONFIRMED_S, EngineClient, UnexpectedAnswer, served
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.loaded_pages import PAGES
-from agents.core.events import NOTHING_KNOWN, EngineScraped, ScrapeFailed
+from agents.core.events import (
+    NOTHING_KNOWN,
+    PAGES_GOOD,
+    EngineScraped,
+    PagesSeen,
+    ScrapeFailed,
+)
 from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.state import CARDS_MAX, ModelCard
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
@@ -415,3 +421,109 @@ async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> Non
         assert await paths() == (EMBEDDINGS,)
         client.close()
     assert len(server.requests) == 3
+
+
+async def scraped_until(client, done, seconds: float = 60.0):
+    """Scrape ten times a second by its clock, until `done` of what was scraped."""
+    for _ in range(round(seconds * 10)):
+        client._clock.now += 0.1
+        found = await client.scrape()
+        if done(found):
+            return found
+    raise AssertionError(f"{found} after {seconds} s")
+
+
+class TurnedClock:
+    """A clock that the test turns."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def is_good(found) -> bool:
+    return isinstance(found, EngineScraped) and found.pages == PAGES_GOOD
+
+
+@pytest.mark.parametrize("was_good", [True, False])
+@pytest.mark.parametrize(
+    ("page", "what"),
+    [
+        (plain(503, b"busy"), "HTTP 503"),
+        (plain(404, b"{}"), "HTTP 404"),
+        (plain(403, b"{}"), "HTTP 403"),
+        (plain(200, b"vllm_requests 1\n", "text/plain"), "no series of the engine's kind"),
+        (b"rubbish\r\n\r\n", "no HTTP/1.1"),
+    ],
+)
+async def test_an_engine_whose_page_of_metrics_fails_is_up_and_blind(was_good, page, what) -> None:
+    async with looking(clock=TurnedClock()) as (client, server):
+        if was_good:
+            assert is_good(await client.scrape())
+        client.last_content_at = client._clock.now  # it has answered a request
+        server.raw_pages["/metrics"] = page
+        found = await scraped_until(client, lambda found: getattr(found, "pages", PAGES_GOOD)[0])
+        assert found.pages == PagesSeen(f"metrics: {what}", is_blind=True)
+        assert found.reading == NOTHING_KNOWN
+        server.raw_pages.clear()
+        found = await scraped_until(client, is_good)
+        assert found.reading.waiting == 0
+        await server.stop()
+        assert isinstance(await scraped_until(client, lambda _: True), ScrapeFailed)
+
+
+async def test_a_page_elsewhere_that_is_down_does_not_hide_the_engine() -> None:
+    async with running(_no_answers) as server, running(_no_answers) as elsewhere:
+        client = EngineClient(
+            api_url=server.url,
+            metrics_url=elsewhere.url + "/metrics",
+            kind=KINDS["vllm"],
+            clock=TurnedClock(),
+            scrape_timeout_s=30.0,
+        )
+        assert is_good(await client.scrape())
+        await elsewhere.stop()
+        found = await scraped_until(client, lambda found: isinstance(found, EngineScraped))
+        assert found.pages == PagesSeen("metrics: no connection", is_blind=True)
+        await server.stop()
+        client.refresh_models()
+        failed = await client.scrape()
+        assert isinstance(failed, ScrapeFailed) and not failed.is_up
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_an_engine_whose_list_of_models_fails_is_up_while_something_shows_it(kind) -> None:
+    async with looking(kind, clock=TurnedClock()) as (client, server):
+        assert is_good(await client.scrape())
+        server.raw_pages["/v1/models"] = plain(503, b"busy")
+        for _ in range(50):
+            client._clock.now += 1.0
+            client.last_content_at = client._clock.now - 0.5
+            found = await client.scrape()
+            assert isinstance(found, EngineScraped) and found.models is None
+        assert found.pages == PagesSeen("models: HTTP 503")
+        server.raw_pages.clear()
+        found = await scraped_until(client, is_good)
+
+
+async def test_a_good_answer_to_a_probe_shows_that_an_engine_without_pages_is_up() -> None:
+    async def answers(talk) -> None:
+        await talk.send(plain(200, b"{}"))
+
+    async with running(answers) as server:
+        client = EngineClient(
+            api_url=server.url,
+            metrics_url="",
+            kind=KINDS["openai"],
+            clock=TurnedClock(),
+            scrape_timeout_s=30.0,
+        )
+        assert is_good(await client.scrape())
+        server.raw_pages["/v1/models"] = plain(503, b"busy")
+        failed = await scraped_until(client, lambda found: isinstance(found, ScrapeFailed))
+        assert failed.wants_proof
+        assert await client.probe("/v1/completions", "org/llama", 30.0)
+        assert isinstance(await client.scrape(), EngineScraped)
+        client.close()

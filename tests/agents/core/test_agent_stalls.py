@@ -3,7 +3,7 @@
 import pytest
 
 from agents.core import effects, events
-from agents.core.engine_health import BLIND_S, FIRST_S, FLOOR_S, MARGIN
+from agents.core.engine_health import BLIND_S, FIRST_S, FLOOR_S, LOADED_S, MARGIN
 from agents.core.events import EngineReading
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome, Refusal
@@ -114,7 +114,7 @@ def test_what_waits_for_its_client_outlives_a_hang(stage) -> None:
 
 def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
     """With one slot a probe waits as well: no new work comes, and what it has may end."""
-    stage = Stage(outstanding_max=8, counts_own=True)
+    stage = Stage(outstanding_max=8, counts_own=True, load_s=BLIND_S)
     stage.shows_numbers = False
     stage.run(0.5)
     stage.work(1, **LATE)
@@ -247,3 +247,32 @@ def test_an_engine_that_sleeps_gets_no_work_and_no_probe_until_it_is_woken_up(st
     assert late.message.reason is Refusal.ENGINE_DOWN
     stage.run(0.5)
     assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.READY, None)
+
+
+@pytest.mark.parametrize("load_s", [95.0, 250.0])
+def test_a_long_load_is_no_hang(load_s) -> None:
+    """The first of an engine, and that of a model which it may have unloaded meanwhile."""
+    stage = Stage(outstanding_max=8, counts_own=True)
+    stage.shows_numbers = False
+    stage.run(0.5)
+    for number in (1, 2):
+        stage.work(number, **LATE)
+        assert stage.run(load_s) == []
+        assert stage.beat.state is ReplicaState.READY
+        stage.feed(events.RelayBegan(inbox(number)))
+        stage.end(number)
+        stage.core._hangs._usual_s = 0.1  # it is forgotten in an hour
+        stage.run(LOADED_S + 1.0)
+
+
+def test_a_model_that_answered_just_now_has_no_time_to_load() -> None:
+    stage = Stage(outstanding_max=8, counts_own=True)
+    stage.shows_numbers = False
+    stage.run(0.5)
+    stage.work(1, **LATE)
+    stage.run(0.5)
+    stage.feed(events.RelayBegan(inbox(1)))
+    stage.end(1)
+    stage.work(2, **LATE)
+    done = stage.run(BLIND_S + 3.0)
+    assert [one for one in done if isinstance(one, effects.ProbeEngine)]

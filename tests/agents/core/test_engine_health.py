@@ -3,10 +3,13 @@
 import pytest
 
 from agents.core.engine_health import (
+    ANSWERED_MODELS_MAX,
     BLIND_S,
     FIRST_S,
     FLOOR_S,
     HALF_LIFE_S,
+    LOAD_S,
+    LOADED_S,
     MARGIN,
     PROBE_GAP_S,
     PROMPT_TOKENS_MIN,
@@ -24,8 +27,8 @@ FAST = PrefillLine(s_per_token=1e-7, base_s=0.0)
 class Engine:
     """A watch, and scrapes at an engine every 50 ms."""
 
-    def __init__(self, *, blind: bool = False) -> None:
-        self.watch = HangDetector()
+    def __init__(self, *, blind: bool = False, load_s: float | None = None) -> None:
+        self.watch = HangDetector(load_s)
         self.now, self.steps, self.last_content_at = 0.0, 0, float("-inf")
         self.blind = blind
         self.line: PrefillLine | None = None
@@ -216,7 +219,7 @@ def test_a_standstill_of_this_process_is_not_the_engines(usual) -> None:
 
 def test_an_engine_without_metrics_hangs_if_its_probe_fails_too() -> None:
     """It may answer one request after the other, and show nothing of it until the end."""
-    engine = Engine(blind=True)
+    engine = Engine(blind=True, load_s=BLIND_S)
     engine.scrape(NOTHING)
     assert engine.run(BLIND_S - 1.0, one()) is None
     assert not engine.watch.probe((), engine.now)
@@ -226,9 +229,68 @@ def test_an_engine_without_metrics_hangs_if_its_probe_fails_too() -> None:
 
 
 def test_one_without_numbers_that_answers_a_probe_works() -> None:
-    engine = Engine(blind=True)
+    engine = Engine(blind=True, load_s=BLIND_S)
     engine.scrape(NOTHING)
     engine.run(BLIND_S + 1.0, one())
     assert engine.watch.probe((), engine.now)
     assert not engine.watch.probed(engine.now, answered=True)
     assert engine.run(BLIND_S, one()) is None
+
+
+@pytest.mark.parametrize(
+    ("blind", "load_s", "is_loading", "patience_s"),
+    [
+        (True, None, False, LOAD_S),
+        (True, 400.0, False, 400.0),
+        (True, 30.0, False, 30.0),
+        (False, None, False, FIRST_S),
+        (False, 90.0, False, 90.0),
+        (False, None, True, LOAD_S),
+    ],
+)
+def test_before_the_first_answer_there_is_time_to_load(blind, load_s, is_loading, patience_s):
+    engine = Engine(blind=blind, load_s=load_s)
+    backlog = EngineBacklog(1, 0, is_loading)
+    shown = not blind
+    assert engine.watch.patience_s(shown, backlog, None, 0.0) == patience_s
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_model_that_is_being_loaded_has_time_later_too(blind) -> None:
+    engine = Engine(blind=blind)
+    engine.scrape(NOTHING)
+    assert engine.run(5.0, one(), every_s=0.5) is None
+    shown, now = not blind, engine.now
+    floor_s = FLOOR_S if shown else BLIND_S
+    assert engine.watch.patience_s(shown, one(), FAST, now) < floor_s + 2.0
+    loading = EngineBacklog(1, 0, is_loading=True)
+    assert engine.watch.patience_s(shown, loading, FAST, now) == LOAD_S
+
+
+def test_a_model_is_taken_for_loaded_for_a_minute_after_its_last_answer() -> None:
+    watch = HangDetector()
+    assert watch.may_load("a", 1.0)
+    watch.answered("a", 1.0)
+    assert not watch.may_load("a", 1.0 + LOADED_S)
+    assert watch.may_load("a", 1.1 + LOADED_S)
+    assert watch.may_load("b", 1.0)
+
+
+def test_of_models_that_have_answered_the_last_ones_are_kept() -> None:
+    watch = HangDetector()
+    for number in range(ANSWERED_MODELS_MAX + 1):
+        watch.answered("first", 1.0)
+        watch.answered(f"m{number}", 1.0)
+    assert not watch.may_load("first", 2.0)
+    assert watch.may_load("m0", 2.0)
+    assert len(watch._answered_at) == ANSWERED_MODELS_MAX
+
+
+def test_a_page_that_breaks_or_comes_back_is_no_sign_of_work(usual) -> None:
+    assert usual.run(60.0, one()) is not None
+    for usual.blind in (True, False):
+        usual.run(1.0, one())
+        assert usual.watch.hung
+    usual.steps += 1
+    usual.run(0.1, one())
+    assert not usual.watch.hung

@@ -1,10 +1,12 @@
 """What the doctor believes of what it receives: what routers and agents sent themselves."""
 
 import asyncio
+from pathlib import Path
 
 from infra.bus import BusAddress, close, connect
 from infra.topology import DEFAULT_FILE, load
-from mesh.doctor.findings import CheckResult, RegionFindings
+from mesh.doctor.findings import ENGINE_PAGE, CheckResult, RegionFindings
+from mesh.doctor.manual_commands import SystemdCommands, with_causes
 from mesh.doctor.observed_state import ObservedMessages, compare, listen, prefixes_of
 from schemas import subjects
 from schemas.control import RegionControl
@@ -58,6 +60,37 @@ def test_an_engine_that_is_down_beside_a_ready_one_has_a_finding_of_its_own():
     assert down == ("engine", CheckResult.WARNING)
     assert starting == ("heartbeat", CheckResult.WARNING)
     assert set(ready) == {("heartbeat", CheckResult.OK)}
+
+
+def test_a_page_that_fails_while_its_engine_answers_is_named_with_what_to_do():
+    topology = load(DEFAULT_FILE)
+    problems = ["metrics: HTTP 503", "metrics: HTTP 401", "models: HTTP 404", None]
+    names = topology.region("us").replicas
+    observed = ObservedMessages(
+        heartbeats={
+            name: (beat(name, page_problem=problem), 1.0)
+            for name, problem in zip(names, problems, strict=False)
+        }
+    )
+    found = RegionFindings("us")
+    compare(found, topology, observed, 1.1)
+    commands = SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
+    pages = [
+        (one.about, one.verdict, one.detail, one.remedy.what)
+        for one in with_causes(found.findings, {}, commands)
+        if one.check == ENGINE_PAGE
+    ]
+    assert [name for name, *_ in pages] == list(names[: len(pages)])
+    assert len(pages) == min(3, len(names))
+    assert {verdict for _, verdict, *_ in pages} == {CheckResult.WARNING}
+    for (*_, detail, what), says, remedy in zip(
+        pages,
+        ("metrics fails (HTTP 503)", "(HTTP 401)", "/v1/models fails (HTTP 404)"),
+        ("--metrics-url", "--engine-key-file", "--model"),
+        strict=False,
+    ):
+        assert says in detail
+        assert remedy in what
 
 
 def test_a_drained_replica_is_a_warning_that_says_who_and_how_to_end_it():
