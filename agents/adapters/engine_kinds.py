@@ -204,9 +204,11 @@ def read_vllm(page: MetricsPage) -> EngineReading:
     )
 
 
-def _vllm_sleeps(page: MetricsPage) -> bool:
+def _vllm_sleeps(page: MetricsPage) -> bool | None:
     """Whether `/sleep` was called. One state is 1, of awake and two depths of sleep."""
     states = page.series("vllm:engine_sleep_state")
+    if not states:
+        return None
     return any(not one.value and one.label("sleep_state") == "awake" for one in states)
 
 

@@ -429,7 +429,7 @@ class AgentCore:
         event = self.speed.scraped(event)
         self._engine.scraped(self._offline.online_part(event, now))
         self._adapters.scraped(event, self._health.state)
-        asleep = event.reading.is_asleep
+        asleep = bool(event.reading.is_asleep)
         if asleep:
             self._health.slept(now)
         else:

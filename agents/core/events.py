@@ -39,7 +39,7 @@ class EngineReading:
     prefix_hit_ratio: float | None = None  # since the engine's start
     # At least one of these rises with every computed step, and none without a step.
     progress: tuple[float, ...] = ()
-    is_asleep: bool = False  # it was put to sleep: its weights and cache are not in its memory
+    is_asleep: bool | None = None  # it was put to sleep: its memory holds no weights and no cache
 
 
 NOTHING_KNOWN = EngineReading()

@@ -23,6 +23,7 @@ SIGNALS = {
     "kv_used_ratio": ("KV cache in use", "no request is kept from a full cache"),
     "kv_capacity_tokens": ("KV cache in tokens", "what prompts need is compared with nothing"),
     "prefix_hit_ratio": ("share of prompt tokens cached", "the agent counts it from answers"),
+    "is_asleep": ("whether it was put to sleep", "one that sleeps is given work"),
     "progress": ("counters of computed tokens", "an engine that hangs is found by probes alone"),
 }
 MODELS_SHOWN = 8

@@ -34,6 +34,7 @@ def recorded(name: str) -> MetricsPage:
                 kv_capacity_tokens=16 * 7281,
                 prefix_hit_ratio=64 / 117,
                 progress=(5.0, 7.0, 0.0),
+                is_asleep=False,
             ),
         ),
         (
@@ -56,6 +57,7 @@ def recorded(name: str) -> MetricsPage:
                 kv_capacity_tokens=16 * 39297,
                 prefix_hit_ratio=0.0,
                 progress=(28.0, 2.0, 2.0, 0.0),
+                is_asleep=False,
             ),
         ),
         (
