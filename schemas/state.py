@@ -157,6 +157,26 @@ class PrefillPrior:
         return max(0.0, self.short_s - self.short_tokens * self.s_per_token)
 
 
+RESULTS_MAX = 64  # last requests that are counted
+FAILURE_CHARS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResults:
+    """How the last requests that an engine was given ended, of those that it answered or failed."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    failed: Annotated[int, Field(ge=0, le=RESULTS_MAX)]
+    """Of the last `of`, those that the engine failed: a server error, no connection, an error as
+    the first event, no answer, a broken one."""
+    of: Annotated[int, Field(ge=1, le=RESULTS_MAX)]
+    in_a_row: Annotated[int, Field(ge=0, le=RESULTS_MAX)]
+    """The latest of them that failed one after the other; 0 where the last one was answered."""
+    what: Annotated[str, Field(max_length=FAILURE_CHARS_MAX)]
+    """Of the last failure: "HTTP 500", "no connection", "an error as its first event"."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """One replica's state, every 100 ms and at once when it turns full or not full."""
@@ -262,11 +282,14 @@ class Heartbeat:
     kv: KvTransfer | None = None
     """Its part in pairs of a prefill and a decode replica; null where it answers alone."""
     routes: KnownRoutes | None = None
-    """What else is known of its optional paths. Left out where all of them are known, the same for
-    all its models."""
+    """What else is known of its optional paths; null where all of them are known, the same for all
+    its models."""
     page_problem: Annotated[str, Field(max_length=PAGE_PROBLEM_CHARS_MAX)] | None = None
     """Which page of its engine can't be read, and why, while the engine is up all the same:
     "metrics: HTTP 503"; null while all can. Without that page its agent counts by itself."""
+    results: EngineResults | None = None
+    """How the last requests at its engine ended, where any of them failed there; null where none
+    did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,9 +462,9 @@ def rounded(value: float | None) -> float | None:
     return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
-# A key of a heartbeat that hardly any has, and what stands for it: inside a text its quotes would
-# be escaped.
-_LEFT_OUT = b',"routes":null', b""
+# The last keys of a heartbeat, of which hardly any has one, and what stands for them where all are
+# null: inside a text their quotes would be escaped.
+_LEFT_OUT = b',"routes":null,"page_problem":null,"results":null', b""
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

@@ -138,7 +138,7 @@ def test_a_warm_up_loads_nothing() -> None:
 
 
 def test_an_engine_that_may_hang_is_probed_with_the_model_that_a_client_waits_for() -> None:
-    bench = OnDemandBench()
+    bench = OnDemandBench(load_s=BLIND_S)
     bench.scrape()
     bench.work(1, **{"Mesh-Deadline-Ms": "600000"})
     probes = []
