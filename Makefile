@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals
+.PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
 .PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
@@ -175,6 +175,9 @@ gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one r
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
 	$(LIVE).gossip_heals
+
+bulk-link: $(STAMP) ## large bodies beside ordinary requests on a narrow link between two regions
+	$(LIVE).bulk_link
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

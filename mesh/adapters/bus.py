@@ -31,6 +31,7 @@ from infra.process import end_all
 from infra.services import ProcessService
 from mesh.adapters import streams
 from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.adapters.paced_bodies import PacedBodies
 from mesh.core.model.request import Request
 from mesh.session.answer import Held
 from mesh.session.record import OpenRequest
@@ -126,6 +127,7 @@ class RouterBus:
         self._outbox_bytes = 0
         self._sender: asyncio.Task[None] | None = None
         self._returned = asyncio.Event()
+        self.paced_bodies = PacedBodies(region, router, self.publish)
 
     @property
     def client(self) -> BusClient:
@@ -204,6 +206,7 @@ class RouterBus:
 
     async def close(self) -> None:
         """Send what is in the outbox, then disconnect; don't wait for a bus that is gone."""
+        self.paced_bodies.close()
         await _soon(self._send_the_rest())
         if self._sender is not None:
             await end_all([self._sender])
@@ -257,6 +260,8 @@ class RouterBus:
     ) -> bool:
         """The request to an agent, which requests a body too large for one message in parts."""
         body, room = record.body, self.payload_bytes_max
+        if region != self.region:  # one that this router has adopted
+            room = min(room, LARGE_BYTES)
         if exchange.H_KV_PARAMS in headers:
             room -= len(headers[exchange.H_KV_PARAMS])
         if len(body) > room:
@@ -282,8 +287,11 @@ class RouterBus:
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
-        """Its body in parts, to the agent that requested them."""
+        """Its body in parts, to the agent that requested them; over a link at the link's pace."""
         subject = subjects.body(region, replica)
+        if region != self.region:
+            self.paced_bodies.send(record, region, subject, inbox)
+            return
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
 

@@ -155,7 +155,7 @@ class ClusterEvents:
         return {
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
-            ev.RttMeasured: lambda event, now: self._peers.measured(event.region, event.rtt_s),
+            ev.RttMeasured: lambda event, now: self._peers.measured(event.region, event.rtt_s, now),
             **self.ownership.handlers(),
         }
 

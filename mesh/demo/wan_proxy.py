@@ -41,18 +41,25 @@ Item = bytes | StreamEnd
 
 @dataclass(slots=True)
 class DelayLine:
-    """One direction of a link. `delay_s` may be changed while it is in use."""
+    """One direction of a link. `delay_s` may be changed while it is in use.
+
+    `bytes_per_s`: what enters the way in a second; None: no bound.
+    """
 
     delay_s: float
     jitter_s: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
+    bytes_per_s: float | None = None
     held_bytes: int = 0
     _items: deque[tuple[float, Item]] = field(default_factory=deque)
     _last_due: float = float("-inf")
+    _free_at: float = float("-inf")  # when what has entered before is on its way
 
     def push(self, item: Item, now: float) -> None:
         """Let an item enter at `now` (seconds). The caller limits `held_bytes`."""
         jitter_s = self.rng.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
+        if self.bytes_per_s is not None and isinstance(item, bytes):
+            now = self._free_at = max(self._free_at, now) + len(item) / self.bytes_per_s
         self._last_due = max(self._last_due, now + self.delay_s + jitter_s)
         self._items.append((self._last_due, item))
         self.held_bytes += _cost(item)
@@ -79,6 +86,7 @@ def _cost(item: Item) -> int:
 logger = logging.getLogger(__name__)
 
 HELD_BYTES_MAX = 16 * 1024 * 1024  # 1 Gbit/s over a 110 ms way is 14 MB in flight
+PIECE_BYTES = 8 * 1024  # of what enters a link with a bound: 3 ms at 20 Mbit/s
 CONNECTIONS_MAX = 256
 # Event loops keep time in milliseconds: what is due within half of one is delivered now,
 # because a shorter timer would fire at once and spin.
@@ -97,7 +105,7 @@ class _End(asyncio.Protocol):
         self._count = count
         self.transport: asyncio.Transport | None = None
         self._proxy = proxy
-        self._line = DelayLine(proxy.one_way_s, proxy.jitter_s, proxy.rng)
+        self._line = DelayLine(proxy.one_way_s, proxy.jitter_s, proxy.rng, proxy.bytes_per_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._reading = True
@@ -111,7 +119,11 @@ class _End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._count(len(data))
-        self._enter(data)
+        if self._proxy.bytes_per_s is None:
+            self._enter(data)
+        else:  # each piece leaves when its own last byte has gone out
+            for at in range(0, len(data), PIECE_BYTES):
+                self._enter(data[at : at + PIECE_BYTES])
         if self._line.held_bytes >= self._proxy.held_bytes_max:
             self.pause_reading()
 
@@ -208,12 +220,16 @@ class WanProxy:
         jitter_s: float = 0.0,
         rng: random.Random | None = None,
         held_bytes_max: int = HELD_BYTES_MAX,
+        bytes_per_s: float | None = None,
     ) -> None:
-        """`one_way_s`: seconds each direction takes; half the round trip."""
+        """`one_way_s`: seconds each direction takes; half the round trip. `bytes_per_s`: what each
+        connection carries, in each direction; more waits, in the proxy up to `held_bytes_max`,
+        which counts what is on its way too."""
         self.target = target
         self.one_way_s = one_way_s
         self.jitter_s = jitter_s
         self.held_bytes_max = held_bytes_max
+        self.bytes_per_s = bytes_per_s
         self.rng = rng or random.Random(0)
         self._listen = listen
         self._server: asyncio.Server | None = None

@@ -46,6 +46,7 @@ from schemas.exchange import Refusal
 from schemas.held import HeldDelta, HeldPart
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.parcels import PARCEL
+from schemas.replies import PING_PREFIX
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,13 @@ class RequestMessages:
             is_answer = answers.receive_frame(subject, msg.data)
         if is_answer:
             return
-        if not self._on_control(subject.rpartition(".")[2], msg) and not has_no_subscriber:
+        token = subject.rpartition(".")[2]
+        if token.startswith(PING_PREFIX):
+            if has_no_subscriber:
+                self._bus.paced_bodies.unanswered(token)
+            elif self._bus.paced_bodies.passed(token, msg.data):
+                return
+        if not self._on_control(token, msg) and not has_no_subscriber:
             answers.receive_stray(subject, msg.data)
 
     def receive_heartbeat(self, msg: Msg) -> None:

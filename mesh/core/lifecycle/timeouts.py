@@ -152,7 +152,7 @@ class Timeouts:
         if self.is_kept_too_long(record, now):
             return f"region {record.peer} has kept the request waiting for too long"
         if record.peer is not None:
-            return self._lost_at_peer_because(record, silent_s)
+            return self._lost_at_peer_because(record, silent_s, now)
         name = record.working
         replica = None if name is None else self._replicas.get(name)
         if replica is None:
@@ -164,12 +164,17 @@ class Timeouts:
             return f"replica {name} does not answer, and no heartbeats arrive"
         return None
 
-    def _lost_at_peer_because(self, record: RequestRecord, silent_s: float) -> str | None:
+    def _lost_at_peer_because(
+        self, record: RequestRecord, silent_s: float, now: float
+    ) -> str | None:
         assert record.peer is not None
         peer = self._peers.get(record.peer)
         assert peer is not None, "peers that requests were forwarded to are kept"
         is_unplaced = record.replica is None and not record.has_started
-        if is_unplaced and silent_s > self._reply_s(record.peer):
+        # In a busy link the request, or the word of it, may wait behind other bytes, as pings then
+        # do: the time for the word is counted from when these are answered again.
+        word_s = 0.0 if peer.may_be_late(now) else min(silent_s, now - peer.answers_since)
+        if is_unplaced and word_s > self._reply_s(record.peer):
             return f"region {record.peer} did not report where it placed the request"
         # Routers of that region may restart while its agent works on. An agent with nothing to send
         # sends WORKING; only when that is missing too is the link cut.

@@ -31,6 +31,7 @@ RTT_WEIGHT = 0.3  # of a new median in the running average
 RTT_SAMPLES = 5  # the median of so many
 JITTER_WEIGHT = 1 / 16  # RFC 3550
 PINGS_COUNTED = 60  # a minute of them: one lost is under two percent
+PING_GAP_S = 1.5  # they leave once a second: where answers are further apart, something waits
 
 
 @dataclass(slots=True)
@@ -97,6 +98,8 @@ class Peer:
     seldom_sent: dict[RouterId, SeldomSent] = field(default_factory=dict)  # by the same routers
     seen_at: float = float("-inf")  # the latest arrival
     pings: RoundTripEstimate = field(default_factory=RoundTripEstimate)
+    answered_at: float | None = None  # when the last answer to a ping arrived; None: none has
+    answers_since: float = float("-inf")  # since when they come without a longer gap
     forwarded_at: deque[float] = field(default_factory=deque)
     refused_at: float | None = None
     within: frozenset[Label] | None = None  # only replicas that carry one of these count
@@ -109,6 +112,13 @@ class Peer:
     def rtt_s(self) -> float | None:
         """Seconds there and back, smoothed; None while unknown."""
         return self.pings.rtt_s
+
+    def may_be_late(self, now: float) -> bool:
+        """Whether what was sent there may still wait in the link: digests come, and answers to
+        pings, which travel behind it, do not."""
+        if self.answered_at is None or not self.digests:
+            return False
+        return now - self.answered_at > PING_GAP_S
 
     @property
     def queue(self) -> int:
@@ -216,7 +226,8 @@ class PeerTable:
         """Make it known without a digest: its requests may be handed back to it."""
         self._known(region)
 
-    def measured(self, region: RegionId, rtt_s: float | None) -> None:
+    def measured(self, region: RegionId, rtt_s: float | None, now: float | None = None) -> None:
+        """A ping was answered (`now`: that moment, where it counts), or was not: None."""
         peer = self._known(region)
         if peer is None:
             return
@@ -224,6 +235,10 @@ class PeerTable:
             peer.pings.lost()
         else:
             peer.pings.measured(rtt_s)
+            if now is not None:
+                if peer.answered_at is None or now - peer.answered_at > PING_GAP_S:
+                    peer.answers_since = now
+                peer.answered_at = now
         if peer.rtt_s is not None:
             self.rtt_s[region] = peer.rtt_s
 

@@ -116,6 +116,34 @@ def test_a_peer_must_say_where_within_its_time_and_a_round_trip(view):
     assert view.outlook.lost_because(tried(ReplicaId("eu-0"), EU), 2.6) is None
 
 
+def test_a_word_that_may_wait_in_a_busy_link_is_waited_for(view):
+    """Pings, one a second, stop being answered at 1.0 and are answered again at 6.0."""
+    view.peers.measured(EU, 0.5, 1.0)
+    record = tried(None, EU, heard_at=1.2)
+    for now in (4.0, 5.0, 6.0):
+        view.peers.see(digest("eu", seq=int(now), free=0), now)
+        view.peers.expire(now)
+        assert view.outlook.lost_because(record, now) is None
+    for now in (6.0, 7.0, 8.0):
+        view.peers.measured(EU, 0.5, now)
+    view.peers.see(digest("eu", seq=9, free=0), 8.0)
+    assert view.outlook.lost_because(record, 8.4) is None, "the word may be right behind"
+    assert "did not report where" in view.outlook.lost_because(record, 8.6)
+
+
+def test_a_peer_whose_digests_are_missing_too_is_not_waited_for(view):
+    view.peers.measured(EU, 0.5, 1.0)
+    record = tried(None, EU, heard_at=1.2)
+    view.peers.expire(4.0)
+    assert "did not report where" in view.outlook.lost_because(record, 4.0)
+
+
+def test_a_busy_link_does_not_lengthen_the_limit_of_any_silence(view):
+    view.peers.measured(EU, 0.5, 1.0)
+    record = tried(None, EU, heard_at=1.2)
+    assert "has been silent for" in view.outlook.lost_because(record, 1.3 + SILENCE_S_MAX)
+
+
 def test_a_peer_that_sends_held_for_ever_counts_up_to_the_limit(view):
     last = 60.0 + 2.0 + 0.5  # hold_s_max, and the time of a reply
     record = tried(None, EU)

@@ -1,0 +1,112 @@
+"""How many bytes of bodies may be on their way to one peer region, so that nothing waits for them.
+
+One leaf link carries everything between two regions, in order. What waits in it delays the words
+of routers and agents behind it: digests, keepalives, where a request was placed. So bodies go in
+small parts, and no more of them than the link carries in a round trip and QUEUE_S. Behind each part
+a ping leaves; its answer says that the part has passed the link, and how long that took.
+
+The window follows these times: what was on its way when a part left, over the time until it had
+passed, is what the link carries; by how much that time is beyond the shortest one is the queue.
+Each answer changes the window by one part at most, as a single one may be late for another reason.
+Every router of a region does so by itself; together they meet at a queue of about QUEUE_S. The
+shortest time is forgotten now and then, and measured again with nothing on its way, because links
+get longer too. Sources: TCP Vegas (Brakmo et al. 1994); LEDBAT (RFC 6817).
+
+A region may have no router that answers: one that was adopted. There a part counts as passed after
+BLIND_S; that is 20 Mbit/s.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+PART_BYTES = 32 * 1024  # 13 ms at 20 Mbit/s
+WINDOW_BYTES_MIN = PART_BYTES
+WINDOW_BYTES_START = 4 * PART_BYTES
+WINDOW_BYTES_MAX = 4 * 1024 * 1024  # 250 Mbit/s with a round trip of 80 ms and the queue
+QUEUE_S = 0.05  # that bodies may add to the wait of everything else
+EMPTY_S = QUEUE_S / 5  # a queue that may as well be a process that was busy
+SHORTEST_S = 30.0  # for so long a shortest time holds
+IDLE_S = 5.0  # after it nothing is known of what the link carries now
+LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
+BLIND_S = 0.013
+
+
+class _Sent(NamedTuple):
+    number: int
+    size: int
+    at: float
+    unpassed_bytes: int  # with this part
+
+
+class LinkPace:
+    """Of the bodies that one router sends to one peer region. Parts are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_START
+        self.unpassed_bytes = 0  # sent, and not known to have passed
+        self.is_blind = False
+        self._sent: deque[_Sent] = deque()  # those, oldest first
+        self._number = 0
+        self._last_at = float("-inf")
+        self._shortest_s: float | None = None
+        self._shortest_until = float("-inf")
+
+    def may_send(self, now: float) -> bool:
+        """Whether another part may go now."""
+        if not self._sent:
+            if now >= self._shortest_until:
+                self._shortest_s, self._shortest_until = None, now + SHORTEST_S
+            return True
+        if now >= self._shortest_until and not self.is_blind:
+            return False  # let it run empty, to measure the link alone
+        return self.unpassed_bytes < self.window_bytes
+
+    def sent(self, size: int, now: float) -> int:
+        """Count a part of that many bytes that leaves now; returns its number."""
+        if now - self._last_at > IDLE_S:
+            self.window_bytes = min(self.window_bytes, WINDOW_BYTES_START)
+        self._last_at = now
+        self._number += 1
+        self.unpassed_bytes += size
+        self._sent.append(_Sent(self._number, size, now, self.unpassed_bytes))
+        return self._number
+
+    def passed(self, number: int, now: float) -> None:
+        """That part has passed the link, and so have all before it."""
+        part = None
+        while self._sent and self._sent[0].number <= number:
+            part = self._sent.popleft()
+            self.unpassed_bytes -= part.size
+        self.is_blind = False
+        if part is None or part.number != number:
+            return
+        took_s = max(now - part.at, 1e-4)
+        if self._shortest_s is None or took_s < self._shortest_s:
+            self._shortest_s = took_s
+        wanted = int(part.unpassed_bytes * (self._shortest_s + QUEUE_S) / took_s)
+        if wanted < part.unpassed_bytes:
+            window = min(self.window_bytes, max(self.window_bytes - part.size, wanted))
+        else:
+            if took_s < self._shortest_s + EMPTY_S and part.unpassed_bytes > self.window_bytes // 2:
+                wanted = max(
+                    wanted, self.window_bytes + part.size // 2
+                )  # half more in a round trip
+            window = max(self.window_bytes, min(self.window_bytes + part.size, wanted))
+        self.window_bytes = min(max(window, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    def unanswered(self) -> None:
+        """Nobody is there to answer."""
+        self.is_blind, self.window_bytes = True, WINDOW_BYTES_MIN
+
+    @property
+    def due_at(self) -> float | None:
+        """When `expire` has something to do; None while nothing is on its way."""
+        if not self._sent:
+            return None
+        return self._sent[0].at + (BLIND_S if self.is_blind else LOST_S)
+
+    def expire(self, now: float) -> None:
+        """Take for passed what nobody reports."""
+        while (due_at := self.due_at) is not None and due_at <= now:
+            self.unanswered()
+            self.unpassed_bytes -= self._sent.popleft().size

@@ -1,0 +1,124 @@
+"""Bodies for agents of other regions leave in parts, in turn, as pings behind them are answered."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from mesh.adapters.paced_bodies import PacedBodies
+from mesh.session.link_pace import PART_BYTES, WINDOW_BYTES_START
+from schemas import exchange, subjects
+from schemas.replies import PING_PREFIX, reply_inbox
+
+PARTS_START = WINDOW_BYTES_START // PART_BYTES
+
+
+class Sent:
+    """What was published; `answer` the pings of it."""
+
+    def __init__(self):
+        self.parts, self.pings, self.takes = [], [], True
+        self.bodies = PacedBodies("us", "r1", self.publish)
+
+    def publish(self, subject, payload=b"", *, reply="", headers=None):
+        if not self.takes:
+            return False
+        if headers is None:
+            region = subjects.owner(subject)
+            assert subject == subjects.ping(region)
+            assert reply_inbox("ping", subject, reply, region, {"us"}) is not None
+            self.pings.append((region, payload))
+        else:
+            assert subject == subjects.body("eu", "eu-0")
+            at = int(headers[exchange.H_BODY_OFFSET])
+            self.parts.append((headers[exchange.H_BODY_INBOX], at, payload))
+        return True
+
+    def send(self, inbox, size):
+        body = bytes(range(256)) * (size // 256)
+        record = SimpleNamespace(answer=SimpleNamespace(inbox=inbox), body=body)
+        self.bodies.send(record, "eu", subjects.body("eu", "eu-0"), inbox)
+        return record
+
+    def answer(self):
+        """Every ping; False if none is left."""
+        pings, self.pings = self.pings, []
+        for region, data in pings:
+            assert self.bodies.passed(PING_PREFIX + region, data)
+        return bool(pings)
+
+    def body(self, inbox):
+        """What arrived of it, in order and without a hole."""
+        whole = b""
+        for to, at, payload in self.parts:
+            if to == inbox:
+                assert at == len(whole) and len(payload) <= PART_BYTES
+                whole += payload
+        return whole
+
+
+@pytest.fixture
+async def sent():
+    made = Sent()
+    yield made
+    made.bodies.close()
+
+
+async def test_parts_leave_as_those_before_them_have_passed(sent):
+    record = sent.send("a", 64 * PART_BYTES)
+    assert len(sent.parts) == PARTS_START == len(sent.pings)
+    await asyncio.sleep(0)
+    while sent.answer():
+        pass
+    assert sent.body("a") == record.body
+
+
+async def test_bodies_take_turns(sent):
+    one, two = sent.send("a", 20 * PART_BYTES), sent.send("b", 3 * PART_BYTES)
+    while len(sent.body("b")) < len(two.body):
+        assert sent.answer()
+    assert len(sent.body("a")) < len(one.body)
+    while sent.answer():
+        pass
+    assert (sent.body("a"), sent.body("b")) == (one.body, two.body)
+
+
+@pytest.mark.parametrize("end", ["over", "another attempt", "released"])
+async def test_a_body_that_nobody_waits_for_any_more_ends(sent, end):
+    one, two = sent.send("a", 20 * PART_BYTES), sent.send("b", 8 * PART_BYTES)
+    if end == "released":
+        one.body = b""
+    else:
+        one.answer = None if end == "over" else SimpleNamespace(inbox="c")
+    while sent.answer():
+        pass
+    assert len(sent.body("a")) == PARTS_START * PART_BYTES
+    assert sent.body("b") == two.body
+
+
+async def test_a_bus_that_takes_no_more_ends_the_body(sent):
+    sent.send("a", 20 * PART_BYTES)
+    sent.takes = False
+    sent.answer()
+    sent.takes = True
+    assert not sent.answer()
+    assert len(sent.body("a")) == PARTS_START * PART_BYTES, "its agent finds the hole"
+
+
+async def test_where_no_router_answers_a_body_goes_at_a_fixed_pace(sent):
+    record = sent.send("a", 10 * PART_BYTES)
+    sent.bodies.unanswered(PING_PREFIX + "ap")
+    sent.bodies.unanswered(PING_PREFIX + "eu")
+    async with asyncio.timeout(30):
+        while len(sent.body("a")) < len(record.body):
+            await asyncio.sleep(0.001)
+    assert sent.body("a") == record.body
+
+
+async def test_answers_that_are_no_ones_are_left_to_others(sent):
+    assert not sent.bodies.passed(PING_PREFIX + "eu", b"12345678")
+    sent.send("a", 8 * PART_BYTES)
+    assert not sent.bodies.passed(PING_PREFIX + "eu", b"12345678")
+    assert not sent.bodies.passed(PING_PREFIX + "ap", sent.pings[0][1])
+    assert sent.bodies.passed(PING_PREFIX + "eu", sent.pings[0][1])
+    assert not sent.bodies.passed(PING_PREFIX + "eu", sent.pings[0][1]), "once"
