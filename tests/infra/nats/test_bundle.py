@@ -201,7 +201,9 @@ def test_a_server_is_told_of_no_address_but_the_one_that_it_dials(tmp_path, demo
 
 def test_state_is_kept_in_the_given_directory(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path / "out", state_directory=tmp_path / "state")
-    assert f'"store_dir": "{tmp_path}/state/us"' in files["us"].config.read_text()
+    config = files["us"].config.read_text()
+    assert f'"store_dir": "{tmp_path}/state/us"' in config
+    assert '"sync_interval": "always"' in config, "what is acknowledged survives a power cut"
 
 
 def test_a_named_host_is_dialled_by_name_and_served_on_every_interface(tmp_path):

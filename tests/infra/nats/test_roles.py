@@ -216,8 +216,30 @@ async def test_setup_puts_an_altered_stream_right_and_routers_can_see_that(us: N
         info = await setup.client.jsm().stream_info("HEARTBEATS")
         assert info.config.description == "The last heartbeat of every replica of us"
         await stream.delete_stream("HEARTBEATS")
+        await stream.add_stream(replace(heartbeats, persist_mode=None))
+        assert await streams.altered(router.client, heartbeats) == []
+        assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
+        assert (await us.set_up("us"))["HEARTBEATS"] == "as it should be"
+        await stream.delete_stream("HEARTBEATS")
         assert await streams.altered(router.client, heartbeats) == ["stream not found"]
         assert (await us.set_up("us"))["HEARTBEATS"] == "made"
+
+
+async def test_orders_that_would_not_be_synced_are_named_and_not_thrown_away(us: NatsRegions):
+    async with (
+        logged_in(us, "setup") as setup,
+        logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
+    ):
+        control, stream = streams.control("us"), setup.client.jetstream()
+        await stream.delete_stream("CONTROL")
+        made = await stream.add_stream(replace(control, persist_mode="async"))
+        assert await streams.altered(router.client, control) == ['persist_mode is "async"']
+        with pytest.raises(streams.StreamsUnusable, match=r"CONTROL.*persist mode"):
+            await us.set_up("us")
+        info = await setup.client.jsm().stream_info("CONTROL")
+        assert info.created == made.created
+        await stream.delete_stream("CONTROL")
+        assert (await us.set_up("us"))["CONTROL"] == "made"
 
 
 async def test_a_router_does_not_speak_for_agents_or_other_regions(us: NatsRegions):
