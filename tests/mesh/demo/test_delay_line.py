@@ -27,6 +27,18 @@ def test_items_overlap_in_flight():
     assert line.pop_due(0.1495) == [bytes([n]) for n in range(50)]
 
 
+def test_a_bandwidth_delays_what_is_sent_behind_much_and_nothing_later():
+    line = DelayLine(0.040, bytes_per_s=1000.0)
+    line.push(bytes(500), now=0.0)
+    line.push(bytes(1), now=0.1)
+    assert line.pop_due(0.5399) == []
+    assert line.pop_due(0.5401) == [bytes(500)]
+    assert line.pop_due(0.5411) == [bytes(1)]
+    line.push(bytes(1), now=2.0)
+    assert line.pop_due(2.0409) == []
+    assert line.pop_due(2.0411) == [bytes(1)]
+
+
 def test_what_is_held_is_counted_with_its_overhead():
     line = DelayLine(1.0)
     line.push(b"12345", now=0.0)

@@ -25,7 +25,7 @@ from infra import topology
 from mesh.demo.wan_proxy import WanProxy
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import ScriptedEngine, event, opened, scripted_engine
-from tests.support.small_mesh import SmallMesh, chat, small_mesh
+from tests.support.small_mesh import SmallMesh, chat, small_mesh, upload
 
 MEBIBYTE = 1024 * 1024
 QUEUE_BYTES = 256 * 1024
@@ -96,7 +96,9 @@ async def ask(url: str, body: bytes, http: aiohttp.ClientSession) -> tuple[str, 
     clock = asyncio.get_running_loop().time
     began = clock()
     try:
-        async with http.post(f"{url}/v1/chat/completions", data=body, headers=JSON) as reply:
+        async with http.post(
+            f"{url}/v1/chat/completions", data=upload(body), headers=JSON
+        ) as reply:
             first = await reply.content.readany()
             first_s = clock() - began
             rest = await reply.read()
