@@ -271,6 +271,8 @@ class ClusterEvents:
         if beat is None:
             return
         change = self._replicas.see(beat, now)
+        if beat.results is not None:
+            self._replicas.failing.told(beat.replica, beat.results, now)
         if beat.state is not ReplicaState.GONE:
             self.models.see(answered_names(beat) if beat.routes else beat.models, now)
         if change.restarted:
@@ -281,10 +283,13 @@ class ClusterEvents:
         if self._held.group_of:
             self._scheduler.offer(beat.replica, now)
         if change.changed:
-            if beat.down_reason == DownReason.ASLEEP:  # its memory is given back, cache and all
-                for index in self._placer.replica_indexes:
-                    index.leave_until(beat.replica, now)
-            self.publish_digest_if_due(now)
+            self._replica_changed(beat, now)
+
+    def _replica_changed(self, beat: Heartbeat, now: float) -> None:
+        if beat.down_reason == DownReason.ASLEEP:  # its memory is given back, cache and all
+            for index in self._placer.replica_indexes:
+                index.leave_until(beat.replica, now)
+        self.publish_digest_if_due(now)
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
         digest = digest_by_name(event.digest) if event.digest.models_by_path else event.digest

@@ -21,6 +21,7 @@ from mesh.core.model.served_names import work_name
 from mesh.core.placement.pairs import PrefillChoice
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies.base import CacheEstimate, Destination
+from mesh.core.view.outliers import FailingPlaces
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import split_replica_name
 from mesh.core.view.replica_table import ReplicaTable
@@ -101,6 +102,8 @@ class Attempts:
             return
         replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
         handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
+        if self._replicas.failing and request.answer_inbox is None:
+            self._replicas.failing.tries(name, request.key, now)
         destination = Destination(CandidateKind.REPLICA, name)
         record.dispatch(destination, handoff, now)
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
@@ -200,6 +203,8 @@ class Attempts:
         record.dispatch(destination, None, now)
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._peers.forwarded(peer, now)
+        if self._peers.failing:
+            self._peers.failing.tries(peer, request.key, now)
         self._placer.placed(request, destination, now)
         self._effects.append(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
 
@@ -212,11 +217,16 @@ class Attempts:
 
     def served(self, record: RequestRecord, served: Served | None, now: float) -> None:
         """The whole answer has arrived; policies learn from its cost, if that is known."""
+        if served is not None and (self._replicas.failing or self._peers.failing):
+            self._failing_of(record).answered(record.peer or record.replica or "")
         if record.destination is not None and served is not None:
             self._placer.served(record.request, record.destination, served, now)
 
     def leave(self, record: RequestRecord, now: float) -> None:
         """Release what the attempt under way occupies. The record's next transition follows."""
+        if self._replicas.failing or self._peers.failing:
+            place = record.peer or record.replica or ""
+            self._failing_of(record).left(place, record.request.key)
         if record.handoff is not None and record.replica is not None:
             self._replicas.over(record.replica, record.handoff)
         if record.prefill is not None:
@@ -225,6 +235,24 @@ class Attempts:
                 return  # policies don't follow peers' requests
         if record.destination is not None:
             self._placer.left(record.request, record.destination, now)
+
+    def failed(
+        self, record: RequestRecord, what: str, now: float, *, in_prefill: bool = False
+    ) -> None:
+        """The attempt under way failed by its place's fault, as far as one can tell. Of a pair only
+        the prefill stage is judged: an error in the other may be either one's."""
+        if in_prefill and record.prefill is not None:
+            self._replicas.failing.failed(record.prefill.replica, what, now)
+        elif record.prefill is None and (place := record.peer or record.replica) is not None:
+            self._failing_of(record).failed(place, what, now)
+
+    def is_failing(self, record: RequestRecord) -> bool:
+        """Whether the attempt under way went to a place that was known to fail."""
+        place = record.peer or record.replica or ""
+        return self._failing_of(record).is_known(place)
+
+    def _failing_of(self, record: RequestRecord) -> FailingPlaces:
+        return self._replicas.failing if record.peer is None else self._peers.failing
 
     def _leave_prefill(self, record: RequestRecord, stage: PrefillStage) -> None:
         if stage.reserved is not None and record.replica is not None:

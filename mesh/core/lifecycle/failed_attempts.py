@@ -13,7 +13,7 @@ from mesh.core.lifecycle.attempts import Attempts, Completion
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.lifecycle.record import STATUS_NOT_IMPLEMENTED, RequestRecord
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -24,6 +24,9 @@ from schemas.http import Fault
 from schemas.ids import ReplicaId
 
 KEEPER_GONE = "the replica that kept that response is gone"
+REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
+# Of engines: too many requests, and what it never does.
+NOT_ITS_FAULT = (429, STATUS_NOT_IMPLEMENTED)
 KEEPER_DRAINS = "the replica that keeps that response is drained"
 
 
@@ -107,7 +110,7 @@ class FailedAttempts:
             return
         if event.prefill and record.has_started:
             return  # only what followed the transfer went wrong
-        record.engine_answered(event.status)
+        record.engine_answered(event.status, is_failing=self._attempts.is_failing(record))
         whole_place = record.peer is None or record.replica is None
         if whole_place and event.status is None:
             self._attempts.rest(record, now, in_prefill=event.prefill)
@@ -130,6 +133,10 @@ class FailedAttempts:
         `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
         in the prefill stage of an attempt on a pair.
         """
+        if not same_again and record.engine_status not in NOT_ITS_FAULT:
+            status = record.engine_status
+            what = detail[:REASON_CHARS_MAX] if status is None else f"HTTP {status}"
+            self._attempts.failed(record, what, now, in_prefill=in_prefill)
         if record.has_started or record.is_handed_over:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
             return

@@ -258,10 +258,13 @@ class RequestRecord:
         if self.peer is not None:
             self.refused_by[self.peer] = now + REFUSED_S * self.refusals
 
-    def engine_answered(self, status: int | None) -> None:
-        """This attempt failed; `status`: of the engine's error, if it answered with one."""
+    def engine_answered(self, status: int | None, *, is_failing: bool = False) -> None:
+        """This attempt failed; `status`: of the engine's error, if it answered with one.
+
+        `is_failing`: that engine fails others' requests too, so this is not the request's fault.
+        """
         self.engine_status = status
-        if status in SERVER_ERRORS:
+        if status in SERVER_ERRORS and not is_failing:
             self.server_errors += 1
 
     def prefilled(self) -> None:

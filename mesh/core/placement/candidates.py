@@ -105,11 +105,13 @@ class CandidateCache:
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
             if layer.free:
-                return layer
+                return self._without_failing(layer, request, avoid, now)
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
             replicas = table.by_name.values()
-            return self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
-        return self._of_all(model, now)
+            layer = self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
+        else:
+            layer = self._of_all(model, now)
+        return self._without_failing(layer, request, avoid, now) if table.failing else layer
 
     def of_peers(
         self,
@@ -143,7 +145,50 @@ class CandidateCache:
                 layer.free.append(target)
             else:
                 layer.busy.append((target, why or REFUSED_BEFORE))
-        return layer
+        return self._without_failing(layer, request, avoid, now) if self._peers.failing else layer
+
+    def _without_failing(
+        self, layer: CandidateLayer, request: Request, avoid: Collection[str], now: float
+    ) -> CandidateLayer:
+        """Without places whose last answers failed, if any other place may answer the request."""
+        is_local = layer.kind is CandidateKind.REPLICA
+        failing = self._replicas.failing if is_local else self._peers.failing
+        barred = [
+            (target, why)
+            for target in layer.free
+            if (why := failing.bars(target.name, now, has_failed=bool(avoid)))
+        ]
+        if not barred:
+            return layer
+        names = {target.name for target, _ in barred}
+        free = [target for target in layer.free if target.name not in names]
+        if not free and not self._is_answered_elsewhere(request, avoid, now):
+            return layer
+        return CandidateLayer(layer.kind, free, layer.busy + barred)
+
+    def _is_answered_elsewhere(self, request: Request, avoid: Collection[str], now: float) -> bool:
+        """Whether a place that is not failing, and has not failed it, may answer it now or soon."""
+        table, peers, model = self._replicas, self._peers, request.model
+        wanted = self._residency.wanted(request)
+        for replica in table.serving(model):
+            name = replica.heartbeat.replica
+            if (
+                name not in avoid
+                and table.serves(replica, model)
+                and now - replica.seen_at <= self._late_s
+                and table.failing.bars(name, now) is None
+                and self._residency.takes_replica(wanted, replica)
+            ):
+                return True
+        if request.answer_inbox is not None or request.shadow:
+            return False
+        return any(
+            region not in avoid
+            and self._residency.keeps_from_peer(wanted, region, peer) is None
+            and peers.unavailable_because(peer, model, now, busy_too=True, labels=wanted) is None
+            and peers.failing.bars(region, now) is None
+            for region, peer in peers
+        )
 
     def _of_all(self, model: ModelId, now: float) -> CandidateLayer:
         """The kept layer, brought up to date, or a new one."""

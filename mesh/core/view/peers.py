@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mesh.core.model.settings import RouterSettings
+from mesh.core.view.outliers import FailingPlaces
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.listed_replicas import ListedReplicas
 from schemas.residency import Label
@@ -210,6 +211,7 @@ class PeerTable:
     def __init__(self, settings: RouterSettings, home: RegionId) -> None:
         self._settings = settings
         self.by_region: dict[RegionId, Peer] = {}
+        self.failing = FailingPlaces()
         # Seconds to a replica there and back; 0.0 at home, absent while unknown.
         self.rtt_s: dict[RegionId, float] = {home: 0.0}
 

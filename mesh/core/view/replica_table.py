@@ -18,6 +18,7 @@ from typing import NamedTuple
 from mesh.core.model.served_names import prefill_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
+from mesh.core.view.outliers import FailingPlaces
 from mesh.core.view.replica import ForwardedAnswer, Replica, is_adopted
 from mesh.core.view.replica_sampling import ReplicaSampler
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -64,6 +65,7 @@ class ReplicaTable:
         self._lost: dict[ReplicaId, LostReplica] = {}
         self.loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}  # of each region seen
         self.bus = BusStatus(settings)
+        self.failing = FailingPlaces()
         self.adopted_by_peer = False
         # Adapters and models that some replica would have to load first, each by how many of them;
         # of these, models that engines load by themselves.
@@ -174,6 +176,7 @@ class ReplicaTable:
         self._sampler.leave(beat.replica, beat.models)
         self._count_unloaded(beat, -1)
         self.changed.pop(beat.replica, None)
+        self.failing.forget(beat.replica)
         self.roll += 1
 
     def _settle(self, replica: Replica) -> None:

@@ -1,0 +1,151 @@
+"""A router whose replicas, or peers, fail what they are sent: who gets the requests."""
+
+import pytest
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.view.outliers import OUT_S
+from schemas.state import EngineResults
+from tests.mesh.core.build import EU, beat, core, digest, request
+
+NAMES = ("a", "b", "c", "d")
+POLICIES = ["mesh", "least-load", "round-robin", "skywalker", "cache-aware", "power-of-two"]
+
+
+class World:
+    """Four idle replicas; those of `bad` fail each request at once."""
+
+    def __init__(self, bad: set[str], policy: str = "mesh", status: int | None = 500) -> None:
+        self.router, self.bad, self.status = core(policy=policy), bad, status
+        self.now, self.seq, self.key = 10.0, 0, 0
+        self.names = NAMES
+        self.tries: list[str] = []
+        self.beats()
+
+    def beats(self, **fields) -> None:
+        self.seq += 1
+        for name in self.names:
+            self.router.handle(ev.HeartbeatSeen(beat(name, self.seq, **fields)), self.now)
+
+    def ask(self) -> str:
+        """One request, to its end: "ok", "error" or "held"."""
+        self.key += 1
+        key, self.now = self.key, self.now + 0.1
+        effects = self.router.handle(ev.RequestArrived(request(key, arrived_at=self.now)), self.now)
+        effects += self.router.finish()
+        while True:
+            went = [one for one in effects if isinstance(one, fx.Dispatch | fx.Forward)]
+            if any(isinstance(one, fx.Fail | fx.PassEngineError) for one in effects):
+                return "error"
+            if not went:
+                return "held"
+            place = went[0].replica if isinstance(went[0], fx.Dispatch) else went[0].peer
+            self.tries.append(place)
+            attempt = went[0].attempt
+            if place in self.bad:
+                event = ev.AttemptFailed(key, attempt, "no", self.status)
+                effects = self.router.handle(event, self.now)
+                continue
+            if isinstance(went[0], fx.Forward):
+                self.router.handle(ev.PlacedByPeer(key, attempt, "x"), self.now)
+            self.router.handle(ev.AnswerStarted(key, attempt), self.now)
+            self.router.handle(ev.AnswerEnded(key, attempt), self.now)
+            self.beats()
+            return "ok"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("status", [500, 503, None])
+@pytest.mark.parametrize("bad", [{"a"}, {"b", "c"}, {"a", "b", "c"}])
+def test_the_healthy_ones_get_the_work(bad, status, policy):
+    world = World(bad, policy, status)
+    said = [world.ask() for _ in range(180)]
+    errors = said.count("error")
+    assert said.count("held") == 0
+    assert errors <= 6, "before they are known; 180 of 180 were seen with three of four failing"
+    assert errors == said[:40].count("error"), "later none"
+    wasted = sum(place in bad for place in world.tries)
+    assert wasted <= 12 * len(bad)
+
+
+def test_where_all_fail_all_are_tried():
+    world = World(set(NAMES))
+    assert [world.ask() for _ in range(60)] == ["error"] * 60
+    assert set(world.tries[-60:]) == set(NAMES)
+    world.bad = set()
+    world.beats()
+    assert [world.ask() for _ in range(10)] == ["ok"] * 10
+
+
+def test_one_that_is_mended_is_used_again_and_one_that_is_not_gets_few():
+    world = World({"a"}, "least-load")
+    for _ in range(50):
+        world.ask()
+    world.tries.clear()
+    world.now += OUT_S
+    assert [world.ask() for _ in range(40)] == ["ok"] * 40
+    assert world.tries.count("a") <= 2
+    world.bad, world.now = set(), world.now + 100.0
+    world.beats()
+    world.tries.clear()
+    for _ in range(80):
+        world.ask()
+    assert world.tries.count("a") >= 10
+
+
+def test_a_failing_replica_that_is_alone_is_left_out_for_a_peer():
+    world = World({"a"})
+    world.names = ("a",)
+    for name in NAMES[1:]:
+        world.router.replicas.remove(name)
+    world.router.handle(ev.RttMeasured(EU, 0.08), world.now)
+    for seq in range(1, 60):
+        world.router.handle(ev.DigestSeen(digest("eu", seq)), world.now)
+        assert world.ask() == "ok"
+    assert world.tries.count("a") <= 5
+    receipt_of_last = world.tries[-1]
+    assert receipt_of_last == EU
+
+
+def test_a_peer_whose_answers_fail_is_left_out():
+    world = World({EU})
+    world.names = ("a",)
+    for name in NAMES[1:]:
+        world.router.replicas.remove(name)
+    world.router.handle(ev.RttMeasured(EU, 0.001), world.now)
+    said = []
+    for seq in range(1, 80):
+        world.router.handle(ev.DigestSeen(digest("eu", seq)), world.now)
+        world.beats(pending=3, running=8)
+        said.append(world.ask())
+    assert "error" not in said
+    assert world.tries.count(EU) <= 8
+
+
+def test_the_receipt_says_why():
+    world = World({"a"}, "least-load")
+    while "a" in world.tries[-1:] or world.tries.count("a") < 3:
+        world.ask()
+    world.key += 1
+    effects = world.router.handle(ev.RequestArrived(request(world.key)), world.now)
+    [decided] = [one for one in effects if isinstance(one, fx.Decided)]
+    whys = {one.name: one.why for one in decided.decision.candidates}
+    assert whys["a"] == "failing: 3 of its last 3, HTTP 500"
+
+
+def test_what_an_agent_tells_counts_before_this_router_has_tried_it():
+    world = World(set(), "least-load")
+    told = EngineResults(failed=5, of=5, in_a_row=5, what="HTTP 500")
+    world.router.handle(ev.HeartbeatSeen(beat("a", 100, results=told)), world.now)
+    world.names = NAMES[1:]
+    for _ in range(20):
+        assert world.ask() == "ok"
+    assert "a" not in world.tries
+
+
+def test_too_many_requests_and_what_it_never_does_are_no_failure():
+    for status in (429, 501):
+        world = World({"a"}, "round-robin", status)
+        for _ in range(40):
+            world.ask()
+        assert not world.router.replicas.failing
