@@ -198,8 +198,16 @@ class RegionalDigest:
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)
             if ready:
-                counts[model] = ready, len(free)
+                counts[model] = ready, self._not_failing(free, now)
         return counts
+
+    def _not_failing(self, free: Collection[Replica], now: float) -> int:
+        """How many of them are not left out after failures; all, if that leaves none."""
+        failing = self._replicas.failing
+        if not failing:
+            return len(free)
+        left = sum(failing.bars(one.heartbeat.replica, now) is None for one in free)
+        return left or len(free)
 
     def _is_unloaded(self, model: ModelId) -> bool:
         """Whether each of its replicas would have to load it first."""

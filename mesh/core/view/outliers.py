@@ -22,7 +22,7 @@ OUT_S = 5.0
 OUT_S_MAX = 80.0
 WIDTH_MAX = 16
 PLACES_MAX = 4096
-STUCK_S = 60.0  # an attempt whose end is not seen bars others for so long at most
+STUCK_S = 10.0  # an attempt bars others for so long at most: an answer may take minutes
 
 
 @dataclass(slots=True)

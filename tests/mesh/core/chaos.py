@@ -115,7 +115,7 @@ class Chaos:
             ev.AnswerStarted(key, attempt),
             ev.AnswerEnded(key, attempt),
             ev.AttemptProgressed(key, attempt),
-            ev.AttemptFailed(key, attempt, "it broke", self.dice.random() < 0.5),
+            ev.AttemptFailed(key, attempt, "it broke", 500 if self.dice.random() < 0.5 else None),
             ev.AttemptRefused(key, attempt, Refusal.FULL, region, replica, -1, -1),
         ]
         if peer:

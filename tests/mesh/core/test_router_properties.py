@@ -56,12 +56,13 @@ def test_after_every_tick_no_request_waits_while_there_is_room(seed):
             avoid = core.inflight[held.key].avoided(now)
             for replica in core.replicas:
                 free = core.replicas.unavailable_because(replica, held.model, now) is None
-                assert not free or replica.heartbeat.replica in avoid
+                name = replica.heartbeat.replica
+                assert not free or name in avoid or core.replicas.failing.bars(name, now)
             # `skywalker` leaves a peer alone whose hold queue is longer than ours.
             queue = len(core.held)
             for region, peer in core.peers:
                 why = core.peers.unavailable_because(peer, held.model, now, queue_max=queue)
-                assert why is not None or region in avoid
+                assert why is not None or region in avoid or core.peers.failing.bars(region, now)
 
 
 @FEW

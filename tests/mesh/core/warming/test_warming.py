@@ -314,7 +314,11 @@ def test_whatever_happens(seed):
         elif act < 0.6 and keys:
             world.answer(dice.choice(keys))
         elif act < 0.65 and keys:
-            world.feed(ev.AttemptFailed(dice.choice(keys), 1, "broke", dice.random() < 0.5))
+            world.feed(
+                ev.AttemptFailed(
+                    dice.choice(keys), 1, "broke", 500 if dice.random() < 0.5 else None
+                )
+            )
         elif act < 0.7 and keys:
             key = dice.choice(keys)
             world.feed(ev.AttemptRefused(key, 1, Refusal.FULL, US, None, -1, -1))
