@@ -291,7 +291,8 @@ class Ledger:
             idle = self.core.replicas.get(replica)
             if idle is not None and replica not in case.failed_by:
                 why = self.core.replicas.unavailable_because(idle, case.request.model, now)
-                why = why or self.core.replicas.failing.bars(replica, now)
+                failing = self.core.replicas.failing
+                why = why or failing.bars(replica, now, has_failed=True)
                 assert why is not None, f"forwarded although {seen.said.replica} is free"
 
     # Tables.

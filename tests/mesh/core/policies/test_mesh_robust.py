@@ -151,6 +151,7 @@ def test_a_peer_that_answers_nobody_gets_little_work_and_is_tried_again():
         if number % 20 == 0 and region.ask():
             again += 1
             region.feed(ev.AnswerStarted(region.key, 1))
+            region.feed(ev.AnswerEnded(region.key, 1, Served(1000, 0, 100)))
     assert again > 20
 
 
