@@ -158,6 +158,9 @@ class PrefillPrior:
 
 
 RESULTS_MAX = 64  # last requests that are counted
+# An engine fails when so many requests failed there one after the other, or this share of at least
+# so many.
+FAILING_IN_A_ROW, FAILING_SHARE, FAILING_OF_MIN = 3, 0.5, 5
 FAILURE_CHARS_MAX = 80
 
 
@@ -175,6 +178,22 @@ class EngineResults:
     """The latest of them that failed one after the other; 0 where the last one was answered."""
     what: Annotated[str, Field(max_length=FAILURE_CHARS_MAX)]
     """Of the last failure: "HTTP 500", "no connection", "an error as its first event"."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the engine fails the requests that it is given, instead of a few of them."""
+        return self.in_a_row >= FAILING_IN_A_ROW or self._fails_many
+
+    @property
+    def words(self) -> str:
+        """For people, after "fails" or "failed": "9 of its last 10 requests, HTTP 500"."""
+        if self.in_a_row >= FAILING_IN_A_ROW and not self._fails_many:
+            return f"its last {self.in_a_row} requests, {self.what}"
+        return f"{self.failed} of its last {self.of} requests, {self.what}"
+
+    @property
+    def _fails_many(self) -> bool:
+        return self.of >= FAILING_OF_MIN and self.failed >= FAILING_SHARE * self.of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +250,8 @@ class Heartbeat:
     engine_age_s: Seconds | None = None
     """Age of the engine reading inside this heartbeat, in seconds."""
     served_total: Count = 0
-    """Requests answered since the epoch began."""
+    """Requests whose answer came to its end since the epoch began, an engine's error answers among
+    them."""
     refused_total: Count = 0
     """Requests refused since the epoch began."""
     taken: dict[ValidRouterId, Count] = field(default_factory=dict)
@@ -290,6 +310,11 @@ class Heartbeat:
     results: EngineResults | None = None
     """How the last requests at its engine ended, where any of them failed there; null where none
     did."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether its engine fails the requests that it is given, by `results`."""
+        return self.results is not None and self.results.is_failing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
