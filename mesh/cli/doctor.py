@@ -23,6 +23,7 @@ from mesh.doctor.connectivity import NoServerRuns
 from mesh.doctor.examination import ExaminationSettings, examine
 from mesh.doctor.findings import CheckResult, Finding, is_healthy
 from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
+from mesh.explain.text import printable
 from schemas.ids import RegionId
 
 EXIT_UNHEALTHY = 1
@@ -147,6 +148,6 @@ def _table(findings: list[Finding]) -> Table:
             escape(each.about),
             f"[{colour}]{each.verdict}[/{colour}]",
             measure,
-            escape(each.detail + explained),
+            escape(printable(each.detail + explained)),
         )
     return table

@@ -10,6 +10,7 @@ from infra.process import end_all
 
 MonotonicClock = Callable[[], float]
 ENGINE_PAGE = "engine page"  # a check: can its agent read all pages of an engine that is up?
+ENGINE_RESULTS = "engine results"  # a check: does an engine that is up answer requests?
 RegionCheck = Callable[["RegionFindings"], Awaitable[None]]
 
 

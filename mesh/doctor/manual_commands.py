@@ -16,12 +16,13 @@ from infra.nats.bundle import CONFIG
 from infra.topology import Topology
 from mesh.doctor.batch_runners import CHECK as BATCH_RUNNER
 from mesh.doctor.connectivity import ServerUnreachable
-from mesh.doctor.findings import ENGINE_PAGE, CheckResult, Finding, Remedy
+from mesh.doctor.findings import ENGINE_PAGE, ENGINE_RESULTS, CheckResult, Finding, Remedy
 from schemas.ids import RegionId
 
 # What a region's routers send now: a server counts a lost link as up for seconds more.
 SERVER, SERVER_LINK = ("bus", "server"), "server link"
 CHECKS_OF_ROUTERS = ("link", "round trip")
+CHECKS_OF_ENGINES = ("engine", ENGINE_PAGE, ENGINE_RESULTS)
 PROGRAM_OF_CHECK = {"router": "router", "heartbeat": "agent"}
 
 
@@ -56,6 +57,10 @@ class SystemdCommands:
 
     def engine_page(self, replica: str, detail: str) -> Remedy:
         return _page_remedy(detail, f"journalctl -n 30 -u mesh-agent@{replica}")
+
+    def engine_results(self, replica: str) -> Remedy:
+        what = f"{_fails(replica)} and restart it as you start it; what the agent saw"
+        return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
 
     def stream(self, region: str, name: str) -> Remedy:
         return _set_up_streams(region, name, self.config, self.credentials)
@@ -112,6 +117,14 @@ class DemoCommands:
         log = str(self.logs / f"agent-{replica}.log")
         return _page_remedy(detail, shlex.join(["tail", "-n", "30", log]))
 
+    def engine_results(self, replica: str) -> Remedy:
+        is_ours = f"engine-{replica}" in self.pids
+        program = f"engine-{replica}" if is_ours else f"agent-{replica}"
+        whose = "the end of its log" if is_ours else "what the agent saw"
+        what = f"{_fails(replica)} and restart it; {whose}"
+        log = str(self.logs / f"{program}.log")
+        return Remedy(what, shlex.join(["tail", "-n", "30", log]))
+
     def stream(self, region: str, name: str) -> Remedy:
         """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
         return _set_up_streams(region, name, self.file, self.config)
@@ -144,6 +157,13 @@ def _page_remedy(detail: str, command: str) -> Remedy:
     return Remedy(f"{what}; what the agent saw", command)
 
 
+def _fails(replica: str) -> str:
+    return (
+        f"the engine of {replica} answers its agent and fails requests: send it one yourself, read "
+        "its own log,"
+    )
+
+
 def _restart(unit: str) -> str:
     return f"journalctl -n 30 -u {unit}; systemctl restart {unit}"
 
@@ -164,10 +184,8 @@ def with_causes(
             return replace(one, remedy=commands.program(kind, one.region, one.about))
         if one.verdict is CheckResult.BAD and one.check == BATCH_RUNNER:
             return replace(one, remedy=commands.program("batch-runner", one.region, one.about))
-        if one.verdict is not CheckResult.OK and one.check == "engine":
-            return replace(one, remedy=commands.engine(one.about))
-        if one.check == ENGINE_PAGE:
-            return replace(one, remedy=commands.engine_page(one.about, one.detail))
+        if one.verdict is not CheckResult.OK and one.check in CHECKS_OF_ENGINES:
+            return replace(one, remedy=_engine_remedy(one, commands))
         if one.verdict is CheckResult.BAD and one.check == "stream":
             return replace(one, remedy=commands.stream(one.region, one.about))
         if one.verdict is CheckResult.OK or one.peer is None:
@@ -180,6 +198,14 @@ def with_causes(
 
     servers = [_server(region, why, findings, commands) for region, why in unreachable.items()]
     return [*servers, *map(explained, findings)]
+
+
+def _engine_remedy(one: Finding, commands: ManualCommands) -> Remedy:
+    if one.check == ENGINE_PAGE:
+        return commands.engine_page(one.about, one.detail)
+    if one.check == ENGINE_RESULTS:
+        return commands.engine_results(one.about)
+    return commands.engine(one.about)
 
 
 def _differing(versions: Mapping[str, str], region: str, peer: str) -> str:

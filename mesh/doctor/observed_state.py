@@ -21,6 +21,7 @@ from mesh.adapters import streams
 from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.findings import (
     ENGINE_PAGE,
+    ENGINE_RESULTS,
     CheckResult,
     MonotonicClock,
     RegionFindings,
@@ -155,6 +156,8 @@ def _replicas(
         beat, received_at = observed.heartbeats[replica]
         reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
         requests = f", {beat.outstanding} requests in it"
+        if beat.results is not None:
+            requests += f", failed {beat.results.words}"
         detail = f"{beat.state}{reason}{requests}"
         verdict = result_if(beat.state is ReplicaState.READY, not_ready)
         if beat.state is ReplicaState.DRAINING and orders.drains(replica):
@@ -168,6 +171,9 @@ def _replicas(
         found.add(check, replica, verdict, detail, age_ms, "ms old")
         if beat.page_problem is not None:
             found.add(ENGINE_PAGE, replica, CheckResult.WARNING, _page_detail(beat.page_problem))
+        if beat.results is not None and beat.is_failing and beat.state is not ReplicaState.DOWN:
+            detail = f"fails: {beat.results.words}"
+            found.add(ENGINE_RESULTS, replica, CheckResult.WARNING, detail)
     for stranger in sorted(observed.heartbeats.keys() - set(known)):
         found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
 

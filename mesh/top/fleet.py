@@ -22,7 +22,7 @@ from mesh.top.rows import (
 from schemas.control import RegionControl, nothing_ordered
 from schemas.explain import COUNTED_S, RequestFlow, RequestLife, RouterRequests
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId
-from schemas.state import Digest, Heartbeat, Lease, OfflineState, ReplicaState
+from schemas.state import Digest, EngineResults, Heartbeat, Lease, OfflineState, ReplicaState
 
 REPLICAS_MAX = 4096  # of one region
 ROUTERS_MAX = REGION_ROUTERS_MAX  # the same for batch runners
@@ -321,6 +321,8 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
         state = "draining" if beat.outstanding else "drained"
     elif beat.down_reason:
         state = f"{state}: {beat.down_reason}"
+    elif beat.state is ReplicaState.READY and beat.results is not None and beat.is_failing:
+        state = f"failing: {beat.results.what}"
     return ReplicaRow(
         region=region,
         replica=name,
@@ -367,6 +369,8 @@ def _request(life: RequestLife) -> RequestRow:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, EngineResults):
+        return f"failed {value.words}"
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items()) or "none"
     if isinstance(value, tuple):

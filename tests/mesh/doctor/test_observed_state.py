@@ -5,16 +5,17 @@ from pathlib import Path
 
 from infra.bus import BusAddress, close, connect
 from infra.topology import DEFAULT_FILE, load
-from mesh.doctor.findings import ENGINE_PAGE, CheckResult, RegionFindings
-from mesh.doctor.manual_commands import SystemdCommands, with_causes
+from mesh.doctor.findings import ENGINE_PAGE, ENGINE_RESULTS, CheckResult, RegionFindings
+from mesh.doctor.manual_commands import DemoCommands, SystemdCommands, with_causes
 from mesh.doctor.observed_state import ObservedMessages, compare, listen, prefixes_of
 from schemas import subjects
 from schemas.control import RegionControl
-from schemas.state import Lease, ReplicaState, encode_state
+from schemas.state import EngineResults, Lease, ReplicaState, encode_state
 from tests.mesh.core.build import beat, digest
 from tests.support.flushed import flushed
 
 READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
+FAILS = EngineResults(failed=9, of=10, in_a_row=2, what="HTTP 500")
 LEASE = encode_state(Lease(region="us", owner="ap", router="r9", term=99, lease_s=1.0))
 
 
@@ -91,6 +92,48 @@ def test_a_page_that_fails_while_its_engine_answers_is_named_with_what_to_do():
     ):
         assert says in detail
         assert remedy in what
+
+
+def test_an_engine_that_fails_its_requests_is_named_with_what_to_do():
+    topology = load(DEFAULT_FILE)
+    [fails, well, *others] = topology.region("us").replicas
+    beats = {name: beat(name) for name in (fails, well, *others)}
+    beats[fails] = beat(fails, results=FAILS)
+    beats[well] = beat(
+        well, results=EngineResults(failed=2, of=40, in_a_row=1, what="no connection")
+    )
+    observed = ObservedMessages(heartbeats={name: (each, 1.0) for name, each in beats.items()})
+    found = RegionFindings("us")
+    compare(found, topology, observed, 1.1)
+    own = SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
+    simulated, given = (
+        DemoCommands(Path("mesh.toml"), Path("c"), Path("logs"), pids, lambda: Path("nats"))
+        for pids in ({f"engine-{fails}": 7}, {})
+    )
+    for commands, command in (
+        (own, f"journalctl -n 30 -u mesh-agent@{fails}"),
+        (simulated, f"tail -n 30 logs/engine-{fails}.log"),
+        (given, f"tail -n 30 logs/agent-{fails}.log"),
+    ):
+        [finding] = [
+            one for one in with_causes(found.findings, {}, commands) if one.check == ENGINE_RESULTS
+        ]
+        assert (finding.about, finding.verdict) == (fails, CheckResult.WARNING)
+        assert finding.detail == "fails: 9 of its last 10 requests, HTTP 500"
+        assert finding.remedy.command == command
+        assert "send it one yourself, read its own log, and restart it" in finding.remedy.what
+        assert "does not answer" not in finding.remedy.what
+    [hint] = [one.detail for one in found.findings if (one.check, one.about) == ("heartbeat", well)]
+    assert "failed 2 of its last 40 requests, no connection" in hint
+
+
+def test_an_engine_that_is_down_is_not_said_to_fail_besides():
+    topology = load(DEFAULT_FILE)
+    name = topology.region("us").replicas[0]
+    down = beat(name, state=ReplicaState.DOWN, down_reason="unreachable", results=FAILS)
+    found = RegionFindings("us")
+    compare(found, topology, ObservedMessages(heartbeats={name: (down, 1.0)}), 1.1)
+    assert [one.check for one in found.findings if one.about == name] == ["engine"]
 
 
 def test_a_drained_replica_is_a_warning_that_says_who_and_how_to_end_it():

@@ -8,7 +8,7 @@ from mesh.top.fleet import REPLICAS_MAX, REQUESTS_MAX, ROUTERS_MAX, Fleet, perce
 from mesh.top.rows import STALE_S, Level, level
 from schemas.control import RegionControl
 from schemas.explain import RequestFlow, RequestLife, RouterRequests
-from schemas.state import Digest, Heartbeat, Lease, OfflineState, ReplicaState
+from schemas.state import Digest, EngineResults, Heartbeat, Lease, OfflineState, ReplicaState
 
 REGIONS = {"us": ("us-0", "us-1"), "eu": ("eu-0",)}
 
@@ -174,6 +174,27 @@ def test_drained_draining_and_down():
     fleet.orders(replace(orders, all_drained=True))
     assert region(fleet).state == "drained"
     assert list(fleet.replica_lines("eu", "eu-0", 1.0))[-1] == "no heartbeat was received"
+
+
+def test_a_replica_whose_engine_fails_its_requests_is_failing_and_says_how():
+    fleet = watched("us", "eu")
+    failing = EngineResults(failed=9, of=10, in_a_row=2, what="HTTP 500")
+    some = EngineResults(failed=2, of=40, in_a_row=1, what="no connection")
+    fleet.heartbeat(beat("us-0", results=failing), 1.0)
+    fleet.heartbeat(beat("us-1", results=some), 1.0)
+    rows = replicas(fleet, 1.0)
+    assert (rows["us-0"].state, level(rows["us-0"])) == ("failing: HTTP 500", Level.BAD)
+    assert (rows["us-1"].state, level(rows["us-1"])) == ("ready", Level.GOOD)
+    for name, words in (
+        ("us-0", "failed 9 of its last 10 requests, HTTP 500"),
+        ("us-1", "failed 2 of its last 40 requests, no connection"),
+    ):
+        assert dict(fleet.heartbeat_fields("us", name))["results"] == words
+    fleet.heartbeat(beat("us-0", state=ReplicaState.DRAINING, results=failing), 1.1)
+    assert replicas(fleet, 1.1)["us-0"].state == "draining"
+    down = beat("us-0", state=ReplicaState.DOWN, down_reason="hung", results=failing)
+    fleet.heartbeat(down, 1.2)
+    assert replicas(fleet, 1.2)["us-0"].state == "down: hung"
 
 
 def test_a_region_whose_routing_is_ordered_has_a_note():
