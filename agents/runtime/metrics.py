@@ -101,6 +101,13 @@ class HeartbeatCollector(Collector):
         )
         broken.add_metric(labels, float(beat.page_problem is not None))
         yield broken
+        failing = GaugeMetricFamily(
+            "mesh_agent_engine_failing",
+            "1 while the engine fails the requests that it is given",
+            labels=LABELS,
+        )
+        failing.add_metric(labels, float(beat.is_failing))
+        yield failing
         state = GaugeMetricFamily(
             "mesh_agent_state", "1 for the state the replica is in", labels=(*LABELS, "state")
         )

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from infra.metrics_page import add_process_metrics
 from mesh.adapters.metric_labels import LabelSet, RequestLabels
+from mesh.adapters.replica_failures import ReplicaFailures
 from mesh.core.router import RouterCore
 from schemas.state import Health
 
@@ -42,6 +43,8 @@ class RouterMetrics:
         self._request_labels = RequestLabels(core.known_models, (core.region, *regions))
         self.labels_of = self._request_labels.of
         registry.register(_CoreState(core, clock, self._request_labels.model))
+        self.replica_failures = ReplicaFailures(core.replicas)
+        registry.register(self.replica_failures)
         add_process_metrics(registry)
         self._client_metrics(partial(Counter, registry=registry))
         self._token_metrics(partial(Counter, registry=registry))
@@ -307,11 +310,15 @@ class _CoreState(Collector):
         pages = GaugeMetricFamily(
             "mesh_replicas_page_broken", "Replicas with a page of the engine that can't be read."
         )
+        results = GaugeMetricFamily(
+            "mesh_replicas_failing", "Replicas whose engine fails the requests that it is given."
+        )
         counts: dict[str, int] = {}
-        broken = 0
+        broken = failing = 0
         for replica in self._core.replicas:
             beat = replica.heartbeat
             broken += beat.page_problem is not None
+            failing += beat.is_failing
             _add(pending, beat.replica, beat.pending)
             _add(running, beat.replica, beat.running)
             _add(kv, beat.replica, beat.kv_used_ratio)
@@ -321,7 +328,8 @@ class _CoreState(Collector):
         for state, count in sorted(counts.items()):
             states.add_metric([state], count)
         pages.add_metric([], broken)
-        yield from (pending, running, kv, prefill, states, pages)
+        results.add_metric([], failing)
+        yield from (pending, running, kv, prefill, states, pages, results)
 
     def _peers(self) -> Iterator[Metric]:
         rtt = _gauge("mesh_peer_rtt_seconds", "Round trip on the bus.", "peer")

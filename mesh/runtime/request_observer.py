@@ -94,7 +94,11 @@ class RequestObserver(Observer):
         if record.request.shadow:
             return
         self._metrics.failures.inc()
-        self._note(record, event, "" if record.answer is None else record.answer.failed_as)
+        answer = record.answer
+        outcome = "" if answer is None else answer.failed_as
+        if answer is not None and not event.prefill:  # its prefill stage was another replica's
+            self._metrics.replica_failures.failed(answer.replica, event.status, outcome)
+        self._note(record, event, outcome)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def prefill_ended(self, record: OpenRequest, event: ev.PrefillEnded) -> None:

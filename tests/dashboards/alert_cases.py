@@ -97,6 +97,12 @@ CASES = (
         {_router("mesh_replicas_page_broken"): "0 2 0 2 2 0"},
     ),
     Case(
+        "MeshEngineFails", "warning", 5, US,
+        "1 engines of us fail the requests that they are given",
+        {_router("mesh_replicas_failing"): "1x10"},
+        {_router("mesh_replicas_failing"): "0 1 0 1 1 0"},
+    ),
+    Case(
         "MeshRegionAdopted", "warning", 5, {"region": "us", "of": "eu"},
         "eu has no router; us serves its replicas",
         {_router("mesh_adopted_replicas", 'of="eu"'): "0x10"},

@@ -7,10 +7,13 @@ import time
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
+from agents.core.offline_work import OfflineTotals
 from agents.runtime import metrics
+from schemas.state import EngineResults, Heartbeat, ReplicaState
 from tests.agents.scene import hello, scene
 from tests.support.ports import free_ports, free_row
 
@@ -80,3 +83,33 @@ async def test_no_page_where_none_is_wanted(nats_server, monkeypatch, caplog) ->
     with caplog.at_level(logging.INFO, metrics.__name__):
         async with scene(nats_server, hello, metrics_port=0):
             assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("results", "value"),
+    [
+        (None, 0.0),
+        (EngineResults(failed=1, of=9, in_a_row=1, what="HTTP 500"), 0.0),
+        (EngineResults(failed=9, of=10, in_a_row=2, what="HTTP 500"), 1.0),
+    ],
+)
+def test_an_engine_that_fails_its_requests_is_shown(results, value) -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    seen = Heartbeat(
+        region="us",
+        replica="g0",
+        epoch=1,
+        seq=1,
+        state=ReplicaState.READY,
+        engine="vllm",
+        models=(),
+        full=False,
+        pending=0,
+        running=0,
+        outstanding=0,
+        outstanding_max=8,
+        results=results,
+    )
+    registry.register(metrics.HeartbeatCollector(lambda: seen, OfflineTotals, lambda: 0))
+    labels = {"region": seen.region, "replica": "g0", "engine": seen.engine}
+    assert registry.get_sample_value("mesh_agent_engine_failing", labels) == value
