@@ -133,6 +133,7 @@ class EngineClient:
         self._listed = routes
         self._finds_paths = finds_paths
         self._reads_batch_max = reads_batch_max
+        self.failed_paths: dict[str, int] = {}  # that it answered by a server error last, and which
         self.version: str | None = None  # of the engine, where its settings show it
         self.left_out = NO_USAGE  # what counts stand for that its answers leave out
         self._settings_due_at = float("-inf")
@@ -415,6 +416,9 @@ class EngineClient:
             status, page = await exchange(self.api, "POST", path, PATIENCE_S, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             return None
+        self.failed_paths.pop(path, None)
+        if status >= STATUS_SERVER_ERROR and status != STATUS_NOT_IMPLEMENTED:
+            self.failed_paths[path] = status
         if model is None:
             is_told = status < STATUS_SERVER_ERROR or status == STATUS_NOT_IMPLEMENTED
             is_told = is_told and status not in (STATUS_UNAUTHORIZED, STATUS_BUSY)

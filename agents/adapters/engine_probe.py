@@ -51,6 +51,7 @@ class EngineFacts:
     untold: tuple[str, ...] = ()  # paths that its server has; of its models, requests tell
     lacking: Mapping[ModelId, tuple[str, ...]] = field(default_factory=dict)
     loaded: Mapping[ModelId, bool] | None = None  # of each model; None where it does not say
+    failed: Mapping[str, int] = field(default_factory=dict)  # the server error, by path
 
     @property
     def shown(self) -> dict[str, bool]:
@@ -154,6 +155,7 @@ async def _scraped(
             tuple(path for path in routes.unknown if path not in unsettled),
             routes.lacking,
             {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
+            dict(client.failed_paths),
         )
     finally:
         client.close()

@@ -77,6 +77,12 @@ def _advice(facts: EngineFacts) -> Iterator[str]:
         yield f"add MESH_BATCH_MAX=N, {option}"
     if not facts.shown["progress"] and facts.kind != PLAIN:
         yield "some series appear with the first request: examine it again after one"
+    if facts.failed:
+        statuses = " and ".join(f"HTTP {status}" for status in sorted(set(facts.failed.values())))
+        yield (
+            f"it fails requests: {statuses} to a tiny one on {', '.join(facts.failed)}; send it "
+            "one chat yourself and read its log: one that fails chats, too, serves nobody"
+        )
     if facts.unsettled:
         yield f"not found out, as it answered otherwise or late: {', '.join(facts.unsettled)}"
 

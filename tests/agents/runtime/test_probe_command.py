@@ -150,6 +150,24 @@ async def test_a_router_is_no_engine(nats_server):
     assert (result.exit_code, "is a router of a mesh" in result.output) == (1, True)
 
 
+class Failing(Recorded):
+    """An engine whose pages answer and whose requests fail."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.Response(status=500)
+        return await super().answer(request)
+
+
+async def test_an_engine_that_fails_requests_has_a_note():
+    async with Failing(MODELS) as url:
+        facts = await found(url)
+        result = await probe(url)
+    assert set(facts["failed"].values()) == {500}
+    assert MESSAGES in facts["failed"]
+    assert "note: it fails requests: HTTP 500 to a tiny one on /" in result.output
+
+
 @pytest.mark.parametrize("page", [b'{"error": "no such path"}', b"<html>", b'{"data": []}', b"[1]"])
 async def test_an_engine_that_answers_any_path_is_no_router(page):
     async with Recorded({"/v1/regions": page, **MODELS}) as url:
