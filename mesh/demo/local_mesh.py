@@ -299,7 +299,7 @@ async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:
     """
     found = await _read_engine(given, kind)
     if isinstance(found, EngineScraped):
-        return "it answers since just now"
+        return "it answers, its agent is not ready yet; if that lasts, `mesh doctor` says why"
     if kind is not GivenEngineKind.OPENAI and isinstance(
         await _read_engine(given, GivenEngineKind.OPENAI), EngineScraped
     ):
