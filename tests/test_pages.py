@@ -34,6 +34,7 @@ SYSTEM = "needs root and a booted systemd: tests/booted"
 NOT_RUN = {
     "make up ": "`mesh up` runs below; what `make` does: tests/test_makefile.py",
     "make bench-workers ": "minutes; `make test-benchmarks` runs the programs",
+    "ANTHROPIC_BASE_URL=": "needs Claude Code, which has an account",
     "docker compose ": "tests/containers/test_composed.py runs the stack",
     "docker run ": "needs an image of Jaeger; tests/tools asks one without",
     "for n in $(seq 8); do pkill ": "tests/mesh/demo/test_up.py runs it",

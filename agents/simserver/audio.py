@@ -52,12 +52,15 @@ async def _form(request: web.Request) -> tuple[dict[str, str], bytes | None]:
         raise invalid("send the recording as multipart/form-data", "file")
     fields: dict[str, str] = {}
     recording: bytes | None = None
-    async for part in await request.multipart():
-        if not isinstance(part, BodyPartReader):
-            raise invalid("a part of the form is itself multipart", None)
-        value = bytes(await part.read())
-        if part.name == "file":
-            recording = value
-        elif part.name is not None and len(value) <= FIELD_BYTES_MAX:
-            fields[part.name] = value.decode("utf-8", "replace")
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                raise invalid("a part of the form is itself multipart", None)
+            value = bytes(await part.read())
+            if part.name == "file":
+                recording = value
+            elif part.name is not None and len(value) <= FIELD_BYTES_MAX:
+                fields[part.name] = value.decode("utf-8", "replace")
+    except ValueError as error:
+        raise invalid("the form can't be read", "file") from error
     return fields, recording

@@ -8,6 +8,7 @@ from agents.sim.profiles import L4_LLAMA
 from agents.simserver.kv_transfer import KvSettings
 from agents.simserver.server import SimConfig, SimServer
 from schemas.kv_transfer import KvRole, TransferKind
+from tests.support.aborted import abort
 from tests.support.small_mesh import SmallMesh
 
 MODEL = "sim/tiny"
@@ -56,11 +57,7 @@ class PairEngine:
         if self.runner is None:
             return
         runner, self.runner = self.runner, None
-        assert runner.server is not None
-        for connection in runner.server.connections:
-            if connection.transport is not None:
-                connection.transport.abort()
-        await runner.cleanup()
+        await abort(runner)
 
     @property
     def busy(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 
 from schemas.engine_routes import OPTIONAL_PATHS
+from tests.support.aborted import abort
 
 Behaviour = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
@@ -57,10 +58,7 @@ class ScriptedEngine:
     async def stop(self) -> None:
         """Closes every connection at once, as a process that dies does."""
         if self._runner is not None:
-            for connection in self._runner.server.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await self._runner.cleanup()
+            await abort(self._runner)
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.Response:

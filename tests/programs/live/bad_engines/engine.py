@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
+from tests.support.aborted import abort
+
 MODEL = "tiny"
 TOKENS = 16  # of each answer
 PREFILL_S, TOKEN_S = 0.05, 0.01
@@ -151,12 +153,9 @@ class Engine:
 
     async def stop(self) -> None:
         """As a process that is killed: every connection is reset."""
-        if self._runner is not None and self._runner.server is not None:
-            for connection in self._runner.server.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await self._runner.cleanup()
-        self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await abort(runner)
 
     async def _asked(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
