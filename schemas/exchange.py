@@ -217,6 +217,7 @@ class Head(WireMessage):
     region: str
     replica: str
     headers: tuple[str, ...] = ()  # those for the client, as schemas.passed_headers chose them
+    doubted: int = 0  # 1: a client error, as its engine gave to each of its last requests
 
 
 @wire_message(tag=5)

@@ -27,6 +27,7 @@ PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete befo
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
 PROGRESS_S = 0.5  # between two progress events to the core
 STATUS_TRY_AGAIN = 429
+DOUBTED = 1  # of a head
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
@@ -268,7 +269,8 @@ class AnswerReceiver:
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
-        self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
+        may_be_its = head.status == STATUS_TRY_AGAIN or head.doubted == DOUBTED
+        self._is_error = head.status >= STATUS_SERVER_ERROR or may_be_its
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
         self.region, self.replica, self.passed = region, replica, passed

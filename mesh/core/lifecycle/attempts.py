@@ -217,6 +217,10 @@ class Attempts:
 
     def served(self, record: RequestRecord, served: Served | None, now: float) -> None:
         """The whole answer has arrived; policies learn from its cost, if that is known."""
+        if record.doubted_error is not None and served is not None and served.output_tokens:
+            place, status, is_peer = record.doubted_error
+            failing = self._peers.failing if is_peer else self._replicas.failing
+            failing.failed(place, f"HTTP {status} to what others answer", now)
         if served is not None and (self._replicas.failing or self._peers.failing):
             self._failing_of(record).answered(record.peer or record.replica or "")
         if record.destination is not None and served is not None:

@@ -13,7 +13,12 @@ from mesh.core.lifecycle.attempts import Attempts, Completion
 from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import STATUS_NOT_IMPLEMENTED, RequestRecord
+from mesh.core.lifecycle.record import (
+    STATUS_NOT_IMPLEMENTED,
+    STATUS_TOO_MANY,
+    RequestRecord,
+    is_client_error,
+)
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -26,7 +31,7 @@ from schemas.ids import ReplicaId
 KEEPER_GONE = "the replica that kept that response is gone"
 REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 # Of engines: too many requests, and what it never does.
-NOT_ITS_FAULT = (429, STATUS_NOT_IMPLEMENTED)
+NOT_ITS_FAULT = (STATUS_TOO_MANY, STATUS_NOT_IMPLEMENTED)
 KEEPER_DRAINS = "the replica that keeps that response is drained"
 
 
@@ -133,8 +138,8 @@ class FailedAttempts:
         `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
         in the prefill stage of an attempt on a pair.
         """
-        if not same_again and record.engine_status not in NOT_ITS_FAULT:
-            status = record.engine_status
+        status = record.engine_status
+        if not (same_again or status in NOT_ITS_FAULT or is_client_error(status)):
             what = detail[:REASON_CHARS_MAX] if status is None else f"HTTP {status}"
             self._attempts.failed(record, what, now, in_prefill=in_prefill)
         if record.has_started or record.is_handed_over:

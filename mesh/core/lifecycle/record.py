@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
+from typing import NamedTuple
 
 from mesh.core.model.effects import KvPair
 from mesh.core.model.request import Request
@@ -27,7 +28,15 @@ from schemas.ids import RegionId, ReplicaId
 REFUSED_S = 0.1  # about one heartbeat, or one digest
 STATUS_NOT_IMPLEMENTED = 501
 SERVER_ERRORS = range(500, 600)
+CLIENT_ERRORS = range(400, 500)
+CLIENT_ERRORS_MAX = 2
+STATUS_TOO_MANY = 429
 SERVER_ERRORS_MAX = 2  # of the engines that one request was tried on
+
+
+def is_client_error(status: int | None) -> bool:
+    """Whether an engine says by it that the request is wrong."""
+    return status in CLIENT_ERRORS and status != STATUS_TOO_MANY
 
 
 class RequestState(Enum):
@@ -63,6 +72,14 @@ TRANSITIONS: Mapping[tuple[RequestState, Transition], RequestState] = {
     (RequestState.STARTED, Transition.START): RequestState.STARTED,
     (RequestState.STARTED, Transition.END): RequestState.ENDED,
 }
+
+
+class DoubtedError(NamedTuple):
+    """A client error that a place gave to this request and to those before it."""
+
+    place: str
+    status: int
+    is_peer: bool
 
 
 class ImpossibleTransition(AssertionError):
@@ -109,6 +126,8 @@ class RequestRecord:
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
     server_errors: int = 0  # attempts that engines answered with one
+    client_errors: int = 0  # attempts whose client error was taken for the engine's own
+    doubted_error: DoubtedError | None = None  # the first of these
 
     @property
     def has_started(self) -> bool:
@@ -175,10 +194,13 @@ class RequestRecord:
         A lost connection, a hang or an unreadable answer is the replica's fault: up to
         `failures_max` attempts. An engine's 5xx may be the request's fault (some answer 500 to a
         prompt that is too long) or the engine's (its GPU failed): one more engine is tried. 501 is
-        the request's fault; 429 means that this engine is full, which others may not be.
+        the request's fault; 429 means that this engine is full, which others may not be. A client
+        error that arrives as a failure is what that engine says to everybody: one more is tried.
         """
         if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
             return False
+        if is_client_error(self.engine_status):
+            return self.client_errors < CLIENT_ERRORS_MAX
         return self.engine_status is None or self.server_errors < SERVER_ERRORS_MAX
 
     # Transitions.
@@ -264,6 +286,11 @@ class RequestRecord:
         `is_failing`: that engine fails others' requests too, so this is not the request's fault.
         """
         self.engine_status = status
+        if is_client_error(status):
+            self.client_errors += 1
+            if self.doubted_error is None and status is not None:
+                place = self.peer or self.replica or ""
+                self.doubted_error = DoubtedError(place, status, is_peer=self.peer is not None)
         if status in SERVER_ERRORS and not is_failing:
             self.server_errors += 1
 

@@ -4,6 +4,7 @@ import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.request import NOTHING_REPORTED, Served
 from mesh.core.view.outliers import OUT_S
 from schemas.state import EngineResults
 from tests.mesh.core.build import EU, beat, core, digest, request
@@ -20,6 +21,7 @@ class World:
         self.now, self.seq, self.key = 10.0, 0, 0
         self.names = NAMES
         self.tries: list[str] = []
+        self.served = NOTHING_REPORTED
         self.beats()
 
     def beats(self, **fields) -> None:
@@ -49,7 +51,7 @@ class World:
             if isinstance(went[0], fx.Forward):
                 self.router.handle(ev.PlacedByPeer(key, attempt, "x"), self.now)
             self.router.handle(ev.AnswerStarted(key, attempt), self.now)
-            self.router.handle(ev.AnswerEnded(key, attempt), self.now)
+            self.router.handle(ev.AnswerEnded(key, attempt, self.served), self.now)
             self.beats()
             return "ok"
 
@@ -149,3 +151,18 @@ def test_too_many_requests_and_what_it_never_does_are_no_failure():
         for _ in range(40):
             world.ask()
         assert not world.router.replicas.failing
+
+
+def test_a_client_error_that_one_replica_gives_to_everybody_is_not_the_clients():
+    world = World({"a", "b"}, "round-robin", 404)
+    world.served = Served(100, 0, 16)
+    said = [world.ask() for _ in range(60)]
+    assert said.count("error") <= 4 and "error" not in said[30:]
+    assert world.tries.count("a") <= 8 and world.tries.count("b") <= 8
+
+
+def test_a_client_error_that_two_give_is_the_clients():
+    world = World(set(NAMES), "round-robin", 400)
+    assert [world.ask() for _ in range(60)] == ["error"] * 60
+    assert len(world.tries) == 120, "one more each"
+    assert not world.router.replicas.failing, "nobody is blamed"
