@@ -31,6 +31,10 @@ class HttpLost(ConnectionError):
     """The connection ended before the response did, or never began."""
 
 
+class HttpUnreached(HttpLost):
+    """The connection never began."""
+
+
 class HttpBroken(ValueError):
     """The bytes that came are no response in HTTP/1.1."""
 
@@ -398,10 +402,10 @@ class HttpClient:
                 )
         except TimeoutError as error:
             late = f"no connection to {self._where} in {CONNECT_TIMEOUT_S:g} s"
-            raise HttpLost(late) from error
+            raise HttpUnreached(late) from error
         except (OSError, UnicodeError) as error:  # the latter of names that can be no host's
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise HttpLost(f"no connection to {self._where}: {why}") from error
+            raise HttpUnreached(f"no connection to {self._where}: {why}") from error
         return connection
 
     @property

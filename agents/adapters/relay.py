@@ -27,7 +27,7 @@ from agents.adapters.engine import (
     SUCCESS,
     EngineClient,
 )
-from agents.adapters.http_client import Connection, HttpBroken, ResponseHead
+from agents.adapters.http_client import Connection, HttpBroken, HttpUnreached, ResponseHead
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.spans import Answered, AnswerTrace
 from agents.core.added_usage import (
@@ -46,6 +46,21 @@ from agents.core.answer_stream import (
     starts_events,
 )
 from agents.core.effects import StartRelay
+from agents.core.engine_limit import RETRY_S_MIN, retry_after_s
+from agents.core.engine_results import (
+    ANSWERED,
+    BROKEN,
+    CUT,
+    EMPTY,
+    ERROR_FIRST,
+    ERROR_INSIDE,
+    NO_ANSWER,
+    NO_CONNECTION,
+    NOT_IN_TIME,
+    NOTHING_SAID,
+    Verdict,
+    by_status,
+)
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from agents.core.kv_stages import (
     ANSWER_BYTES_MAX,
@@ -100,6 +115,7 @@ class RelayResult:
     outcome: Outcome
     detail: str = ""
     refused: Refused | None = None
+    failure: str | None = None  # how the engine failed the request, if it did
 
 
 _DONE = RelayResult(Outcome.DONE)
@@ -152,6 +168,7 @@ class Relay:
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
+        self._verdict = ANSWERED  # as far as its status or first event says
         self._trace = AnswerTrace(start.headers)
         self._tail = Tail()
         self._head = b""
@@ -202,7 +219,16 @@ class Relay:
             outcome=result.outcome,
             usage=usage,
             streamed=self._streamed,
+            verdict=self._verdict if result is _DONE else self._judge(result),
         )
+
+    def _judge(self, result: RelayResult) -> Verdict:
+        """What a response that did not end well says about the engine."""
+        if result.failure is not None:
+            return Verdict(failure=result.failure)
+        if result is self._aborted and result.outcome is Outcome.ENGINE_LOST:
+            return Verdict(failure=NOT_IN_TIME)
+        return NOTHING_SAID if self._verdict is ANSWERED else self._verdict
 
     def _usage(self) -> TokenUsage:
         """At the end of an answer; what is not there, on some routes, at its beginning."""
@@ -266,9 +292,21 @@ class Relay:
                 self._engine.held.discard(self._inbox)
                 api.release(response)
         except OSError as problem:
-            return self._received or RelayResult(Outcome.ENGINE_LOST, _described(problem))
+            failure = self._how_lost(problem)
+            return self._received or RelayResult(
+                Outcome.ENGINE_LOST, _described(problem), failure=failure
+            )
         except (HttpBroken, StageInvalid) as problem:
-            return self._received or RelayResult(Outcome.ENGINE_BROKEN, _described(problem))
+            # Before the engine answered, a stage is invalid by the request's body.
+            is_its = isinstance(problem, HttpBroken) or self._status is not None
+            return self._received or RelayResult(
+                Outcome.ENGINE_BROKEN, _described(problem), failure=BROKEN if is_its else None
+            )
+
+    def _how_lost(self, problem: OSError) -> str:
+        if self._status is not None:
+            return CUT
+        return NO_CONNECTION if isinstance(problem, HttpUnreached) else NO_ANSWER
 
     def _own_body(self, body: bytes, headers: dict[str, str]) -> bytes:
         """The client's body with what this engine is to have besides. Raises StageInvalid."""
@@ -295,7 +333,7 @@ class Relay:
 
     async def _relay(self, response: Connection, head: ResponseHead) -> RelayResult:
         self._status = head.status
-        unserved = await self._other_engine(response) or self._unserved(head.status)
+        unserved = await self._other_engine(response) or self._unserved(head)
         if unserved is not None:
             return unserved
         self._is_good = head.status in SUCCESS
@@ -312,7 +350,7 @@ class Relay:
         if self._content is not None and self._content.error is not None:
             return await self._send_error(self._content.error)
         if (problem := self._no_answer(first, has_content)) is not None:
-            return RelayResult(Outcome.ENGINE_BROKEN, problem)
+            return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=_how_empty(first))
         await self._send_head(head)
         if self._aborted is not None:  # and the cancel was swallowed on the way
             return self._aborted
@@ -359,11 +397,16 @@ class Relay:
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
         return RelayResult(Outcome.ENGINE_LOST, "the engine serves other models now", refused)
 
-    def _unserved(self, status: int) -> RelayResult | None:
+    def _unserved(self, head: ResponseHead) -> RelayResult | None:
         """The result of a status that is no answer to the client's request; None for any other."""
+        status = head.status
+        if status in SUCCESS:
+            return None
+        self._verdict = by_status(status, f"HTTP {status}", retry_after_s(head.headers))
         if status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
             self._engine.refused_key()
-            return RelayResult(Outcome.ENGINE_BROKEN, f"the engine {KEY_REQUIRED}")
+            why = f"the engine {KEY_REQUIRED}"
+            return RelayResult(Outcome.ENGINE_BROKEN, why, failure=f"HTTP {status}")
         if status not in PATH_UNKNOWN or self._goes_on:
             return None  # 404 may be what vLLM says of a response that it does not keep
         is_gone = self._adapter is not None and status == STATUS_NOT_FOUND
@@ -424,6 +467,7 @@ class Relay:
         log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
         self._streamed = self._is_good = False
         self._content = self._removal = None
+        self._verdict = by_status(error.status, ERROR_FIRST, RETRY_S_MIN)
         await self._send_head(ResponseHead(error.status, JSON))
         self._pass_on(error.body)
         return _DONE
@@ -434,12 +478,14 @@ class Relay:
             return self._judged_plain()
         end = self._tail.read()
         if (problem := incomplete(self._tail, end)) is not None:
-            return RelayResult(Outcome.ENGINE_BROKEN, problem)
+            return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=CUT)
         if (error := last_error(end)) is not None:
             log.info("%s: the stream ends with an error: %s", self._request_id, error.message)
-            return RelayResult(Outcome.ENGINE_FAILED, error.message)
+            failure = by_status(error.status, ERROR_INSIDE, RETRY_S_MIN).failure
+            return RelayResult(Outcome.ENGINE_FAILED, error.message, failure=failure)
         if self._engine.ends.is_cut(self._path, end, self._started_at, self._clock()):
-            return RelayResult(Outcome.ENGINE_BROKEN, "the stream ended without its last event")
+            problem = "the stream ended without its last event"
+            return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=CUT)
         return _DONE
 
     def _judged_plain(self) -> RelayResult:
@@ -448,7 +494,8 @@ class Relay:
             return _DONE
         parses = response.ends_with_connection
         if is_cut_json(self._tail.read(), self._tail.total, parses=parses):
-            return RelayResult(Outcome.ENGINE_BROKEN, "the answer's JSON is not whole")
+            problem = "the answer's JSON is not whole"
+            return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=CUT)
         return _DONE
 
     async def _send_head(self, head: ResponseHead) -> None:
@@ -477,6 +524,11 @@ class Relay:
         if not is_open and self._response is not None:
             self._response.pause()
             self._engine.held.add(self._inbox)
+
+
+def _how_empty(first: bytes) -> str:
+    """How an engine failed that sent this where an answer was to begin."""
+    return BROKEN if first and not starts_events(first) else EMPTY
 
 
 def _nothing(_chunk: bytes) -> bool:

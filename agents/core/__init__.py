@@ -22,6 +22,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     answer_stream    what the agent reads out of a response's bytes; flow control
     name_claim       two agents with one name: which of them leaves
     effects, events  the interface
+    engine_results, engine_limit  how the last requests at it ended; how many it gets after a 429
     loaded_models    which models the engine has loaded, and which its agent may ask by itself
     model_routes     which optional paths it answers for which of its models
     kv_events        batches of KV events, and their order

@@ -9,6 +9,7 @@ from agents.core.cut_requests import CutRequests, plain_answer_tokens
 from agents.core.effects import AgentEffect
 from agents.core.engine_health import BLIND_S, EngineBacklog, EngineHealth, HangDetector
 from agents.core.engine_load import EngineLoad, LoadCounts
+from agents.core.engine_results import ANSWERED, Verdict
 from agents.core.events import RouterKey
 from agents.core.heartbeat import HeartbeatTimer, ReplicaConfig
 from agents.core.heartbeat_fields import HeartbeatFields, HeartbeatNumbers
@@ -70,6 +71,7 @@ class AgentCore:
             batch_max=replica.batch_max,
             counts_own=replica.counts_own,
         )
+        self._results, self._limit = self._engine.results, self._engine.limit
         self._adapters = Adapters(replica.adapters, replica.adapters_max, tables, self._engine)
         self.speed = SpeedProbe(replica, self._engine)
         self._fields = HeartbeatFields(
@@ -353,7 +355,21 @@ class AgentCore:
         self._offline.ended(event, record.sent_at, now, offline=work.offline)
         self._tables.end(record, record.sent_at, event.outcome, now)
         self._routers.leave(record.router)
+        if event.verdict is ANSWERED:
+            self._results.answered(now)
+            if self._limit.is_lowered:
+                self._limit.answered(now)
+        else:
+            self._take_verdict(event.verdict, now)
         return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []
+
+    def _take_verdict(self, verdict: Verdict, now: float) -> None:
+        """Of a request that the engine did not answer well, and that no longer counts as its."""
+        if verdict.failure is not None:
+            if self._results.failed(verdict.failure, now):
+                self._published = None  # to be told at once
+        elif verdict.too_many_s is not None:
+            self._limit.too_many(verdict.too_many_s, self._requests.at_engine, now)
 
     def _take_end(
         self, record: AgentRequest, event: events.RelayEnded, sent_at: float, now: float
@@ -464,6 +480,8 @@ class AgentCore:
         self._hangs.scrape_failed()
         if self._health.state is ReplicaState.DOWN:
             self._cuts.clear()
+            self._results.clear()
+            self._limit.clear(now)
         return []
 
     def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[AgentEffect]:
@@ -506,6 +524,8 @@ class AgentCore:
         tables = self._tables
         if self._cuts.count:
             self._cuts.update(now)
+        if self._limit.is_lowered:
+            self._limit.update(now)
         done = self._end_all(tables.overdue(now), Outcome.DEADLINE, "the deadline passed")
         for router in self._routers.silent(now):
             done += self._orphan(router, SILENT_ROUTER)

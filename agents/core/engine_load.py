@@ -29,6 +29,8 @@ from math import inf, sqrt
 from statistics import median
 from typing import NamedTuple
 
+from agents.core.engine_limit import EngineLimit
+from agents.core.engine_results import RecentResults
 from agents.core.events import (
     NOTHING_KNOWN,
     PAGES_GOOD,
@@ -281,7 +283,8 @@ class EngineLoad:
         `counts_own`: the engine shows no counts; it runs what this agent sent to it.
         """
         self._outstanding_most = outstanding_max
-        self.outstanding_max = outstanding_max  # now
+        self.limit = EngineLimit(outstanding_max)
+        self.results = RecentResults()
         self.pages = PAGES_GOOD
         self._running_most = 0  # that its page has shown
         self._batch_max = batch_max
@@ -327,14 +330,14 @@ class EngineLoad:
     def _without_page(self, event: EngineScraped, reading: EngineReading) -> EngineReading:
         """Its pages have changed, or that of metrics is broken."""
         self.pages = event.pages
-        self.outstanding_max = self._outstanding_most
+        outstanding_max = self._outstanding_most
         self.counts_own = self._shows_nothing or event.pages.is_blind
-        if not event.pages.is_blind:
-            return reading
-        if reading.batch_max is None:
-            reading = replace(reading, batch_max=self.reading.batch_max)
-        known = max(BLIND_OUTSTANDING_MAX, self._running_most, reading.batch_max or 0)
-        self.outstanding_max = min(self._outstanding_most, known)
+        if event.pages.is_blind:
+            if reading.batch_max is None:
+                reading = replace(reading, batch_max=self.reading.batch_max)
+            known = max(BLIND_OUTSTANDING_MAX, self._running_most, reading.batch_max or 0)
+            outstanding_max = min(outstanding_max, known)
+        self.limit.set_usual(outstanding_max, event.began_at)
         return reading
 
     def serves(self, model: ModelId, path: str) -> bool:
@@ -355,7 +358,7 @@ class EngineLoad:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
         waiting = pending(self.reading, counters, self.answers.tokens_per_answer)
         running = at_engine if self.counts_own else self.reading.running
-        capped = outstanding >= self.outstanding_max
+        capped = outstanding >= self.limit.most
         return LoadCounts(waiting, running, capped, capped or (waiting or 0) > 0)
 
     def learn(

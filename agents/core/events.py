@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agents.core.engine_results import NOTHING_SAID, Verdict
 from agents.core.loaded_models import States
 from schemas.exchange import Outcome
 from schemas.ids import ModelId, RegionId, RouterId
@@ -127,6 +128,7 @@ class RelayEnded:
     outcome: Outcome
     usage: TokenUsage = NO_USAGE
     streamed: bool = False  # an SSE response: its first byte marks its first token
+    verdict: Verdict = NOTHING_SAID  # on the engine
 
 
 class PagesSeen(NamedTuple):

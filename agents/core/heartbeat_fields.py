@@ -83,7 +83,7 @@ class HeartbeatFields:
             pending=counts.pending,
             running=counts.running,
             outstanding=len(requests.by_inbox),
-            outstanding_max=engine.outstanding_max,
+            outstanding_max=engine.limit.most,
             prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
             batch_max=reading.batch_max,
             batch_occupancy=rounded(occupancy(counts.running, reading.batch_max)),
@@ -116,6 +116,7 @@ class HeartbeatFields:
             adapters_free=adapters.free,
             routes=engine.routes,
             page_problem=engine.pages.problem if is_open else None,
+            results=engine.results.report(now) if is_open else None,
         )
 
     def _loadable(self, now: float) -> LoadSeconds:

@@ -18,6 +18,7 @@ from agents.core import effects
 from agents.core.agent import AgentCore
 from agents.core.engine_health import PROBE_TIMEOUT_S
 from agents.core.engine_load import PrefillLine
+from agents.core.engine_results import ResultsLog
 from agents.core.events import (
     AgentEvent,
     DrainFinished,
@@ -96,6 +97,7 @@ class Agent:
         self._logged_why = ""
         self._why_due_at = float("-inf")
         self._page_problem: str | None = None
+        self._results_log = ResultsLog()
         self._registered: tuple[tuple[ModelId, ...], str | None] | None = None
         self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
@@ -319,6 +321,8 @@ class Agent:
         if self._held is not None:
             beat = replace(beat, held_seq=self._held.seq)
         await self._bus.publish_heartbeat(beat)
+        if beat.results is not None or self._results_log.is_told:
+            self._log_results(beat)
         self.announced.set()
 
     async def _request_scrape(self, effect: effects.ScrapeNow) -> None:
@@ -394,6 +398,14 @@ class Agent:
             log.warning("%s: a page of the engine fails: %s; %s", where, pages.problem, consequence)
         elif pages.problem is None and had is not None:
             log.info("%s: the pages of the engine can be read again", where)
+
+    def _log_results(self, beat: Heartbeat) -> None:
+        """When the engine begins to fail requests, and when it answers again."""
+        if beat.state is not ReplicaState.READY:
+            return
+        if (line := self._results_log.line(beat.results, self._clock())) is not None:
+            level = logging.WARNING if self._results_log.is_told else logging.INFO
+            log.log(level, "%s/%s: %s", beat.region, beat.replica, line)
 
     def _compare_profile(self, models: tuple[ModelId, ...]) -> None:
         profile = self._config.profile
