@@ -50,6 +50,8 @@ SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_NOT_FOUND, STATUS_SERVER_ERROR = 200, 401, 404, 500
 LOGINS = (STATUS_UNAUTHORIZED, 403)
 SUCCESS = range(200, 300)
+CLIENT_ERRORS = range(400, 500)
+CLIENT_ERRORS_BELIEVED = 3  # one after the other, before they may be the engine's own fault
 STATUS_BUSY, STATUS_NOT_IMPLEMENTED = 429, 501
 PATH_UNKNOWN = (404, 405, STATUS_NOT_IMPLEMENTED)  # llama.cpp answers 501 without `--embeddings`
 NOT_THIS_PATH = (*PATH_UNKNOWN, 400, 422)  # older vLLM: 400 for a model that makes no embeddings
@@ -152,6 +154,7 @@ class EngineClient:
         self.last_content_at = float(
             "-inf"
         )  # when a good response last brought content; relays write it
+        self.client_errors = 0  # of the last requests, one after the other; relays write it
         self.ends = PromisedEnds(known=kind.ends_streams)
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.adapters.engine import (
+    CLIENT_ERRORS,
+    CLIENT_ERRORS_BELIEVED,
     KEY_REQUIRED,
     PATH_UNKNOWN,
+    STATUS_BUSY,
     STATUS_NOT_FOUND,
     STATUS_NOT_IMPLEMENTED,
     STATUS_UNAUTHORIZED,
@@ -506,9 +509,21 @@ class Relay:
             region=self._region,
             replica=self._replica,
             headers=head.headers,
+            doubted=self._is_doubted(head.status),
         )
         self._frames.send(Frame.HEAD, encode(message))
         await self._began(RelayBegan(self._inbox, self._is_good))
+
+    def _is_doubted(self, status: int) -> int:
+        """1 for a client error where the engine gave one to each of its last requests, too."""
+        if self._is_good:
+            self._engine.client_errors = 0
+            return 0
+        is_of_body = self._call is None and not self._goes_on
+        if status not in CLIENT_ERRORS or status == STATUS_BUSY or not is_of_body:
+            return 0
+        self._engine.client_errors += 1
+        return int(self._engine.client_errors > CLIENT_ERRORS_BELIEVED)
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()

@@ -18,6 +18,7 @@ from tests.agents.scripted_engine import (
     ScriptedEngine,
     chunk,
     plain,
+    running,
 )
 
 ERROR = b'{"error":{"message":"no","type":"%s","code":%d}}'
@@ -112,3 +113,23 @@ async def test_an_answer_that_the_agent_ended(outcome, verdict) -> None:
         made.relay.abort(outcome, "why")
         ended = await running_relay
     assert (ended.outcome, ended.verdict) == (outcome, verdict)
+
+
+async def test_a_client_error_is_doubted_where_the_last_requests_all_had_one() -> None:
+    statuses = [400, 400, 404, 404, 429, 422, 200, 400]
+    answers = iter(statuses)
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(next(answers), b"{}"))
+
+    doubted = []
+    async with running(script) as engine:
+        client = EngineClient(
+            api_url=engine.url, metrics_url=engine.url, kind=KINDS["openai"], clock=time.monotonic
+        )
+        for _ in statuses:
+            made = Call(engine, client, {})
+            await made.relay.run()
+            doubted.append(made.head.doubted)
+        client.close()
+    assert doubted == [0, 0, 0, 1, 0, 1, 0, 0]
