@@ -11,11 +11,9 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
-from schemas.state import FAILURE_CHARS_MAX, RESULTS_MAX, EngineResults
+from schemas.state import FAILING_IN_A_ROW, FAILURE_CHARS_MAX, RESULTS_MAX, EngineResults
 
 WINDOW_S = 30.0
-FAILS_IN_A_ROW = 3  # then an engine counts as failing
-FAILS_OF = 10  # or where half of so many failed
 LOG_EVERY_S = 60.0
 
 # How an engine fails a request, for people.
@@ -52,14 +50,6 @@ def by_status(status: int, failure: str, retry_after_s: float) -> Verdict:
     return Verdict(failure=failure)
 
 
-def is_failing(results: EngineResults | None) -> bool:
-    """Whether an engine with such results fails its clients, for its agent's log."""
-    if results is None:
-        return False
-    is_half = results.of >= FAILS_OF and 2 * results.failed >= results.of
-    return results.in_a_row >= FAILS_IN_A_ROW or is_half
-
-
 class _Failure(NamedTuple):
     at: float
     what: str
@@ -80,7 +70,7 @@ class RecentResults:
         self._ends.append(_Failure(now, what[:FAILURE_CHARS_MAX]))
         self._has_failed = True
         report = self.report(now)
-        return report is not None and report.in_a_row == FAILS_IN_A_ROW
+        return report is not None and report.in_a_row == FAILING_IN_A_ROW
 
     def clear(self) -> None:
         """The engine is gone: what comes in its place is another one."""
@@ -118,15 +108,14 @@ class ResultsLog:
     def line(self, results: EngineResults | None, now: float) -> str | None:
         """What to log now of an engine that takes work, if anything; `is_told` says which."""
         if not self.is_told:
-            if results is None or not is_failing(results) or now < self._due_at:
+            if results is None or not results.is_failing or now < self._due_at:
                 return None
             self.is_told, self._due_at = True, now + LOG_EVERY_S
-            counts = f"{results.failed} of its last {results.of} requests"
-            return f"engine fails: {counts}, {results.what}"
+            return f"engine fails: {results.words}"
         if results is None:
             self.is_told = False
             return f"engine has failed no request for {WINDOW_S:.0f} s"
-        if results.in_a_row or is_failing(results):
+        if results.in_a_row or results.is_failing:
             return None
         self.is_told = False
         return f"engine answers again: {results.failed} of its last {results.of} requests failed"

@@ -13,9 +13,9 @@ A place without a failure among its last WINDOW answers has no entry, and costs 
 
 from dataclasses import dataclass, field
 
-from schemas.state import EngineResults
+from schemas.state import FAILING_IN_A_ROW, EngineResults
 
-IN_A_ROW = 3
+IN_A_ROW = FAILING_IN_A_ROW
 WINDOW = 10  # last answers, good and failed
 SHARE_MIN = 5  # failures among them
 OUT_S = 5.0

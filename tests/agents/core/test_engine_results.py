@@ -8,8 +8,6 @@ import pytest
 from agents.core import effects
 from agents.core.engine_results import (
     ANSWERED,
-    FAILS_IN_A_ROW,
-    FAILS_OF,
     LOG_EVERY_S,
     NOTHING_SAID,
     WINDOW_S,
@@ -17,10 +15,9 @@ from agents.core.engine_results import (
     ResultsLog,
     Verdict,
     by_status,
-    is_failing,
 )
 from schemas.exchange import Outcome
-from schemas.state import RESULTS_MAX, EngineResults
+from schemas.state import FAILING_IN_A_ROW, RESULTS_MAX, EngineResults
 from tests.agents.core.bench import IDLE, Bench
 from tests.agents.core.test_offline_admission import LINEAR
 
@@ -72,22 +69,6 @@ def test_failures_are_forgotten_after_the_window() -> None:
         results.failed("x" * 500, 10.0)
     assert results.report(10.0 + WINDOW_S - 0.1).what == "x" * 80
     assert results.report(10.0 + WINDOW_S) is None
-
-
-@pytest.mark.parametrize(
-    ("failed", "of", "in_a_row", "fails"),
-    [
-        (2, 2, 2, False),
-        (3, 64, 3, True),
-        (5, FAILS_OF, 1, True),
-        (4, FAILS_OF, 1, False),
-        (4, FAILS_OF - 1, 0, False),
-    ],
-)
-def test_when_the_log_says_that_it_fails(failed, of, in_a_row, fails) -> None:
-    results = EngineResults(failed=failed, of=of, in_a_row=in_a_row, what="HTTP 500")
-    assert is_failing(results) == fails
-    assert not is_failing(None)
 
 
 def one(bench: Bench, number: int, **end) -> None:
@@ -145,12 +126,12 @@ def test_what_says_nothing_about_the_engine_is_not_counted(end) -> None:
 
 def test_it_is_told_at_once_that_an_engine_begins_to_fail() -> None:
     bench = ready()
-    for number in range(FAILS_IN_A_ROW - 1):
+    for number in range(FAILING_IN_A_ROW - 1):
         one(bench, number, verdict=FAILED)
     assert all(beat.results is None or beat.results.in_a_row < 3 for beat in bench.beats)
     one(bench, 7, verdict=FAILED)
     bench.tick(0.02)
-    assert bench.beats[-1].results.in_a_row == FAILS_IN_A_ROW
+    assert bench.beats[-1].results.in_a_row == FAILING_IN_A_ROW
     one(bench, 8)
     bench.tick(0.1)
     assert bench.beats[-1].results.in_a_row == 0
