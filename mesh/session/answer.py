@@ -29,6 +29,7 @@ PROGRESS_S = 0.5  # between two progress events to the core
 STATUS_TRY_AGAIN = 429
 DOUBTED = 1  # of a head
 STATUS_SERVER_ERROR = 500
+ENGINES_FAULT = (Outcome.ENGINE_LOST, Outcome.ENGINE_BROKEN, Outcome.ENGINE_FAILED)
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
@@ -256,7 +257,7 @@ class AnswerReceiver:
 
     def lost(self, number: int) -> ev.Event:
         """That frame was requested again in vain."""
-        return self._failed(f"frame {number} of the answer was lost")
+        return self._failed(f"frame {number} of the answer was lost", blameless=True)
 
     def _head(
         self,
@@ -287,7 +288,8 @@ class AnswerReceiver:
             return ev.PlacedByPeer(self.key, self.attempt, self.replica)
         if isinstance(message, exchange.Lost):
             place = place_named(message.region, message.replica)
-            return self._failed(f"replica {place[1]} of region {place[0]} was lost")
+            why = f"replica {place[1]} of region {place[0]} was lost"
+            return self._failed(why, blameless=True)
         assert isinstance(message, exchange.Refused)
         return self._refused(message)
 
@@ -328,7 +330,8 @@ class AnswerReceiver:
         if end.outcome == Outcome.PREEMPTED:
             return ev.AttemptFailed(self.key, self.attempt, end.outcome, preempted=True)
         if end.outcome != Outcome.DONE:
-            return self._failed(end.detail or end.outcome)
+            blameless = end.outcome not in ENGINES_FAULT
+            return self._failed(end.detail or end.outcome, blameless=blameless)
         if self.head is None:
             return self._failed("the answer ended without a head")
         if self._is_error:
@@ -339,11 +342,13 @@ class AnswerReceiver:
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end))
 
-    def _failed(self, detail: str, status: int | None = None) -> ev.Event:
+    def _failed(
+        self, detail: str, status: int | None = None, *, blameless: bool = False
+    ) -> ev.Event:
         if self.is_whole:  # only what it cost was lost
             self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
             return ev.AnswerEnded(self.key, self.attempt, None)
-        return ev.AttemptFailed(self.key, self.attempt, detail, status)
+        return ev.AttemptFailed(self.key, self.attempt, detail, status, blameless=blameless)
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
         if now < self._progress_due_at:

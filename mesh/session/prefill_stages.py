@@ -63,7 +63,9 @@ def outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.E
             prefill=True,
         )  # fmt: skip
     if isinstance(event, ev.AttemptFailed):
-        return ev.AttemptFailed(key, attempt, event.detail, event.status, prefill=True)
+        return ev.AttemptFailed(
+            key, attempt, event.detail, event.status, prefill=True, blameless=event.blameless
+        )
     whole, head = stage.stage_of, answer.head
     if head is None or whole is None:
         return ev.AttemptFailed(key, attempt, "the prefill stage was lost", prefill=True)

@@ -286,8 +286,7 @@ class Session:
         if whole.spans.is_traced:
             whole.spans.prefill_dispatched(work, headers)
         if not self._bus.send_work(stage, self.region, work.replica, answer.inbox, headers):
-            failed = ev.AttemptFailed(work.key, work.attempt, "the bus does not take it")
-            self._attempt_over(stage, answer, failed)
+            self._attempt_over(stage, answer, _not_taken(answer))
         elif work.with_blocks:
             self._send_blocks(stage, self.region, work.replica, answer.inbox)
 
@@ -348,7 +347,7 @@ class Session:
         return f"{self._inboxes}{key:x}-{attempt}-{self._secret()}"
 
     def _not_sent(self, record: OpenRequest, answer: AnswerReceiver) -> None:
-        failed = ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it")
+        failed = _not_taken(answer)
         if not record.request.warm:
             self._observer.attempt_failed(record, failed)
         self.feed(failed)
@@ -429,6 +428,11 @@ class Session:
     def _stop_forwarded(self, effect: fx.StopForwarded) -> None:
         """A peer's warm-up, or a request whose prefill stage failed."""
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)
+
+
+def _not_taken(answer: AnswerReceiver) -> ev.AttemptFailed:
+    detail = "the bus does not take it"
+    return ev.AttemptFailed(answer.key, answer.attempt, detail, blameless=True)
 
 
 def _warm_up_outcome(answer: AnswerReceiver, event: ev.Event) -> ev.Event:

@@ -116,6 +116,10 @@ class FailedAttempts:
         if event.prefill and record.has_started:
             return  # only what followed the transfer went wrong
         record.engine_answered(event.status, is_failing=self._attempts.is_failing(record))
+        status = event.status
+        if not (event.blameless or status in NOT_ITS_FAULT or is_client_error(status)):
+            what = event.detail[:REASON_CHARS_MAX] if status is None else f"HTTP {status}"
+            self._attempts.failed(record, what, now, in_prefill=event.prefill)
         whole_place = record.peer is None or record.replica is None
         if whole_place and event.status is None:
             self._attempts.rest(record, now, in_prefill=event.prefill)
@@ -138,10 +142,6 @@ class FailedAttempts:
         `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
         in the prefill stage of an attempt on a pair.
         """
-        status = record.engine_status
-        if not (same_again or status in NOT_ITS_FAULT or is_client_error(status)):
-            what = detail[:REASON_CHARS_MAX] if status is None else f"HTTP {status}"
-            self._attempts.failed(record, what, now, in_prefill=in_prefill)
         if record.has_started or record.is_handed_over:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
             return

@@ -180,7 +180,8 @@ class AttemptFailed:
     """The attempt failed. `status`: of the engine's error answer, which the edge keeps.
 
     `preempted`: its agent gave offline work back, for online requests. `prefill`: the prefill stage
-    failed; with a client error as its `status`, the request would fail everywhere.
+    failed; with a client error as its `status`, the request would fail everywhere. `blameless`: by
+    the bus, a link, or time; the engine may be well.
     """
 
     key: int
@@ -189,6 +190,7 @@ class AttemptFailed:
     status: int | None = None
     preempted: bool = False
     prefill: bool = False
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class FailingPlaces:
         """Its agent reports that requests failed, those of other routers too."""
         place = self._places.get(name)
         before = 0 if place is None else place.told_in_a_row
+        if place is not None:
+            place.told_in_a_row = results.in_a_row
         if results.in_a_row < IN_A_ROW or results.in_a_row == before:
             return
         if place is None:

@@ -166,3 +166,31 @@ def test_a_client_error_that_all_give_is_the_clients():
     assert [world.ask() for _ in range(60)] == ["error"] * 60
     assert len(world.tries) == 180, "two more each"
     assert not world.router.replicas.failing, "nobody is blamed"
+
+
+def test_what_the_bus_or_a_link_lost_is_no_failure_of_the_place():
+    world = World({"a"}, "round-robin", None)
+    for key in range(1, 40):
+        world.now += 0.1
+        world.beats()
+        effects = world.router.handle(ev.RequestArrived(request(key)), world.now)
+        [went] = [one for one in effects if isinstance(one, fx.Dispatch)]
+        failed = ev.AttemptFailed(key, went.attempt, "cancelled", blameless=True)
+        world.router.handle(failed, world.now)
+        world.router.handle(ev.ClientGone(key), world.now)
+    assert not world.router.replicas.failing
+
+
+def test_a_peer_behind_a_cut_link_is_judged_by_its_silence_alone():
+    world = World(set())
+    world.names = ()
+    for name in NAMES:
+        world.router.replicas.remove(name)
+    world.router.handle(ev.RttMeasured(EU, 0.08), world.now)
+    world.router.handle(ev.DigestSeen(digest("eu", 1)), world.now)
+    for key in range(1, 7):
+        effects = world.router.handle(ev.RequestArrived(request(key)), world.now)
+        assert any(isinstance(one, fx.Forward) for one in effects)
+    world.now += 30.0
+    world.router.handle(ev.Tick(), world.now)
+    assert not world.router.peers.failing

@@ -52,8 +52,8 @@ class Sender:
         return self.send(Frame.END, wire.encode(exchange.End(outcome, detail, 9, 4, 2, 0.1)))
 
 
-def failure(detail: str, status: int | None = None) -> ev.AttemptFailed:
-    return ev.AttemptFailed(KEY, ATTEMPT, detail, status)
+def failure(detail: str, status: int | None = None, *, blameless: bool = False) -> ev.AttemptFailed:
+    return ev.AttemptFailed(KEY, ATTEMPT, detail, status, blameless=blameless)
 
 
 # Order.
@@ -151,7 +151,7 @@ def test_a_peer_says_that_its_replica_is_lost() -> None:
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\n")
     event = sender.send(Frame.LOST, wire.encode(exchange.Lost("eu", "g1")), 0)
-    assert event == failure("replica g1 of region eu was lost")
+    assert event == failure("replica g1 of region eu was lost", blameless=True)
 
 
 # Events are given out whole.
@@ -309,17 +309,20 @@ def test_of_a_long_error_the_beginning_is_kept_and_the_rest_flows_by(content_typ
 
 
 @pytest.mark.parametrize(
-    ("outcome", "detail", "told"),
+    ("outcome", "detail", "told", "blameless"),
     [
-        (Outcome.ENGINE_LOST, "connection reset", "connection reset"),
-        (Outcome.ENGINE_BROKEN, "", "engine_broken"),
-        ("an outcome of a later version", "", "an outcome of a later version"),
+        (Outcome.CANCELLED, "", "cancelled", True),
+        (Outcome.BODY_LOST, "", "body_lost", True),
+        (Outcome.DEADLINE, "", "deadline", True),
+        (Outcome.ENGINE_LOST, "connection reset", "connection reset", False),
+        (Outcome.ENGINE_BROKEN, "", "engine_broken", False),
+        ("an outcome of a later version", "", "an outcome of a later version", True),
     ],
 )
-def test_an_answer_that_did_not_end_well_is_not_complete(outcome, detail, told) -> None:
+def test_an_answer_that_did_not_end_well_is_not_complete(outcome, detail, told, blameless) -> None:
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\ndata: ha")
-    assert sender.end(outcome, detail) == failure(told)
+    assert sender.end(outcome, detail) == failure(told, blameless=blameless)
     assert (sender.answer.end, sender.answer.failed_as) == (None, outcome)
     assert sender.answer.take() == b"data: 1\n\n"  # the half event is never given out
 

@@ -174,7 +174,9 @@ def test_a_bus_that_takes_nothing_fails_the_stage():
     router = Router(RequestArrived=[FIRST])
     router.takes = False
     router.admitted()
-    assert router.events[-1] == ev.AttemptFailed(1, 1, "the bus does not take it", prefill=True)
+    assert router.events[-1] == ev.AttemptFailed(
+        1, 1, "the bus does not take it", prefill=True, blameless=True
+    )
 
 
 def test_a_peers_prefill_stage_answers_here_and_its_decode_stage_there():

@@ -87,7 +87,7 @@ def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
     router.admitted()
     assert [name for name, *_ in router.sent] == ["send_work", "send_cancel"]
     [_, failed] = router.events
-    assert failed == ev.AttemptFailed(1, 1, "the bus does not take it")
+    assert failed == ev.AttemptFailed(1, 1, "the bus does not take it", blameless=True)
     assert router.observer.calls == [("attempt_failed", "the bus does not take it")]
 
 

@@ -108,6 +108,15 @@ def test_what_its_agent_tells_counts_once() -> None:
     assert places.bars(A, OUT_S + 1.0) is not None
 
 
+def test_an_agent_that_tells_of_as_many_failures_as_the_last_time_is_believed_again() -> None:
+    places, three = FailingPlaces(), EngineResults(failed=3, of=9, in_a_row=3, what="HTTP 500")
+    places.told(A, three, 0.0)
+    places.told(A, EngineResults(failed=3, of=10, in_a_row=0, what="HTTP 500"), OUT_S)
+    assert places.bars(A, OUT_S) is None
+    places.told(A, three, OUT_S)
+    assert places.bars(A, OUT_S) is not None
+
+
 def test_there_is_a_limit_of_places() -> None:
     places = FailingPlaces()
     for number in range(PLACES_MAX + 10):
