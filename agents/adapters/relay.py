@@ -455,6 +455,8 @@ class Relay:
             return "the stream ended without content"
         if self._is_good and not first:
             return f"HTTP {self._status} with an empty body"
+        if self._is_good and first[:1] == b"<" and self._path in GENERATING_PATHS:
+            return f"a page instead of an answer: {first[:80]!r}"  # of a login, say
         return None
 
     def _watch_work(self, has_content: bool) -> None:

@@ -38,6 +38,14 @@ async def test_an_error_behind_the_role_is_an_http_error() -> None:
     assert (made.kinds, made.head.status) == ("HDE", 503)
 
 
+async def test_a_page_where_json_was_promised_is_no_answer() -> None:
+    """A proxy before the engine that wants a login answers 200 with one."""
+    page = plain(200, b"<html>Sign in</html>", content_type="text/html")
+    async with calling(whole(page), CHAT) as (made, _):
+        ended = await made.relay.run()
+    assert (made.kinds, ended.outcome) == ("E", Outcome.ENGINE_BROKEN)
+
+
 async def test_what_comes_before_content_is_sent_with_it() -> None:
     async with calling(whole(events(COMMENT, ROLE, TEXT, STOP)), CHAT) as (made, _):
         ended = await made.relay.run()
