@@ -1,0 +1,30 @@
+"""Engines that fail every request at once beside one that serves: what clients get."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.support.scripted_engine import fail, scripted_engine
+from tests.support.small_mesh import chat, post
+
+pytestmark = pytest.mark.timeout(90)
+
+REQUESTS = 60
+KNOWN_AFTER = 30  # by then each bad one has failed often enough
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_three_of_four_that_fail_at_once_lose_the_work_to_the_fourth(one, status):
+    async with AsyncExitStack() as stack:
+        more = [await stack.enter_async_context(scripted_engine()) for _ in range(2)]
+        for number, engine in enumerate(more, 2):
+            await one.agent("us", f"us-{number}", engine)
+        await one.until_ready("us", 4)
+        bad = [one.engines[0], *more]
+        for engine in bad:
+            engine.behaviour = fail(status, "broken")
+        got = [(await post(one, chat(str(number))))[0] for number in range(REQUESTS)]
+        assert set(got) <= {200, status}
+        assert set(got[KNOWN_AFTER:]) == {200}
+        assert len(one.engines[1].seen) >= REQUESTS - KNOWN_AFTER
+        assert one.routers["us"].core.replicas.failing.left_out_total >= len(bad)
