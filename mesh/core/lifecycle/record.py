@@ -29,7 +29,7 @@ REFUSED_S = 0.1  # about one heartbeat, or one digest
 STATUS_NOT_IMPLEMENTED = 501
 SERVER_ERRORS = range(500, 600)
 CLIENT_ERRORS = range(400, 500)
-CLIENT_ERRORS_MAX = 3  # of the places that a request was tried on, each of which gave them to others
+CLIENT_ERRORS_MAX = 3  # of the places that one request was tried on, by what others got there
 STATUS_TOO_MANY = 429
 SERVER_ERRORS_MAX = 2  # of the engines that one request was tried on
 
