@@ -286,6 +286,7 @@ class _CoreState(Collector):
         yield from self._gossip()
         yield from self._ownership()
         yield from self._warming()
+        yield from self._left_out()
 
     def _inflight(self) -> Metric:
         inflight = _gauge("mesh_inflight", "Clients' requests held or under way.", "model")
@@ -348,6 +349,21 @@ class _CoreState(Collector):
             _add(queue, region, peer.queue)
             _add(free, region, max((d.replicas_free for d in peer.digests.values()), default=0))
         yield from (rtt, jitter, loss, health, free, queue)
+
+    def _left_out(self) -> Iterator[Metric]:
+        """Replicas and peers that get no work because their last answers failed."""
+        core = self._core
+        replicas = (one.heartbeat.replica for one in core.replicas)
+        peers = (region for region, _ in core.peers)
+        for kind, names, failing in (
+            ("replica", replicas, core.replicas.failing),
+            ("peer", peers, core.peers.failing),
+        ):
+            about = "Whether it gets no work, or one request at a time, after failures."
+            is_out = _gauge(f"mesh_{kind}_left_out", about, kind)
+            for name in names:
+                _add(is_out, name, failing.is_known(name))
+            yield is_out
 
     def _gossip(self) -> Iterator[Metric]:
         gossip = self._core.gossip

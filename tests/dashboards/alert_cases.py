@@ -103,6 +103,12 @@ CASES = (
         {_router("mesh_replicas_failing"): "0 1 0 1 1 0"},
     ),
     Case(
+        "MeshReplicaLeftOut", "warning", 5, {"region": "us", "replica": "us-0"},
+        "us leaves us-0 out: its last answers failed",
+        {_router("mesh_replica_left_out", 'replica="us-0"'): "1x10"},
+        {_router("mesh_replica_left_out", 'replica="us-0"'): "0 1 0 1 1 0"},
+    ),
+    Case(
         "MeshRegionAdopted", "warning", 5, {"region": "us", "of": "eu"},
         "eu has no router; us serves its replicas",
         {_router("mesh_adopted_replicas", 'of="eu"'): "0x10"},

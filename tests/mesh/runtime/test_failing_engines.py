@@ -27,4 +27,5 @@ async def test_three_of_four_that_fail_at_once_lose_the_work_to_the_fourth(one, 
         assert set(got) <= {200, status}
         assert set(got[KNOWN_AFTER:]) == {200}
         assert len(one.engines[1].seen) >= REQUESTS - KNOWN_AFTER
-        assert one.routers["us"].core.replicas.failing.left_out_total >= len(bad)
+        for replica, is_out in (("us-0", 1), ("us-1", 0)):
+            assert one.sample("us", "mesh_replica_left_out", replica=replica) == is_out
