@@ -361,8 +361,9 @@ class _CoreState(Collector):
         ):
             about = "Whether it gets no work, or one request at a time, after failures."
             is_out = _gauge(f"mesh_{kind}_left_out", about, kind)
+            left_out = failing.out()
             for name in names:
-                _add(is_out, name, failing.is_known(name))
+                _add(is_out, name, name in left_out)
             yield is_out
 
     def _gossip(self) -> Iterator[Metric]:

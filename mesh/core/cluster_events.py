@@ -30,6 +30,7 @@ from mesh.core.model.served_names import (
     digest_by_name,
     is_for_others,
     is_model,
+    model_of,
     with_adapters,
     with_keeper_names,
 )
@@ -271,8 +272,8 @@ class ClusterEvents:
         if beat is None:
             return
         change = self._replicas.see(beat, now)
-        if beat.results is not None:
-            self._replicas.failing.told(beat.replica, beat.results, now)
+        if beat.results is not None or self._replicas.failing:
+            self._told(beat, now)
         if beat.state is not ReplicaState.GONE:
             self.models.see(answered_names(beat) if beat.routes else beat.models, now)
         if change.restarted:
@@ -284,6 +285,13 @@ class ClusterEvents:
             self._scheduler.offer(beat.replica, now)
         if change.changed:
             self._replica_changed(beat, now)
+
+    def _told(self, beat: Heartbeat, now: float) -> None:
+        """What its agent says of answers, if it is the last heartbeat of one that is here."""
+        known = self._replicas.get(beat.replica)
+        has_one_model = len(set(map(model_of, beat.models))) == 1
+        if known is not None and known.heartbeat is beat and has_one_model:
+            self._replicas.failing.told(beat.replica, beat.results, now)
 
     def _replica_changed(self, beat: Heartbeat, now: float) -> None:
         if beat.down_reason == DownReason.ASLEEP:  # its memory is given back, cache and all

@@ -26,7 +26,7 @@ from schemas.state import Digest, decode_digest
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
 PROGRESS_S = 0.5  # between two progress events to the core
-STATUS_TRY_AGAIN = 429
+STATUS_CLIENT_ERROR, STATUS_TRY_AGAIN = 400, 429
 DOUBTED = 1  # of a head
 STATUS_SERVER_ERROR = 500
 ENGINES_FAULT = (Outcome.ENGINE_LOST, Outcome.ENGINE_BROKEN, Outcome.ENGINE_FAILED)
@@ -270,8 +270,10 @@ class AnswerReceiver:
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
-        may_be_its = head.status == STATUS_TRY_AGAIN or head.doubted == DOUBTED
-        self._is_error = head.status >= STATUS_SERVER_ERROR or may_be_its
+        is_client_error = STATUS_CLIENT_ERROR <= head.status < STATUS_SERVER_ERROR
+        is_doubted = is_client_error and head.doubted == DOUBTED
+        is_busy = head.status == STATUS_TRY_AGAIN
+        self._is_error = head.status >= STATUS_SERVER_ERROR or is_busy or is_doubted
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
         self.region, self.replica, self.passed = region, replica, passed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from mesh.core.lifecycle.admission import RETRY_AFTER_S_MAX, Admission, LateFirstToken
 from mesh.core.lifecycle.forwarded import ForwardedQueue
 from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import PrefillStage, RequestRecord
+from mesh.core.lifecycle.record import PrefillStage, RequestRecord, Suspect
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
@@ -102,8 +102,8 @@ class Attempts:
             return
         replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
         handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
-        if self._replicas.failing and request.answer_inbox is None:
-            self._replicas.failing.tries(name, request.key, now)
+        if self._replicas.failing:
+            self._replicas.failing.tries(name, request.model, request.key, now)
         destination = Destination(CandidateKind.REPLICA, name)
         record.dispatch(destination, handoff, now)
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
@@ -204,7 +204,7 @@ class Attempts:
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         self._peers.forwarded(peer, now)
         if self._peers.failing:
-            self._peers.failing.tries(peer, request.key, now)
+            self._peers.failing.tries(peer, request.model, request.key, now)
         self._placer.placed(request, destination, now)
         self._effects.append(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
 
@@ -217,20 +217,16 @@ class Attempts:
 
     def served(self, record: RequestRecord, served: Served | None, now: float) -> None:
         """The whole answer has arrived; policies learn from its cost, if that is known."""
-        if record.doubted_error is not None and served is not None and served.output_tokens:
-            place, status, is_peer = record.doubted_error
-            failing = self._peers.failing if is_peer else self._replicas.failing
-            failing.failed(place, f"HTTP {status} to what others answer", now)
-        if served is not None and (self._replicas.failing or self._peers.failing):
-            self._failing_of(record).answered(record.peer or record.replica or "")
+        if served is not None:
+            self._judge(record, served, now)
         if record.destination is not None and served is not None:
             self._placer.served(record.request, record.destination, served, now)
 
     def leave(self, record: RequestRecord, now: float) -> None:
         """Release what the attempt under way occupies. The record's next transition follows."""
         if self._replicas.failing or self._peers.failing:
-            place = record.peer or record.replica or ""
-            self._failing_of(record).left(place, record.request.key)
+            place, model = record.peer or record.replica or "", record.request.model
+            self._failing_of(record).left(place, model, record.request.key)
         if record.handoff is not None and record.replica is not None:
             self._replicas.over(record.replica, record.handoff)
         if record.prefill is not None:
@@ -240,20 +236,31 @@ class Attempts:
         if record.destination is not None:
             self._placer.left(record.request, record.destination, now)
 
-    def failed(
-        self, record: RequestRecord, what: str, now: float, *, in_prefill: bool = False
-    ) -> None:
-        """The attempt under way failed by its place's fault, as far as one can tell. Of a pair only
-        the prefill stage is judged: an error in the other may be either one's."""
-        if in_prefill and record.prefill is not None:
-            self._replicas.failing.failed(record.prefill.replica, what, now)
-        elif record.prefill is None and (place := record.peer or record.replica) is not None:
-            self._failing_of(record).failed(place, what, now)
+    def _judge(self, record: RequestRecord, served: Served, now: float) -> None:
+        """What was answered is a good end, and shows that others failed it by their own fault."""
+        model = record.request.model
+        if record.suspects and (served.prompt_tokens or served.output_tokens):
+            for suspect in record.suspects:
+                table = self._peers.failing if suspect.is_peer else self._replicas.failing
+                if self._is_there(suspect.place, is_peer=suspect.is_peer):
+                    table.failed(suspect.place, model, suspect.what, now)
+        if self._replicas.failing or self._peers.failing:
+            self._failing_of(record).answered(record.peer or record.replica or "", model)
 
-    def is_failing(self, record: RequestRecord) -> bool:
-        """Whether the attempt under way went to a place that was known to fail."""
-        place = record.peer or record.replica or ""
-        return self._failing_of(record).is_known(place)
+    def failed(self, record: RequestRecord, what: str, now: float, *, is_sure: bool) -> None:
+        """The attempt under way failed. `is_sure`: by its place's fault; else an answer elsewhere
+        has to show it. Pairs are not judged: the fault may be either one's."""
+        place = record.peer or record.replica
+        if record.prefill is not None or place is None:
+            return
+        is_peer = record.peer is not None
+        if not is_sure:
+            record.suspect(Suspect(place, what, is_peer=is_peer))
+        elif self._is_there(place, is_peer=is_peer):
+            self._failing_of(record).failed(place, record.request.model, what, now)
+
+    def _is_there(self, place: str, *, is_peer: bool) -> bool:
+        return place in (self._peers.by_region if is_peer else self._replicas.by_name)
 
     def _failing_of(self, record: RequestRecord) -> FailingPlaces:
         return self._replicas.failing if record.peer is None else self._peers.failing

@@ -32,6 +32,9 @@ KEEPER_GONE = "the replica that kept that response is gone"
 REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 # Of engines: too many requests, and what it never does.
 NOT_ITS_FAULT = (STATUS_TOO_MANY, STATUS_NOT_IMPLEMENTED)
+# Client errors that depend on the engine's key, model or adapter, and hardly on the request: others
+# may come of a smaller context.
+TO_EVERYBODY = (401, 403, 404)
 KEEPER_DRAINS = "the replica that keeps that response is drained"
 
 
@@ -115,11 +118,9 @@ class FailedAttempts:
             return
         if event.prefill and record.has_started:
             return  # only what followed the transfer went wrong
-        record.engine_answered(event.status, is_failing=self._attempts.is_failing(record))
-        status = event.status
-        if not (event.blameless or status in NOT_ITS_FAULT or is_client_error(status)):
-            what = event.detail[:REASON_CHARS_MAX] if status is None else f"HTTP {status}"
-            self._attempts.failed(record, what, now, in_prefill=event.prefill)
+        record.engine_answered(event.status)
+        if not (event.blameless or event.status in NOT_ITS_FAULT):
+            self._note(record, event, now)
         whole_place = record.peer is None or record.replica is None
         if whole_place and event.status is None:
             self._attempts.rest(record, now, in_prefill=event.prefill)
@@ -127,6 +128,17 @@ class FailedAttempts:
             self._attempts.cancel(record)
         self.failed(record, event.detail, now, in_prefill=event.prefill)
         self._scheduler.place_waiting(now)
+
+    def _note(self, record: RequestRecord, event: ev.AttemptFailed, now: float) -> None:
+        """What the failure says of its place. An error that the engine answered with may be the
+        request's fault: another place's answer will show."""
+        if (status := event.status) is None:
+            self._attempts.failed(record, event.detail[:REASON_CHARS_MAX], now, is_sure=True)
+        elif not is_client_error(status):
+            self._attempts.failed(record, f"HTTP {status}", now, is_sure=False)
+        elif status in TO_EVERYBODY:
+            what = f"HTTP {status} to what others answer"
+            self._attempts.failed(record, what, now, is_sure=False)
 
     def failed(
         self,

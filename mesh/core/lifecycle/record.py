@@ -74,11 +74,11 @@ TRANSITIONS: Mapping[tuple[RequestState, Transition], RequestState] = {
 }
 
 
-class DoubtedError(NamedTuple):
-    """A client error that a place gave to this request and to those before it."""
+class Suspect(NamedTuple):
+    """A place whose error may have been the request's fault, until another one answers it."""
 
     place: str
-    status: int
+    what: str  # for people
     is_peer: bool
 
 
@@ -127,7 +127,7 @@ class RequestRecord:
     engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
     server_errors: int = 0  # attempts that engines answered with one
     client_errors: int = 0  # attempts whose client error was taken for the engine's own
-    doubted_error: DoubtedError | None = None  # the first of these
+    suspects: tuple[Suspect, ...] = ()
 
     @property
     def has_started(self) -> bool:
@@ -280,19 +280,17 @@ class RequestRecord:
         if self.peer is not None:
             self.refused_by[self.peer] = now + REFUSED_S * self.refusals
 
-    def engine_answered(self, status: int | None, *, is_failing: bool = False) -> None:
-        """This attempt failed; `status`: of the engine's error, if it answered with one.
-
-        `is_failing`: that engine fails others' requests too, so this is not the request's fault.
-        """
+    def engine_answered(self, status: int | None) -> None:
+        """This attempt failed; `status`: of the engine's error, if it answered with one."""
         self.engine_status = status
         if is_client_error(status):
             self.client_errors += 1
-            if self.doubted_error is None and status is not None:
-                place = self.peer or self.replica or ""
-                self.doubted_error = DoubtedError(place, status, is_peer=self.peer is not None)
-        if status in SERVER_ERRORS and not is_failing:
+        if status in SERVER_ERRORS:
             self.server_errors += 1
+
+    def suspect(self, suspect: Suspect) -> None:
+        """That place will be judged if another one answers."""
+        self.suspects += (suspect,)
 
     def prefilled(self) -> None:
         """Its prefill stage is over."""

@@ -162,7 +162,7 @@ class RegionalDigest:
         for model in models:
             waits = [
                 (wait_s, replica.heartbeat.replica)
-                for replica in self._replicas.serving(model)
+                for replica in self._not_failing(model, self._replicas.serving(model), now)
                 if self._replicas.serves(replica, model)
                 and (wait_s := _wait_s(replica, now)) is not None
             ]
@@ -198,16 +198,18 @@ class RegionalDigest:
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)
             if ready:
-                counts[model] = ready, self._not_failing(free, now)
+                counts[model] = ready, len(self._not_failing(model, free, now))
         return counts
 
-    def _not_failing(self, free: Collection[Replica], now: float) -> int:
-        """How many of them are not left out after failures; all, if that leaves none."""
+    def _not_failing(
+        self, model: ModelId, replicas: Collection[Replica], now: float
+    ) -> Collection[Replica]:
+        """Those that are not left out after failures; all, if that leaves none."""
         failing = self._replicas.failing
         if not failing:
-            return len(free)
-        left = sum(failing.bars(one.heartbeat.replica, now) is None for one in free)
-        return left or len(free)
+            return replicas
+        left = [one for one in replicas if not failing.bars(one.heartbeat.replica, model, now)]
+        return left or replicas
 
     def _is_unloaded(self, model: ModelId) -> bool:
         """Whether each of its replicas would have to load it first."""
@@ -252,7 +254,10 @@ class RegionalDigest:
         for replica in ready:
             among.setdefault(replica.heartbeat.models[0], []).append(replica)
         available = self._replicas.partition_available
-        return sum(len(available(model, now, among=of)[0]) for model, of in among.items())
+        return sum(
+            len(self._not_failing(model, available(model, now, among=of)[0], now))
+            for model, of in among.items()
+        )
 
 
 def _places(serving: Collection[Replica], listed: Listed) -> tuple[int, ...]:

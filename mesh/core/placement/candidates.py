@@ -74,6 +74,7 @@ class CandidateCache:
         self._late_s = late_s
         self._kept: dict[ModelId, CachedLayer] = {}
         self._roll = replicas.roll  # of those kept
+        self.may_forward = True
 
     def of_replicas(
         self,
@@ -105,7 +106,11 @@ class CandidateCache:
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
             if layer.free:
-                return self._without_failing(layer, request, avoid, now)
+                layer = (
+                    self._without_failing(layer, request, avoid, now) if table.failing else layer
+                )
+                if layer.free:
+                    return layer
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
             replicas = table.by_name.values()
             layer = self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
@@ -156,7 +161,7 @@ class CandidateCache:
         barred = [
             (target, why)
             for target in layer.free
-            if (why := failing.bars(target.name, now, has_failed=bool(avoid)))
+            if (why := failing.bars(target.name, request.model, now, has_failed=bool(avoid)))
         ]
         if not barred:
             return layer
@@ -176,17 +181,17 @@ class CandidateCache:
                 name not in avoid
                 and table.serves(replica, model)
                 and now - replica.seen_at <= self._late_s
-                and table.failing.bars(name, now) is None
+                and table.failing.bars(name, model, now, has_failed=bool(avoid)) is None
                 and self._residency.takes_replica(wanted, replica)
             ):
                 return True
-        if request.answer_inbox is not None or request.shadow:
+        if request.answer_inbox is not None or request.shadow or not self.may_forward:
             return False
         return any(
             region not in avoid
             and self._residency.keeps_from_peer(wanted, region, peer) is None
             and peers.unavailable_because(peer, model, now, busy_too=True, labels=wanted) is None
-            and peers.failing.bars(region, now) is None
+            and peers.failing.bars(region, model, now, has_failed=bool(avoid)) is None
             for region, peer in peers
         )
 

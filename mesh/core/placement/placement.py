@@ -149,7 +149,7 @@ class Placer:
 
     def _use(self, settings: RouterSettings) -> None:
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
-        self._may_forward = settings.hops_max > 0
+        self._may_forward = self._candidates.may_forward = settings.hops_max > 0
         before = self._pairs
         by_model = {rule.name: rule.policy for rule in settings.models if rule.policy is not None}
         by_priority = dict(settings.policy_by_priority)

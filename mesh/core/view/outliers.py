@@ -5,15 +5,18 @@ the work. As in Envoy's outlier detection, a place is left out after IN_A_ROW fa
 other, or when half of its last WINDOW ended so: for OUT_S, twice as long each time, OUT_S_MAX at
 most. Then it gets one request; each that it answers doubles how many it may have at a time, until
 WIDTH_MAX, when it is like any other again; a failure leaves it out once more. Every router judges
-by the attempts that it made, and by what the agent's heartbeat tells of all (`told`). Whether a
+by the attempts that it made, and by what a replica's heartbeat tells of all (`told`). Whether a
 place may be left out at all is the caller's to decide: the last one that serves a model never is.
 
-A place without a failure among its last WINDOW answers has no entry, and costs nothing.
+A place is judged for each model by itself: an engine may fail one of several. What a heartbeat
+tells is of all its models, so it counts only where that is one. A place without a failure among its
+last WINDOW answers has no entry, and costs nothing; one without a failure for FORGET_S has none.
 """
 
 from dataclasses import dataclass, field
 
-from schemas.state import FAILING_IN_A_ROW, EngineResults
+from schemas.ids import ModelId
+from schemas.state import FAILING_IN_A_ROW, RESULTS_MAX, EngineResults
 
 IN_A_ROW = FAILING_IN_A_ROW
 WINDOW = 10  # last answers, good and failed
@@ -23,140 +26,157 @@ OUT_S_MAX = 80.0
 WIDTH_MAX = 16
 PLACES_MAX = 4096
 STUCK_S = 10.0  # an attempt bars others for so long at most: an answer may take minutes
+FORGET_S = 300.0
+ALL = ModelId("")  # whatever model a place serves
+
+Key = tuple[str, ModelId]
 
 
 @dataclass(slots=True)
 class FailingPlace:
-    """What is known of a place that failed lately."""
+    """What is known of a place, for one model, that failed lately."""
 
     what: str = ""  # of the last failure, for people
     in_a_row: int = 0
     ends: list[bool] = field(default_factory=list)  # the last WINDOW, the latest last; True: failed
+    failed_at: float = 0.0
     times: int = 0  # that it was left out
     out_until: float = float("-inf")
     width: int = 0  # requests that it may have at a time; 0: any number
     trying: dict[int, float] = field(default_factory=dict)  # since when each of these is there
-    told_in_a_row: int = 0  # by its agent, at last
+    told: EngineResults | None = None  # by its agent, at last
 
     @property
-    def failed(self) -> int:
-        return sum(self.ends)
+    def words(self) -> str:
+        if self.told is not None:
+            return f"failing: {self.told.words}"
+        what = f", {self.what}" if self.what else ""
+        return f"failing: {sum(self.ends)} of its last {len(self.ends)}{what}"
+
+    def is_out(self, now: float) -> bool:
+        return now < self.out_until
+
+    def count(self, now: float) -> None:
+        """Another failure."""
+        self.failed_at = now
+        self.in_a_row += 1
+        self.ends = [*self.ends[1 - WINDOW :], True]
+        if self.width > 0 or self.in_a_row >= IN_A_ROW or sum(self.ends) >= SHARE_MIN:
+            self.leave_out(now)
+
+    def answered(self) -> None:
+        self.in_a_row = 0
+        self.ends = [*self.ends[1 - WINDOW :], False]
+        if self.width > 0:
+            self.width *= 2
+            if self.width > WIDTH_MAX:  # like any other, but for how often it was left out
+                self.width, self.trying, self.ends, self.told = 0, {}, [True], None
+                self.times -= 1
+
+    def leave_out(self, now: float) -> None:
+        if self.is_out(now):
+            return  # an attempt that began before
+        self.failed_at = now
+        self.out_until = now + min(OUT_S * 2**self.times, OUT_S_MAX)
+        self.times = min(self.times + 1, 16)
+        self.width, self.trying = 1, {}
 
 
 class FailingPlaces:
-    """Replicas, or peers, by name. Whoever asks need not if it is empty."""
+    """Replicas, or peers, by name and model. Whoever asks need not if it is empty."""
 
     def __init__(self) -> None:
-        self._places: dict[str, FailingPlace] = {}
-        self.left_out_total = 0
+        self._places: dict[Key, FailingPlace] = {}
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def failed(self, name: str, what: str, now: float) -> None:
+    def failed(self, name: str, model: ModelId, what: str, now: float) -> None:
         """An attempt there has failed by the place's fault."""
-        place = self._places.get(name)
-        if place is None:
-            if len(self._places) >= PLACES_MAX:
-                return
-            place = self._places[name] = FailingPlace()
-        place.what = what
-        place.in_a_row += 1
-        place.ends = [*place.ends[1 - WINDOW :], True]
-        is_back = place.width > 0
-        if is_back or place.in_a_row >= IN_A_ROW or place.failed >= SHARE_MIN:
-            self._leave_out(place, now)
-
-    def answered(self, name: str) -> None:
-        """A request there was answered to its end."""
-        place = self._places.get(name)
-        if place is None:
-            return
-        place.in_a_row = 0
-        place.ends = [*place.ends[1 - WINDOW :], False]
-        if place.width > 0:
-            place.width *= 2
-            if place.width > WIDTH_MAX:
-                place.width, place.trying = 0, {}
-        elif place.failed == 0:
-            del self._places[name]
-
-    def told(self, name: str, results: EngineResults, now: float) -> None:
-        """Its agent reports that requests failed, those of other routers too."""
-        place = self._places.get(name)
-        before = 0 if place is None else place.told_in_a_row
+        place = self._made(name, model)
         if place is not None:
-            place.told_in_a_row = results.in_a_row
-        if results.in_a_row < IN_A_ROW or results.in_a_row == before:
+            place.what, place.told = what, None
+            place.count(now)
+        if (both := self._places.get((name, ALL))) is not None:
+            both.count(now)
+
+    def answered(self, name: str, model: ModelId) -> None:
+        """A request there was answered to its end."""
+        for key, place in self._known(name, model):
+            place.answered()
+            if place.width == 0 and not any(place.ends):
+                del self._places[key]
+
+    def told(self, name: str, results: EngineResults | None, now: float) -> None:
+        """Its agent reports how requests for its one model ended, those of other routers too."""
+        place = self._places.get((name, ALL))
+        if results is None or results.in_a_row < IN_A_ROW:
+            if place is not None and results is not None and not results.in_a_row:
+                del self._places[name, ALL]  # it has answered since
+            elif place is not None and place.told is not None:
+                place.told = results or place.told
             return
+        before = 0 if place is None or place.told is None else place.told.in_a_row
         if place is None:
-            if len(self._places) >= PLACES_MAX:
-                return
-            place = self._places[name] = FailingPlace()
-            place.ends = [True] * min(WINDOW, results.in_a_row)
-        place.told_in_a_row = results.in_a_row
-        if not self._is_out(place, now) and place.in_a_row < IN_A_ROW:
-            place.what = results.what
-            self._leave_out(place, now)
+            place = self._made(name, ALL)
+        if place is None:
+            return
+        place.told = results
+        if results.in_a_row > before or results.in_a_row == RESULTS_MAX:
+            place.leave_out(now)
 
     def forget(self, name: str) -> None:
         """Another process runs there now, or none."""
-        self._places.pop(name, None)
+        for key in [key for key in self._places if key[0] == name]:
+            del self._places[key]
 
-    def tries(self, name: str, key: int, now: float) -> None:
+    def expire(self, now: float) -> None:
+        """Forget what failed long ago, and attempts whose end was not seen."""
+        for key, place in list(self._places.items()):
+            for one in [one for one, since in place.trying.items() if now - since > STUCK_S]:
+                del place.trying[one]
+            if now - place.failed_at > FORGET_S and not place.is_out(now):
+                del self._places[key]
+
+    def tries(self, name: str, model: ModelId, request: int, now: float) -> None:
         """A request begins there."""
-        place = self._places.get(name)
-        if place is not None and place.width > 0:
-            place.trying[key] = now
+        for _, place in self._known(name, model):
+            if place.width > 0:
+                place.trying[request] = now
 
-    def left(self, name: str, key: int) -> None:
+    def left(self, name: str, model: ModelId, request: int) -> None:
         """That request is no longer there, however it ended."""
-        place = self._places.get(name)
-        if place is not None:
-            place.trying.pop(key, None)
+        for _, place in self._known(name, model):
+            place.trying.pop(request, None)
 
-    def bars(self, name: str, now: float, *, has_failed: bool = False) -> str | None:
-        """Why the place should get no request now; None if it may.
+    def bars(
+        self, name: str, model: ModelId, now: float, *, has_failed: bool = False
+    ) -> str | None:
+        """Why the place should get no request for the model now; None if it may.
 
         `has_failed`: the request has failed elsewhere, so it is not the one to try the place with.
         """
-        place = self._places.get(name)
-        if place is None:
-            return None
-        if self._is_out(place, now):
-            return _told(place)
-        if place.width == 0:
-            return None
-        if has_failed:
-            return f"tried again: {_told(place)}"
-        if len(place.trying) >= place.width:
-            stuck = [key for key, since in place.trying.items() if now - since > STUCK_S]
-            for key in stuck:
-                del place.trying[key]
-        return f"tried again: {_told(place)}" if len(place.trying) >= place.width else None
+        for _, place in self._known(name, model):
+            if place.is_out(now):
+                return place.words
+            if place.width > 0 and (has_failed or len(place.trying) >= place.width):
+                return f"tried again: {place.words}"
+        return None
 
-    def is_known(self, name: str) -> bool:
-        """Whether it is left out, or has not answered enough since."""
-        place = self._places.get(name)
-        return place is not None and place.width > 0
+    def is_known(self, name: str, model: ModelId) -> bool:
+        """Whether it is left out for the model, or has not answered enough since."""
+        return any(place.width > 0 for _, place in self._known(name, model))
 
-    def out(self, now: float) -> list[str]:
-        """Names of those that are left out now."""
-        return [name for name, place in self._places.items() if self._is_out(place, now)]
+    def out(self) -> set[str]:
+        """Names of those that are left out for a model, or have not answered enough since."""
+        return {name for (name, _), place in self._places.items() if place.width > 0}
 
-    def _leave_out(self, place: FailingPlace, now: float) -> None:
-        if self._is_out(place, now):
-            return  # an attempt that began before
-        place.out_until = now + min(OUT_S * 2**place.times, OUT_S_MAX)
-        place.times = min(place.times + 1, 16)
-        place.width, place.trying = 1, {}
-        self.left_out_total += 1
+    def _known(self, name: str, model: ModelId) -> list[tuple[Key, FailingPlace]]:
+        keys = (name, model), (name, ALL)
+        return [(key, place) for key in keys if (place := self._places.get(key)) is not None]
 
-    @staticmethod
-    def _is_out(place: FailingPlace, now: float) -> bool:
-        return now < place.out_until
-
-
-def _told(place: FailingPlace) -> str:
-    what = f", {place.what}" if place.what else ""
-    return f"failing: {place.failed} of its last {len(place.ends)}{what}"
+    def _made(self, name: str, model: ModelId) -> FailingPlace | None:
+        key = name, model
+        if key not in self._places and len(self._places) < PLACES_MAX:
+            self._places[key] = FailingPlace()
+        return self._places.get(key)

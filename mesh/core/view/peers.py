@@ -285,6 +285,8 @@ class PeerTable:
         `paused_s`: of the seconds since a time, those in which this process was suspended.
         """
         lost_s = self._settings.digest_lost_s
+        if self.failing:
+            self.failing.expire(now)
         for peer in self.by_region.values():
             for router, heard_at in list(peer.heard_at.items()):
                 if now - heard_at > lost_s and now - heard_at - paused_s(heard_at) > lost_s:

@@ -144,6 +144,7 @@ class ReplicaTable:
         if beat.state is ReplicaState.GONE or known >= REPLICAS_MAX:
             return False
         self._note_decoded(beat)
+        self.failing.forget(beat.replica)
         self.by_name[beat.replica] = replica = Replica(beat, now)
         self.roll += 1
         self.loss_detectors[beat.region].known += 1
@@ -255,6 +256,8 @@ class ReplicaTable:
         kept_s = self._settings.handoff_s_max
         kept_blind_s = max(kept_s, self._settings.heartbeat_blind_s)
         lost_s = self._settings.heartbeat_lost_s
+        if self.failing:
+            self.failing.expire(now)
         lost = []
         for name, replica in list(self.by_name.items()):
             if replica.on_the_way.count:

@@ -292,7 +292,7 @@ class Ledger:
             if idle is not None and replica not in case.failed_by:
                 why = self.core.replicas.unavailable_because(idle, case.request.model, now)
                 failing = self.core.replicas.failing
-                why = why or failing.bars(replica, now, has_failed=True)
+                why = why or failing.bars(replica, case.request.model, now, has_failed=True)
                 assert why is not None, f"forwarded although {seen.said.replica} is free"
 
     # Tables.

@@ -1,12 +1,16 @@
 """A router whose replicas, or peers, fail what they are sent: who gets the requests."""
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.request import NOTHING_REPORTED, Served
+from mesh.core.model.request import Served
 from mesh.core.view.outliers import OUT_S
-from schemas.state import EngineResults
+from schemas.ids import ModelId
+from schemas.state import EngineResults, ReplicaState
 from tests.mesh.core.build import EU, beat, core, digest, request
 
 NAMES = ("a", "b", "c", "d")
@@ -14,20 +18,32 @@ POLICIES = ["mesh", "least-load", "round-robin", "skywalker", "cache-aware", "po
 
 
 class World:
-    """Four idle replicas; those of `bad` fail each request at once."""
+    """Four idle replicas; those of `bad` fail each request at once, and their agents tell it.
 
-    def __init__(self, bad: set[str], policy: str = "mesh", status: int | None = 500) -> None:
-        self.router, self.bad, self.status = core(policy=policy), bad, status
+    `poison`: requests with these keys fail everywhere.
+    """
+
+    def __init__(
+        self, bad: set[str], policy: str = "mesh", status: int | None = 500, **settings
+    ) -> None:
+        self.router, self.bad, self.status = core(policy=policy, **settings), bad, status
+        self.poison: Callable[[int], bool] = lambda key: False
+        self.in_a_row = dict.fromkeys(NAMES, 0)
         self.now, self.seq, self.key = 10.0, 0, 0
         self.names = NAMES
         self.tries: list[str] = []
-        self.served = NOTHING_REPORTED
+        self.served = Served(100, 0, 16)
         self.beats()
 
     def beats(self, **fields) -> None:
         self.seq += 1
+        self.fields = fields
         for name in self.names:
-            self.router.handle(ev.HeartbeatSeen(beat(name, self.seq, **fields)), self.now)
+            told = None
+            if (count := self.in_a_row[name]) and self.status not in (400, 404, 429, 501):
+                told = EngineResults(failed=count, of=count, in_a_row=count, what="HTTP 500")
+            now = beat(name, self.seq, results=told, **fields)
+            self.router.handle(ev.HeartbeatSeen(now), self.now)
 
     def ask(self) -> str:
         """One request, to its end: "ok", "error" or "held"."""
@@ -35,16 +51,26 @@ class World:
         key, self.now = self.key, self.now + 0.1
         effects = self.router.handle(ev.RequestArrived(request(key, arrived_at=self.now)), self.now)
         effects += self.router.finish()
+        waited = 0
         while True:
             went = [one for one in effects if isinstance(one, fx.Dispatch | fx.Forward)]
             if any(isinstance(one, fx.Fail | fx.PassEngineError) for one in effects):
                 return "error"
             if not went:
-                return "held"
+                waited += 1
+                if waited > 10:
+                    return "held"
+                self.now += 0.05
+                self.beats(**self.fields)
+                effects = self.router.handle(ev.Tick(), self.now)
+                continue
             place = went[0].replica if isinstance(went[0], fx.Dispatch) else went[0].peer
             self.tries.append(place)
             attempt = went[0].attempt
-            if place in self.bad:
+            if place in self.bad or self.poison(key):
+                if place in self.in_a_row:
+                    self.in_a_row[place] = min(64, self.in_a_row[place] + 1)
+                    self.beats()
                 event = ev.AttemptFailed(key, attempt, "no", self.status)
                 effects = self.router.handle(event, self.now)
                 continue
@@ -52,6 +78,8 @@ class World:
                 self.router.handle(ev.PlacedByPeer(key, attempt, "x"), self.now)
             self.router.handle(ev.AnswerStarted(key, attempt), self.now)
             self.router.handle(ev.AnswerEnded(key, attempt, self.served), self.now)
+            if place in self.in_a_row:
+                self.in_a_row[place] = 0
             self.beats()
             return "ok"
 
@@ -109,8 +137,9 @@ def test_a_failing_replica_that_is_alone_is_left_out_for_a_peer():
     assert receipt_of_last == EU
 
 
-def test_a_peer_whose_answers_fail_is_left_out():
-    world = World({EU})
+@pytest.mark.parametrize("status", [500, None])
+def test_a_peer_whose_answers_fail_is_left_out(status):
+    world = World({EU}, status=status)
     world.names = ("a",)
     for name in NAMES[1:]:
         world.router.replicas.remove(name)
@@ -118,7 +147,7 @@ def test_a_peer_whose_answers_fail_is_left_out():
     said = []
     for seq in range(1, 80):
         world.router.handle(ev.DigestSeen(digest("eu", seq)), world.now)
-        world.beats(pending=3, running=8)
+        world.beats(prefill_s_per_token=1e-4, prefill_base_s=0.01, prefill_queued_tokens=3000)
         said.append(world.ask())
     assert "error" not in said
     assert world.tries.count(EU) <= 8
@@ -155,7 +184,6 @@ def test_too_many_requests_and_what_it_never_does_are_no_failure():
 
 def test_a_client_error_that_one_replica_gives_to_everybody_is_not_the_clients():
     world = World({"a", "b"}, "round-robin", 404)
-    world.served = Served(100, 0, 16)
     said = [world.ask() for _ in range(60)]
     assert said.count("error") <= 4 and "error" not in said[30:]
     assert world.tries.count("a") <= 8 and world.tries.count("b") <= 8
@@ -194,3 +222,81 @@ def test_a_peer_behind_a_cut_link_is_judged_by_its_silence_alone():
     world.now += 30.0
     world.router.handle(ev.Tick(), world.now)
     assert not world.router.peers.failing
+
+
+def test_one_clients_bad_requests_leave_most_places_in():
+    world, dice = World(set(), "round-robin"), Random(1)
+    bad = {key for key in range(400) if dice.random() < 0.2}
+    world.poison = bad.__contains__
+    said, out = [], []
+    for _ in range(300):
+        said.append(world.ask())
+        out.append(len(world.router.replicas.failing.out()))
+    assert said == ["error" if key in bad else "ok" for key in range(1, 301)]
+    assert sum(out) / len(out) <= 1.5
+
+
+def test_a_model_that_fails_everywhere_takes_no_place_from_another():
+    world = World(set(), "least-load")
+    both = ("m", "bad")
+    for name in NAMES:
+        world.router.handle(ev.HeartbeatSeen(beat(name, 100, models=both)), 10.0)
+    failing = world.router.replicas.failing
+    for name in NAMES:
+        for _ in range(9):
+            failing.failed(name, ModelId("bad"), "HTTP 500", 10.0)
+    world.names = ()
+    assert [world.ask() for _ in range(8)] == ["ok"] * 8
+    assert set(world.tries) <= set(NAMES)
+
+
+@pytest.mark.parametrize("hops_max", [0, 1])
+def test_a_region_that_forwards_nothing_uses_its_last_places(hops_max):
+    world = World({"a", "b"}, "mesh", None, hops_max=hops_max)
+    world.names = ("a", "b")
+    for name in NAMES[2:]:
+        world.router.replicas.remove(name)
+    world.router.handle(ev.RttMeasured(EU, 0.08), world.now)
+    said = []
+    for seq in range(1, 30):
+        world.router.handle(ev.DigestSeen(digest("eu", seq)), world.now)
+        said.append(world.ask())
+    assert "held" not in said
+    assert said[-1] == ("ok" if hops_max else "error")
+
+
+def test_a_request_that_failed_is_not_held_beside_the_last_idle_replica():
+    world = World({"a", "b"}, "least-load", None)
+    world.names = ("a", "b")
+    for name in NAMES[2:]:
+        world.router.replicas.remove(name)
+    for _ in range(10):
+        assert world.ask() == "error"
+    world.now += OUT_S
+    world.bad = {"a"}
+    world.in_a_row = dict.fromkeys(NAMES, 0)
+    world.beats()
+    assert [world.ask() for _ in range(10)] == ["ok"] * 10
+
+
+def test_a_replica_that_left_leaves_nothing_behind():
+    world = World({"a"}, "least-load")
+    for _ in range(30):
+        world.ask()
+    assert world.router.replicas.failing
+    told = EngineResults(failed=5, of=5, in_a_row=5, what="HTTP 500")
+    gone = beat("a", 1000, state=ReplicaState.GONE, results=told)
+    world.router.handle(ev.HeartbeatSeen(gone), world.now)
+    assert not world.router.replicas.failing
+    world.router.handle(ev.HeartbeatSeen(beat("a", 1, epoch=2)), world.now)
+    assert not world.router.replicas.failing
+
+
+def test_peers_are_not_told_of_idle_replicas_that_fail():
+    world = World({"a"}, "least-load")
+    for _ in range(30):
+        world.ask()
+    world.beats(prefill_s_per_token=1e-4, prefill_base_s=0.01, prefill_queued_tokens=0)
+    effects = world.router.handle(ev.Tick(), world.now + 0.5)
+    [told] = [one.digest for one in effects if isinstance(one, fx.PublishDigest)]
+    assert "a" not in told.replicas.names and told.replicas_free == 3

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from mesh.core.view.outliers import (
+    FORGET_S,
     IN_A_ROW,
     OUT_S,
     OUT_S_MAX,
@@ -14,43 +15,55 @@ from mesh.core.view.outliers import (
     WINDOW,
     FailingPlaces,
 )
-from schemas.state import EngineResults
+from schemas.ids import ModelId
+from schemas.state import RESULTS_MAX, EngineResults
 
-A = "us-0"
+A, M, OTHER = "us-0", ModelId("m"), ModelId("other")
 
 
 def fail(places: FailingPlaces, times: int = IN_A_ROW, now: float = 0.0) -> None:
     for _ in range(times):
-        places.failed(A, "HTTP 500", now)
+        places.failed(A, M, "HTTP 500", now)
+
+
+def results(in_a_row: int, failed: int | None = None, of: int | None = None) -> EngineResults:
+    failed = in_a_row if failed is None else failed
+    return EngineResults(failed=failed, of=of or failed, in_a_row=in_a_row, what="HTTP 503")
 
 
 def test_a_place_is_left_out_after_failures_in_a_row() -> None:
     places = FailingPlaces()
     assert not places
     fail(places, IN_A_ROW - 1)
-    assert places.bars(A, 0.0) is None
+    assert places.bars(A, M, 0.0) is None
     fail(places, 1)
-    assert places.bars(A, 0.0) == "failing: 3 of its last 3, HTTP 500"
-    assert places.bars("us-1", 0.0) is None
-    assert places.out(0.0) == [A]
+    assert places.bars(A, M, 0.0) == "failing: 3 of its last 3, HTTP 500"
+    assert places.bars("us-1", M, 0.0) is None
+    assert places.out() == {A}
+
+
+def test_it_is_left_out_for_the_model_that_it_fails() -> None:
+    places = FailingPlaces()
+    fail(places)
+    assert places.bars(A, OTHER, 0.0) is None
 
 
 def test_half_of_the_last_ones_are_enough() -> None:
     places = FailingPlaces()
-    for number in range(WINDOW):
-        if number % 2:
-            places.answered(A)
-        else:
-            places.failed(A, "reset", 0.0)
-    assert places.bars(A, 0.0) == "failing: 5 of its last 9, reset" or places.out(0.0) == [A]
+    for _ in range(4):
+        fail(places, 1)
+        places.answered(A, M)
+    assert places.bars(A, M, 0.0) is None
+    fail(places, 1)
+    assert places.bars(A, M, 0.0) == "failing: 5 of its last 9, HTTP 500"
 
 
 def test_a_few_failures_are_forgotten() -> None:
     places = FailingPlaces()
     fail(places, IN_A_ROW - 1)
     for _ in range(WINDOW):
-        assert places.bars(A, 0.0) is None
-        places.answered(A)
+        assert places.bars(A, M, 0.0) is None
+        places.answered(A, M)
     assert not places
 
 
@@ -60,71 +73,105 @@ def test_it_comes_back_one_request_at_a_time_then_twice_as_many() -> None:
     now, key, width = OUT_S, 0, 1
     while width <= WIDTH_MAX:
         begun = []
-        while places.bars(A, now) is None and len(begun) < 100:
+        while places.bars(A, M, now) is None and len(begun) < 100:
             key += 1
             begun.append(key)
-            places.tries(A, key, now)
+            places.tries(A, M, key, now)
         assert len(begun) == width
-        assert "tried again" in str(places.bars(A, now))
+        assert "tried again" in str(places.bars(A, M, now))
         for one in begun:
-            places.left(A, one)
-        places.answered(A)
+            places.left(A, M, one)
+        places.answered(A, M)
         width *= 2
-    assert places.bars(A, now) is None
-    assert not places.is_known(A)
+    assert places.bars(A, M, now) is None
+    assert not places.is_known(A, M)
+    fail(places, 1, now)
+    assert places.bars(A, M, now) is None, "like any other: one failure is one"
+
+
+def test_a_request_that_failed_elsewhere_is_not_the_one_that_tries_it() -> None:
+    places = FailingPlaces()
+    fail(places)
+    assert places.bars(A, M, OUT_S) is None
+    assert places.bars(A, M, OUT_S, has_failed=True) is not None
 
 
 def test_a_failure_while_it_comes_back_leaves_it_out_for_longer() -> None:
     places, now, out_s = FailingPlaces(), 0.0, OUT_S
     fail(places)
     for _ in range(8):
-        assert places.bars(A, now + out_s - 0.1) is not None
+        assert places.bars(A, M, now + out_s - 0.1) is not None
         now += out_s
-        assert places.bars(A, now) is None
-        places.tries(A, 1, now)
-        places.failed(A, "HTTP 500", now)
-        places.left(A, 1)
+        assert places.bars(A, M, now) is None
+        places.tries(A, M, 1, now)
+        places.failed(A, M, "HTTP 500", now)
+        places.left(A, M, 1)
         out_s = min(2 * out_s, OUT_S_MAX)
 
 
 def test_an_attempt_whose_end_is_never_seen_bars_others_for_a_while_only() -> None:
     places = FailingPlaces()
     fail(places)
-    places.tries(A, 1, OUT_S)
-    assert places.bars(A, OUT_S + 1.0) is not None
-    assert places.bars(A, OUT_S + STUCK_S + 1.0) is None
+    places.tries(A, M, 1, OUT_S)
+    assert places.bars(A, M, OUT_S + STUCK_S - 1.0) is not None
+    places.expire(OUT_S + STUCK_S + 1.0)
+    assert places.bars(A, M, OUT_S + STUCK_S + 1.0) is None
 
 
-def test_what_its_agent_tells_counts_once() -> None:
+def test_what_its_agent_tells_is_of_all_its_models() -> None:
     places = FailingPlaces()
-    places.told(A, EngineResults(failed=2, of=2, in_a_row=IN_A_ROW - 1, what="HTTP 500"), 0.0)
+    places.told(A, results(IN_A_ROW - 1), 0.0)
     assert not places
-    told = EngineResults(failed=9, of=10, in_a_row=9, what="HTTP 503")
-    places.told(A, told, 0.0)
-    assert "HTTP 503" in str(places.bars(A, 0.0))
-    places.told(A, told, OUT_S)
-    assert places.bars(A, OUT_S) is None, "nothing has failed since"
-    places.told(A, EngineResults(failed=10, of=11, in_a_row=10, what="HTTP 503"), OUT_S + 1.0)
-    assert places.bars(A, OUT_S + 1.0) is not None
+    places.told(A, results(9, 9, 10), 0.0)
+    assert places.bars(A, M, 0.0) == "failing: 9 of its last 10 requests, HTTP 503"
+    assert places.bars(A, OTHER, 0.0) is not None
 
 
-def test_an_agent_that_tells_of_as_many_failures_as_the_last_time_is_believed_again() -> None:
-    places, three = FailingPlaces(), EngineResults(failed=3, of=9, in_a_row=3, what="HTTP 500")
-    places.told(A, three, 0.0)
-    places.told(A, EngineResults(failed=3, of=10, in_a_row=0, what="HTTP 500"), OUT_S)
-    assert places.bars(A, OUT_S) is None
-    places.told(A, three, OUT_S)
-    assert places.bars(A, OUT_S) is not None
+def test_what_was_told_counts_once() -> None:
+    places = FailingPlaces()
+    places.told(A, results(6), 0.0)
+    for in_a_row in (6, 5, 4):  # they leave the agent's window; nothing has failed since
+        places.told(A, results(in_a_row), OUT_S)
+        assert places.bars(A, M, OUT_S) is None
+    places.told(A, results(5), OUT_S + 1.0)
+    assert places.bars(A, M, OUT_S + 1.0) is not None
+
+
+def test_as_many_as_an_agent_can_tell_count_again() -> None:
+    places = FailingPlaces()
+    places.told(A, results(RESULTS_MAX), 0.0)
+    places.told(A, results(RESULTS_MAX), OUT_S)
+    assert places.bars(A, M, OUT_S) is not None
+
+
+def test_an_answer_that_its_agent_tells_of_ends_it() -> None:
+    places = FailingPlaces()
+    places.told(A, results(9), 0.0)
+    places.told(A, None, OUT_S)
+    assert places.is_known(A, M), "no failure in its window, and no answer either"
+    places.told(A, results(0, 9, 10), OUT_S)
+    assert not places
+
+
+def test_what_failed_long_ago_is_forgotten() -> None:
+    places = FailingPlaces()
+    fail(places)
+    places.told("us-1", results(9), 0.0)
+    places.expire(FORGET_S)
+    assert places
+    places.expire(FORGET_S + 1.0)
+    assert not places
 
 
 def test_there_is_a_limit_of_places() -> None:
     places = FailingPlaces()
-    for number in range(PLACES_MAX + 10):
-        places.failed(f"us-{number}", "reset", 0.0)
+    for number in range(PLACES_MAX):
+        places.failed(f"eu-{number}", M, "reset", 0.0)
     fail(places)
-    assert places.bars(A, 0.0) is None or A == "us-0"
-    places.forget(A)
-    assert places.bars(A, 0.0) is None
+    assert places.bars(A, M, 0.0) is None
+    places.forget("eu-7")
+    fail(places)
+    assert places.bars(A, M, 0.0) is not None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -133,20 +180,23 @@ def test_any_order_of_events_leaves_a_place_usable_in_the_end(seed: int) -> None
     begun: set[int] = set()
     for key in range(2000):
         now += dice.expovariate(2.0)
-        if places.bars(A, now) is None:
-            places.tries(A, key, now)
+        places.expire(now)
+        if places.bars(A, M, now) is None:
+            places.tries(A, M, key, now)
             begun.add(key)
+        if dice.random() < 0.1:
+            places.told(A, dice.choice([None, results(0, 1, 2), results(3), results(9)]), now)
         if begun and dice.random() < 0.7:
             one = begun.pop()
             if dice.random() < 0.5:
-                places.failed(A, "reset", now)
+                places.failed(A, M, "reset", now)
             elif dice.random() < 0.8:
-                places.answered(A)
-            places.left(A, one)
+                places.answered(A, M)
+            places.left(A, M, one)
     for one in begun:
-        places.left(A, one)
+        places.left(A, M, one)
     now += OUT_S_MAX
-    for _ in range(WIDTH_MAX + WINDOW):
-        assert places.bars(A, now) is None
-        places.answered(A)
+    for _ in range(WIDTH_MAX + 2 * WINDOW):
+        assert places.bars(A, M, now) is None
+        places.answered(A, M)
     assert not places
