@@ -39,7 +39,7 @@ class EngineCache:
         self.counts = EventCounts()
         self._order = KvEventOrder()
         self._waiting: tuple[int, bytes] | None = None  # the batch that showed a gap
-        self._is_connected = False
+        self._is_connected = self._was_lost = False
         self._is_behind = False  # by all that the engine had published before
         self._replays = 0  # for this gap
         self._has_brought = False  # this replay, a batch that was missing
@@ -54,7 +54,9 @@ class EngineCache:
     def connected(self) -> int:
         """A connection was made: what the engine published before is to be repeated."""
         self.disconnected()
-        self._is_connected = True
+        if self._was_lost:  # what the last run had published may have been taken since
+            self.held.restarted()
+        self._is_connected, self._was_lost = True, False
         self._order.restarted()
         self._replays, self._is_behind = 0, True
         return self._ask()
@@ -62,7 +64,7 @@ class EngineCache:
     def disconnected(self) -> None:
         """The connection was lost: the engine may have restarted, and what it reports goes lost."""
         if self._is_connected:
-            self._is_connected = False
+            self._is_connected, self._was_lost = False, True
             self._restart()
 
     def live(self, seq: int, payload: bytes) -> int | None:

@@ -230,3 +230,18 @@ def test_an_unreadable_batch_leaves_nothing_believed():
     receive(cache, engine, *engine.store(1))
     receive(cache, engine, *engine.publish(["BlockStored", "?"]))
     assert followed(cache) == set() and cache.counts.invalid == 1
+
+
+def test_a_batch_that_was_still_queued_when_the_connection_was_lost_leaves_no_block():
+    cache, engine = EngineCache(HeldBlocks()), Engine(1000)
+    replayed(cache, engine, cache.connected())
+    receive(cache, engine, *engine.store(1))
+    queued = engine.store(2)
+    cache.disconnected()
+    receive(cache, engine, *queued, answers=False)
+    assert followed(cache) == {2} and not cache.is_known
+    engine = Engine(1000)  # again
+    engine.store(3)
+    replayed(cache, engine, cache.connected())
+    assert cache.is_known and followed(cache) == engine.blocks == {3}
+    assert cache.counts.restarts == 1
