@@ -245,7 +245,9 @@ class HeldBlocks:
     def _listen(self, prompt: EnginePrompt, path: Sequence[int]) -> bool:
         """A prompt was computed: whether the engine tells of such ones. Silence about its first
         block, where there are groups that may not tell, is no absence; nor is it from an engine
-        that has told nothing at all."""
+        that has told nothing at all. Of a prompt shorter than a block there is nothing to tell."""
+        if self._groups and self.block_tokens and not path:
+            return self.tells_all
         is_told = (
             bool(path and path[0] in self._blocks) if self._groups else bool(self.block_tokens)
         )

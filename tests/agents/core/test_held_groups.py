@@ -174,6 +174,16 @@ def test_one_that_tells_of_long_prompts_alone_is_unknown_until_it_told_of_many()
     assert held.tells_all
 
 
+def test_a_prompt_shorter_than_a_block_is_no_silence():
+    held = engine((FULL, 0), (STATE, 0))
+    held.attach([1], 1, EnginePrompt((7, 8, 9)))
+    assert held.tells_all and usable(held) == 1200
+    held.attach([1], 1, EnginePrompt(tuple(range(5000, 5040))))  # of which it says nothing
+    for _ in range(TOLD_TIMES):
+        held.attach([1], 1, EnginePrompt((7, 8, 9)))
+    assert not held.tells_all, "nor is it a prompt that it told of"
+
+
 def test_nothing_is_concluded_from_silence_while_batches_are_missing():
     held = engine((FULL, 0), (STATE, 0))
     held.is_whole = False
