@@ -537,8 +537,10 @@ class AgentCore:
             held = self._engine.held
             stuck = [record for record in self._tables.all() if record.inbox not in held]
             done += self._end_all(stuck, Outcome.ENGINE_LOST, HANGS)
-        models = self._engine.models
-        if self._engine.loaded.on_demand:
-            models = self._engine.loaded.to_probe(models)
-        probe = self._hangs.probe(models, now, wants_proof=self._health.wants_proof)
+        models, wants_proof = self._engine.models, self._health.wants_proof
+        if (loaded := self._engine.loaded).on_demand:
+            models = loaded.to_probe(models)
+            if wants_proof:  # it must not load a model for that
+                wants_proof = bool(models) and all(loaded.may_ask(each, now) for each in models)
+        probe = self._hangs.probe(models, now, wants_proof=wants_proof)
         return done if probe is None else [*done, probe]

@@ -149,6 +149,37 @@ def test_an_engine_that_may_hang_is_probed_with_the_model_that_a_client_waits_fo
     assert {probe.model for probe in probes} == {A}, "the first one listed is B"
 
 
+@pytest.mark.parametrize(
+    ("states", "after_s", "is_asked"),
+    [
+        ({A: UNLOADED, B: UNLOADED}, 600.0, False),
+        ({A: UNLOADED, B: LOADED}, 600.0, False),  # A answered last: it would be asked for
+        ({A: LOADED, B: UNLOADED}, 600.0, True),
+        ({}, 600.0, False),
+        ({}, RECENT_S / 2, True),
+    ],
+)
+def test_no_model_is_loaded_for_a_proof_that_the_engine_is_up(states, after_s, is_asked) -> None:
+    bench = OnDemandBench()
+    bench.scrape()
+    bench.work(1)
+    bench.feed(events.RelayBegan(inbox(1)))
+    bench.end(1)
+    bench.now += after_s
+    bench.states = states
+    bench.scrape()
+    failed = events.ScrapeFailed(
+        began_at=bench.now,
+        last_content_at=float("-inf"),
+        timed_out=False,
+        detail="HTTP 503",
+        wants_proof=True,
+    )
+    done = [*bench.feed(failed), *bench.tick(1.0)]
+    probes = [one for one in done if isinstance(one, effects.ProbeEngine)]
+    assert [probe.model for probe in probes] == [A] * is_asked
+
+
 def test_speed_is_measured_only_when_a_client_has_loaded_the_model() -> None:
     bench = Bench(engine="openai", probes_speed=True, counts_own=True)
 
