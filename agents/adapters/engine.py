@@ -280,7 +280,7 @@ class EngineClient:
                 has_page = self._page is not None
                 states = await self._tells_loaded.states(known, has_page=has_page)
                 paths, routes = await self._paths(known.base or models, known.cards, states)
-            told = known.adapters, routes, states, self._pages.seen
+            told = known.adapters, routes, states, self._pages.seen, self._tells_loaded.is_unknown
             rest = self.last_content_at, frozenset(self.held), *told
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         self.refresh_models()  # what comes back may be another engine
@@ -384,7 +384,8 @@ class EngineClient:
             self._confirmed_at.clear()
         self._on_demand = loads_on_demand(models, cards, states)
         self.routes.listed(models, on_demand=self._on_demand, now=now)
-        if not self._is_asking and (paths := self.routes.to_ask(now)):
+        may_ask = not (self._is_asking or self._tells_loaded.is_unknown)
+        if may_ask and (paths := self.routes.to_ask(now)):
             model = None if self._on_demand else models[0]
             self._asking = asyncio.create_task(self._ask(paths, model))
             await asyncio.wait([self._asking], timeout=self._scrape_timeout_s)
@@ -434,7 +435,7 @@ class EngineClient:
             status, page = await exchange(self.api, "GET", path, self._scrape_timeout_s)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return None
-        return page if status == STATUS_OK else b""
+        return page if status == STATUS_OK else b"" if status in PATH_UNKNOWN else None
 
     async def _reading(self) -> EngineReading:
         if self._page is None or self._kind.read is None:

@@ -3,7 +3,8 @@
 A list of models may have a `status` for each (llama-swap, llama.cpp's router mode, transformers
 serve). Ollama lists the loaded ones in `/api/ps`, llama-swap those that are not stopped in
 `/running`, LM Studio has each one's state in `/api/v0/models`. Which of these pages an engine has
-is found out once, and again when it was away.
+is found out once, and again when it was away. One that answers neither with such a page nor that it
+has none is asked again, TRIES_MAX times in all; until then the engine may load on demand.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from agents.core.loaded_models import NO_STATES, ModelState, States
 from schemas.ids import ModelId
 
 Row = Mapping[str, Any]
+TRIES_MAX = 10
 LATEST = ":latest"  # which Ollama adds to a name without a tag
 
 _STATES = {
@@ -71,12 +73,15 @@ class LoadedPages:
     def __init__(self, get: Callable[[str], Awaitable[bytes | None]]) -> None:
         self._get = get
         self._not_there: set[str] = set()
+        self._tries: dict[str, int] = {}  # of pages that answered neither way
+        self.is_unknown = False  # whether it says what is loaded
         self._page: str | None = None
         self._last = NO_STATES
 
     def restarted(self) -> None:
         """Another engine may have its place."""
         self._not_there.clear()
+        self._tries.clear()
         self._page, self._last = None, NO_STATES
 
     async def states(self, listed: Listed, *, has_page: bool) -> States:
@@ -93,10 +98,17 @@ class LoadedPages:
                 found = _named(data, *PAGES[path])
                 if found is None and self._page is None:
                     self._not_there.add(path)
+            elif self._page is None:
+                self._tries[path] = self._tries.get(path, 0) + 1
+                if self._tries[path] >= TRIES_MAX:
+                    self._not_there.add(path)
             if found is not None:
                 self._page = path
                 self._last = dict(_told(listed, found))
                 break
+        tried = self._tries.keys() if self._page is None else ()
+        unsettled = any(path not in self._not_there for path in tried)
+        self.is_unknown = unsettled and not listed.states
         known = self._last if self._page is not None else NO_STATES
         return {**listed.states, **{name: known[name] for name in listed.base if name in known}}
 

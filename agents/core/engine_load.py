@@ -325,7 +325,8 @@ class EngineLoad:
         if event.models is not None:
             self.models, self.cards, self.paths = event.models, dict(event.cards), event.paths
             self.adapters, self.routes = event.adapters, event.routes
-            self.loaded.listed(self.base_models, self.cards, event.states, event.began_at)
+            names, unknown = self.base_models, event.states_unknown
+            self.loaded.listed(names, self.cards, event.states, event.began_at, unknown=unknown)
 
     def _without_page(self, event: EngineScraped, reading: EngineReading) -> EngineReading:
         """Its pages have changed, or that of metrics is broken."""

@@ -160,6 +160,7 @@ class EngineScraped:
     routes: KnownRoutes | None = None
     states: States = field(default_factory=dict)
     pages: PagesSeen = PAGES_GOOD
+    states_unknown: bool = False  # the engine may say what is loaded, and could not be asked yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ place of the one that clients use, and each one starts its time of idleness anew
 by itself (probes of speed, of a hang, warm-ups) only for a model that `LoadedModels.may_ask`:
 - an engine of one model that says nothing of loading has it loaded;
 - where the engine says what is loaded, a loaded one;
-- else the one whose answer a client got last, for RECENT_S.
+- else, and while it is not known whether the engine says it, the one whose answer a client got
+  last, for RECENT_S.
 In each case not while a client's request for another model waits for its first byte: the engine
 may be about to change.
 
@@ -79,11 +80,14 @@ class LoadedModels:
         cards: Mapping[ModelId, ModelCard],
         states: States,
         now: float,
+        *,
+        unknown: bool = False,
     ) -> None:
-        """The engine was asked for its models. `names`: without adapters."""
-        if not states and not self.on_demand and names == self._names:
+        """The engine was asked for its models. `names`: without adapters; `unknown`: whether it
+        says what is loaded."""
+        if not states and not self.on_demand and not unknown and names == self._names:
             return
-        self.on_demand = loads_on_demand(names, cards, states)
+        self.on_demand = unknown or loads_on_demand(names, cards, states)
         if names != self._names:
             self._load_s = {name: each for name, each in self._load_s.items() if name in names}
         self._names, self._states = names, states

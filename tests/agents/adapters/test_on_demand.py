@@ -9,7 +9,7 @@ import pytest
 
 from agents.adapters.engine import EngineClient, served
 from agents.adapters.engine_kinds import KINDS
-from agents.adapters.loaded_pages import PAGES, state_of
+from agents.adapters.loaded_pages import PAGES, TRIES_MAX, state_of
 from agents.config import MODELS_MAX
 from agents.core.events import EngineScraped
 from agents.core.loaded_models import ModelState, is_one_model
@@ -81,6 +81,38 @@ async def test_one_model_that_is_not_loaded_is_not_asked_either() -> None:
         found = await scraped(client)
     assert found.states == {"a": UNLOADED} and server.loads == 0
     assert found.routes is not None and found.routes.unknown == (EMBEDDINGS, MESSAGES)
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+async def test_a_page_that_fails_once_is_asked_again_and_nothing_is_loaded_meanwhile(status) -> None:
+    async with on_demand("a") as (client, engine, server):
+        engine.raw_pages["/api/ps"] = plain(status, b"busy")
+        found = await scraped(client)
+        assert found.states_unknown and server.loads == 0 and not engine.requests
+        assert found.routes is not None and set(found.routes.unknown) == OPTIONAL_PATHS
+        del engine.raw_pages["/api/ps"]
+        engine.pages["/api/ps"] = b'{"models":[]}'
+        found = await scraped(client)
+    assert found.states == {"a": UNLOADED} and not found.states_unknown and server.loads == 0
+
+
+async def test_a_page_that_never_answers_either_way_counts_as_none_in_the_end() -> None:
+    async with on_demand("a") as (client, engine, server):
+        engine.raw_pages["/api/ps"] = plain(403, b"no")
+        told = [(await scraped(client)).states_unknown for _ in range(TRIES_MAX + 1)]
+        asked = sum(one.path == "/api/ps" for one in engine.scrapes)
+    assert told == [True] * (TRIES_MAX - 1) + [False] * 2 and asked == TRIES_MAX
+    assert server.loads, "it is asked for its paths as any engine of one model"
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_a_page_that_is_not_there_is_asked_for_once(status) -> None:
+    async with on_demand("a") as (client, engine, _):
+        engine.raw_pages.update({path: plain(status, b"") for path in PAGES})
+        assert not (await scraped(client)).states_unknown
+        sought = len(engine.scrapes)
+        await scraped(client)
+        assert [one.path for one in engine.scrapes[sought:]] == ["/v1/models"]
 
 
 async def test_a_client_s_answer_tells_for_its_model() -> None:

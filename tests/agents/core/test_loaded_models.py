@@ -33,6 +33,16 @@ def test_an_engine_of_one_model_has_it_loaded_unless_it_says_otherwise() -> None
         assert loaded.may_ask(A, 0.0) is (state is LOADED)
 
 
+def test_an_engine_of_one_model_that_could_not_be_asked_for_its_state_may_have_to_load_it() -> None:
+    loaded = LoadedModels()
+    loaded.listed((A,), {}, {}, 0.0, unknown=True)
+    assert loaded.on_demand and not loaded.may_ask(A, 0.0)
+    loaded.listed((A,), {}, {}, 1.0)
+    assert not loaded.on_demand and loaded.may_ask(A, 1.0)
+    loaded.listed((A,), {}, {}, 2.0, unknown=True)
+    assert not loaded.may_ask(A, 2.0), "another process may have its place"
+
+
 def test_of_several_only_the_one_that_answered_a_client_last_may_be_asked() -> None:
     loaded = listed()
     assert not loaded.may_ask(A, 0.0) and not loaded.may_ask(B, 0.0)
