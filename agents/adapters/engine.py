@@ -48,6 +48,7 @@ MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_NOT_FOUND, STATUS_SERVER_ERROR = 200, 401, 404, 500
+SILENT = (FaultKind.NO_CONNECTION, FaultKind.TIMED_OUT)
 LOGINS = (STATUS_UNAUTHORIZED, 403)
 SUCCESS = range(200, 300)
 CLIENT_ERRORS = range(400, 500)
@@ -302,11 +303,12 @@ class EngineClient:
     async def _looked(
         self, *, is_due: bool, asks_page: bool
     ) -> tuple["ListedModels | FailedRead", EngineReading | FailedRead | None]:
-        """Its models, where they are due, and the page of metrics, unless the first have failed."""
+        """Its models, where they are due, and the page of metrics, unless no answer came at all."""
         if is_due and asks_page and self._pages.is_doubted:
             return await asyncio.gather(self._tried(self._models()), self._tried(self._reading()))
         known = await self._tried(self._models()) if is_due else NOT_READ
-        if not asks_page or isinstance(known, FailedRead):
+        is_silent = isinstance(known, FailedRead) and known.fault.kind in SILENT
+        if not asks_page or is_silent:
             return known, None
         return known, await self._tried(self._reading())
 

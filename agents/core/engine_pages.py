@@ -193,4 +193,6 @@ class EnginePages:
         self._models.failed(fault, now)
         if metrics is not None:
             self._metrics.failed(metrics, now)
+            if self._metrics.problem is None and metrics.kind is not FaultKind.UNREADABLE:
+                return Verdict.WAIT  # its load as last read may still hold
         return Verdict.UP

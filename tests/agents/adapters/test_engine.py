@@ -21,7 +21,8 @@ from agents.core.events import (
     ScrapeFailed,
 )
 from schemas.engine_routes import OPTIONAL_PATHS
-from schemas.state import CARDS_MAX, ModelCard
+from schemas.state import CARDS_MAX, ModelCard, ReplicaState
+from tests.agents.core.bench import Bench
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
 
 
@@ -506,6 +507,32 @@ async def test_an_engine_whose_list_of_models_fails_is_up_while_something_shows_
         assert found.pages == PagesSeen("models: HTTP 503")
         server.raw_pages.clear()
         found = await scraped_until(client, is_good)
+
+
+@pytest.mark.parametrize("status", [403, 503])
+@pytest.mark.parametrize("page_fails_too", [False, True])
+async def test_a_full_engine_stays_full_when_its_list_of_models_fails_once(
+    status, page_fails_too
+) -> None:
+    bench = Bench()
+    async with looking(clock=TurnedClock()) as (client, server):
+
+        async def scrape() -> None:
+            bench.now = client._clock.now = client._clock.now + 1.0
+            client.last_content_at = bench.now - 0.5
+            bench.feed(await client.scrape())
+
+        server.metrics = "vllm:num_requests_running 4\nvllm:num_requests_waiting 9\n"
+        await scrape()
+        assert bench.beat.pending == 9
+        server.raw_pages["/v1/models"] = plain(status, b"busy")
+        if page_fails_too:
+            server.raw_pages["/metrics"] = plain(status, b"busy")
+        await scrape()
+        assert (bench.beat.pending, bench.beat.state) == (9, ReplicaState.READY)
+        server.raw_pages.clear()
+        await scrape()
+        assert bench.beat.pending == 9
 
 
 async def test_a_good_answer_to_a_probe_shows_that_an_engine_without_pages_is_up() -> None:

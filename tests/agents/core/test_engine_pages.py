@@ -167,10 +167,13 @@ def test_with_no_page_at_all_good_answers_show_that_it_is_up(has_metrics) -> Non
     engine.models = engine.metrics = HTTP_503
     assert engine.look() is Verdict.FAILED
     assert engine.pages.seen.wants_proof
+    verdicts = []
     for _ in range(300):
         engine.last_content_at = engine.now
-        assert engine.look() is Verdict.UP
+        verdicts.append(engine.look())
         assert not engine.pages.seen.wants_proof
+    waits = FAILURES_MAX - 1 if has_metrics else 0  # its load as last read may still hold
+    assert verdicts == [Verdict.WAIT] * waits + [Verdict.UP] * (300 - waits)
     assert engine.run(PROOF_S / 2 - 0.2) == {Verdict.UP}
     assert not engine.pages.seen.wants_proof
     engine.run(0.5)
