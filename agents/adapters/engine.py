@@ -289,8 +289,9 @@ class EngineClient:
             self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
             self.left_out = NO_USAGE
             self._confirmed_at.clear()
-            self.routes.restarted()  # until then it is taken for the same: a busy one answers late
-            self._tells_loaded.restarted()
+            if self._pages.was_away:  # a single scrape may fail because it is busy
+                self.routes.restarted()  # until they are told it is taken for the same
+                self._tells_loaded.restarted()
         return ScrapeFailed(
             began_at=began_at,
             last_content_at=self.last_content_at,

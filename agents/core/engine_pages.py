@@ -105,6 +105,7 @@ class EnginePages:
         self._proved_at = float("-inf")
         self._again_at = float("-inf")  # when a broken page of metrics is asked again
         self._wants_proof = False
+        self._failures = 0  # scrapes, one after the other
         self.is_doubted = False  # neither page may wait for the other, and both are asked
 
     @property
@@ -119,6 +120,11 @@ class EnginePages:
         if problem is None and not self._wants_proof:
             return PAGES_GOOD
         return PagesSeen(problem, self._metrics.problem is not None, self._wants_proof)
+
+    @property
+    def was_away(self) -> bool:
+        """Whether scrapes have failed for so long that another process may have its place."""
+        return self._failures >= FAILURES_MAX
 
     @property
     def models_again_s(self) -> float:
@@ -143,6 +149,8 @@ class EnginePages:
         elif verdict is Verdict.FAILED and look.asked_models and look.models is not None:
             self._was_up = False
             self._metrics.restart()
+        is_answering = look.last_content_at > look.began_at
+        self._failures = self._failures + 1 if verdict is Verdict.FAILED and not is_answering else 0
         failures = self._metrics.failures + self._models.failures
         self.is_doubted = verdict is not Verdict.UP or failures > 0
         return verdict

@@ -11,7 +11,8 @@ from agents.adapters.engine import EngineClient, served
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.loaded_pages import PAGES, TRIES_MAX, state_of
 from agents.config import MODELS_MAX
-from agents.core.events import EngineScraped
+from agents.core.engine_pages import FAILURES_MAX
+from agents.core.events import EngineScraped, ScrapeFailed
 from agents.core.loaded_models import ModelState, is_one_model
 from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.http import EMBEDDINGS, MESSAGES
@@ -73,6 +74,21 @@ async def test_routes_are_found_out_without_a_load() -> None:
     assert found.routes is not None and found.routes.unknown == (EMBEDDINGS, MESSAGES)
     assert found.paths == () and server.loads == 0
     assert len(engine.requests) == 2, "each route is asked for once"
+
+
+async def test_what_was_found_out_is_asked_again_when_the_engine_was_down_only() -> None:
+    async with on_demand("a", "b") as (client, engine, _):
+        engine.pages["/api/ps"] = b'{"models":[]}'
+        found = await scraped(client)
+        asked = len(engine.requests)
+        for failures, times in ((1, 1), (FAILURES_MAX, 2)):
+            engine.raw_pages["/v1/models"] = plain(503, b"busy")
+            client.refresh_models()
+            for _ in range(failures):
+                assert isinstance(await client.scrape(), ScrapeFailed)
+            engine.raw_pages.clear()
+            assert (await scraped(client)).states == found.states
+            assert len(engine.requests) == times * asked
 
 
 async def test_one_model_that_is_not_loaded_is_not_asked_either() -> None:

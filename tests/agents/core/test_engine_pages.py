@@ -114,6 +114,20 @@ def test_one_that_can_not_be_reached_or_serves_nothing_is_not_up(engine, fault) 
     assert engine.run(1.0) == {Verdict.FAILED}
 
 
+def test_one_failed_scrape_or_late_ones_while_answers_flow_are_no_other_process(engine) -> None:
+    engine.models = engine.metrics = REFUSED
+    assert [(engine.look(), engine.pages.was_away)[1] for _ in range(FAILURES_MAX)] == [
+        *[False] * (FAILURES_MAX - 1),
+        True,
+    ]
+    engine.models = engine.metrics = None
+    assert engine.look() is Verdict.UP and not engine.pages.was_away
+    engine.models = engine.metrics = LATE
+    for _ in range(2 * FAILURES_MAX):
+        engine.last_content_at = engine.now + 0.1
+        assert engine.look() is Verdict.FAILED and not engine.pages.was_away
+
+
 def test_a_frozen_process_is_not_up(engine) -> None:
     engine.models = engine.metrics = LATE
     engine.last_content_at = engine.now
