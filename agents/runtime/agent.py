@@ -20,6 +20,7 @@ from agents.core.engine_health import PROBE_TIMEOUT_S
 from agents.core.engine_load import PrefillLine
 from agents.core.engine_results import ResultsLog
 from agents.core.events import (
+    PAGES_GOOD,
     AgentEvent,
     DrainFinished,
     DrainRequested,
@@ -96,7 +97,7 @@ class Agent:
         self._logged_state: ReplicaState | None = None
         self._logged_why = ""
         self._why_due_at = float("-inf")
-        self._page_problem: str | None = None
+        self._pages_seen = PAGES_GOOD
         self._results_log = ResultsLog()
         self._registered: tuple[tuple[ModelId, ...], str | None] | None = None
         self._log = LimitedLog(log, clock)
@@ -390,13 +391,15 @@ class Agent:
             self.ready.set()
 
     def _log_pages(self, pages: PagesSeen) -> None:
-        """When a page of an engine that is up breaks, and when all can be read again."""
-        had, self._page_problem = self._page_problem, pages.problem
+        """When a page of an engine that is up breaks, or the other one instead, and when all can be
+        read again."""
+        had, self._pages_seen = self._pages_seen, pages
         where = f"{self._config.region}/{self._config.replica}"
-        if pages.problem is not None and had is None:
+        is_new = had.problem is None or had.is_blind is not pages.is_blind
+        if pages.problem is not None and is_new:
             consequence = WITHOUT_METRICS if pages.is_blind else WITHOUT_MODELS
             log.warning("%s: a page of the engine fails: %s; %s", where, pages.problem, consequence)
-        elif pages.problem is None and had is not None:
+        elif pages.problem is None and had.problem is not None:
             log.info("%s: the pages of the engine can be read again", where)
 
     def _log_results(self, beat: Heartbeat) -> None:
