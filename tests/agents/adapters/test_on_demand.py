@@ -100,7 +100,7 @@ async def test_one_model_that_is_not_loaded_is_not_asked_either() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 429, 500, 503])
-async def test_a_page_that_fails_once_is_asked_again_and_nothing_is_loaded_meanwhile(status) -> None:
+async def test_a_page_that_fails_is_asked_again_and_nothing_is_loaded_meanwhile(status) -> None:
     async with on_demand("a") as (client, engine, server):
         engine.raw_pages["/api/ps"] = plain(status, b"busy")
         found = await scraped(client)
