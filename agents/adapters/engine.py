@@ -290,6 +290,7 @@ class EngineClient:
             self.left_out = NO_USAGE
             self._confirmed_at.clear()
             if self._pages.was_away:  # a single scrape may fail because it is busy
+                self.ends.restarted()
                 self.routes.restarted()  # until they are told it is taken for the same
                 self._tells_loaded.restarted()
         return ScrapeFailed(

@@ -74,7 +74,6 @@ class Connection(asyncio.Protocol):
         self._content_type = b""
         self._passed: list[tuple[str, str]] = []
         self._has_length = False  # or is chunked: its end does not depend on the connection's
-        self.is_sized = False  # its length was announced
         self._keeps = False
         self._body.clear()
         self.is_ended = False  # whether the response was received to the end
@@ -278,7 +277,7 @@ class Connection(asyncio.Protocol):
         if name == b"content-type":
             self._content_type = self._content_type or value
         elif name == b"content-length":
-            self._has_length = self.is_sized = True
+            self._has_length = True
         elif name == b"transfer-encoding":
             self._has_length = value.lower().endswith(b"chunked")
         elif name.startswith(_MAY_PASS):
@@ -289,7 +288,6 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status in _INFORMATION:
             self._content_type, self._has_length, self._passed = b"", False, []
-            self.is_sized = False
             return
         content_type = self._content_type.decode("utf-8", "replace")
         if not content_type.isprintable():

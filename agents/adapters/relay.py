@@ -495,7 +495,7 @@ class Relay:
 
     def _judged_plain(self) -> RelayResult:
         response = self._response
-        if not self._is_json or response is None or response.is_sized:
+        if not self._is_json or response is None:
             return _DONE
         parses = response.ends_with_connection
         if is_cut_json(self._tail.read(), self._tail.total, parses=parses):

@@ -5,9 +5,9 @@ Where a body ends with its connection, or a proxy ends it properly after its own
 and completions a `finish_reason` for every choice, and `[DONE]` where it is OpenAI's; Messages
 `message_stop`; Responses the event with the response's last status.
 
-Some servers never send one, so it is required only of an engine that does: by its kind, or since
-it ended a stream of that API so. It is required no longer after MISSES_MAX streams in turn without
-one. Streams that are cut together count as one: a dying engine cuts all that it has.
+Some servers never send one, so it is required only of an engine that ended a stream of that API so,
+or whose kind does. Of the latter it is required no longer after MISSES_MAX streams in turn, until
+one has it. Streams that are cut together count as one: a dying engine cuts all that it has.
 """
 
 import json
@@ -34,8 +34,14 @@ class PromisedEnds:
     def __init__(self, *, known: bool) -> None:
         """`known`: whether it does by its kind."""
         paths = (*STREAM_OPTIONS_PATHS, *LAST_EVENTS) if known else ()
-        self._misses = dict.fromkeys(paths, 0)  # streams without one, since the last with one
+        # Streams without one, of APIs whose end its kind alone promises.
+        self._misses = dict.fromkeys(paths, 0)
         self._missed_at: dict[str, float] = {}
+        self._seen: set[str] = set()  # APIs of which it has sent one
+
+    def restarted(self) -> None:
+        """What comes back may be another version, or another engine."""
+        self._seen.clear()
 
     def is_cut(self, path: str, end: bytes, began_at: float, now: float) -> bool:
         """Whether a stream with these last bytes, which ended between two events, is not whole.
@@ -43,8 +49,10 @@ class PromisedEnds:
         `began_at`: when its request was sent, in seconds of the clock of `now`.
         """
         if has_done_event(end) or has_promised_end(path, end):
-            self._misses[path] = 0
+            self._seen.add(path)
             return False
+        if path in self._seen:
+            return True
         if (misses := self._misses.get(path)) is None:
             return False
         if began_at > self._missed_at.get(path, float("-inf")):

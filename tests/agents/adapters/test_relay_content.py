@@ -112,7 +112,7 @@ def closing(answer: bytes) -> Script:
         (closing(JSON + b'{"choices": [{"text": "a"}'), Outcome.ENGINE_BROKEN),
         (closing(JSON + b'{"choices": [{"text": "a"}]}\n'), Outcome.DONE),
         (closing(HEAD % b"text/plain" + b"{"), Outcome.DONE),
-        (whole(plain(200, b"{")), Outcome.DONE),  # of the announced length: the engine means it
+        (whole(plain(200, b'{"choices": [')), Outcome.ENGINE_BROKEN),  # of the announced length
     ],
 )
 async def test_what_is_cut_where_framing_does_not_tell_is_broken(script, outcome) -> None:

@@ -122,12 +122,19 @@ def test_an_engine_that_sent_one_is_required_to_for_that_api() -> None:
     assert engine.cut(named("message_start"), MESSAGES)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_one_that_sends_none_any_more_is_believed_at_last(known) -> None:
-    engine = Engine(known=known)
-    engine.cut(DONE)
+def test_one_whose_kind_alone_promises_it_is_believed_at_last() -> None:
+    engine = Engine(known=True)
     verdicts = [engine.cut(choice(0, "a")) for _ in range(MISSES_MAX + 3)]
     assert verdicts == [True] * MISSES_MAX + [False] * 3
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_one_that_has_sent_it_is_required_to_until_another_may_be_there(known) -> None:
+    engine = Engine(known=known)
+    engine.cut(DONE)
+    assert all(engine.cut(choice(0, "a")) for _ in range(50))
+    engine.ends.restarted()
+    assert not engine.cut(choice(0, "a")) or known
     assert not engine.cut(DONE)
     assert engine.cut(choice(0, "a")), "and again"
 
