@@ -127,7 +127,7 @@ class RouterBus:
         self._outbox_bytes = 0
         self._sender: asyncio.Task[None] | None = None
         self._returned = asyncio.Event()
-        self.paced_bodies = PacedBodies(region, router, self.publish)
+        self.paced_bodies = PacedBodies(region, router, peers, self.publish)
 
     @property
     def client(self) -> BusClient:
@@ -286,14 +286,14 @@ class RouterBus:
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
-    ) -> None:
+    ) -> bool:
         """Its body in parts, to the agent that requested them; over a link at the link's pace."""
         subject = subjects.body(region, replica)
         if region != self.region:
-            self.paced_bodies.send(record, region, subject, inbox)
-            return
+            return self.paced_bodies.send(record, region, subject, inbox)
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
+        return True
 
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: held.PromptBlocks) -> None:
         self.publish(subjects.prompt_blocks(region, replica), wire.encode(blocks))

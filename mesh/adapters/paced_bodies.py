@@ -7,7 +7,7 @@ attempt has ended meanwhile is not sent any further.
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from mesh.session.link_pace import PART_BYTES, LinkPace
@@ -47,18 +47,29 @@ class _Link:
 class PacedBodies:
     """One router's. `passed` is to be called with what comes to its ping inboxes."""
 
-    def __init__(self, region: RegionId, router: RouterId, publish: Publish) -> None:
+    def __init__(
+        self,
+        region: RegionId,
+        router: RouterId,
+        peers: Collection[RegionId],
+        publish: Publish,
+    ) -> None:
         self._region, self._router = region, router
+        self._peers = frozenset(peers)  # adopted regions are some of these
         self._publish = publish
-        self._links: dict[RegionId, _Link] = {}
+        self._links: dict[RegionId, _Link] = {}  # of peers only
 
-    def send(self, record: OpenRequest, region: RegionId, subject: str, inbox: str) -> None:
-        """The record's body to an agent of that region, which answers to `inbox`."""
+    def send(self, record: OpenRequest, region: RegionId, subject: str, inbox: str) -> bool:
+        """The record's body to an agent of that region, which answers to `inbox`. False, and
+        nothing is sent or kept, if the region is no peer: frames may name any."""
+        if region not in self._peers:
+            return False
         link = self._links.get(region)
         if link is None:
             link = self._links[region] = _Link(region)
         link.waiting.append(_Body(record, inbox, subject))
         self._go_on(link)
+        return True
 
     def close(self) -> None:
         """Send nothing more."""

@@ -165,7 +165,8 @@ class BusReceiver:
         if not self._ground.may_hold(region, self._region, record.request.residency):
             self._observer.residency_refused("body")
             raise wire.WireError(f"{region} wants a body that may not go there")
-        self._bus.send_body(record, region, replica, answer.inbox)
+        if not self._bus.send_body(record, region, replica, answer.inbox):
+            raise wire.WireError(f"{region} wants a body and is no peer")
 
     def give_credit(self, answer: AnswerReceiver) -> None:
         """Send the agent a credit if one is due."""

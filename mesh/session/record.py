@@ -177,8 +177,9 @@ class Bus(Protocol):
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
-    ) -> None:
-        """Its body in parts, as the agent requested them."""
+    ) -> bool:
+        """Its body in parts, as the agent requested them. False if that region is neither home nor
+        a peer."""
 
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: PromptBlocks) -> None:
         """Block hashes of a prompt that was sent there."""

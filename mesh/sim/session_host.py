@@ -180,9 +180,9 @@ class SessionHost(ABC):
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
-    ) -> None:
+    ) -> bool:
         """Bodies of the twin are never too large."""
-        return
+        return True
 
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: PromptBlocks) -> None:
         """Engines of the twin report no KV events."""

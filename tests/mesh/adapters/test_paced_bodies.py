@@ -18,7 +18,7 @@ class Sent:
 
     def __init__(self):
         self.parts, self.pings, self.takes = [], [], True
-        self.bodies = PacedBodies("us", "r1", self.publish)
+        self.bodies = PacedBodies("us", "r1", ("eu", "ap"), self.publish)
 
     def publish(self, subject, payload=b"", *, reply="", headers=None):
         if not self.takes:
@@ -71,6 +71,16 @@ async def test_parts_leave_as_those_before_them_have_passed(sent):
     while sent.answer():
         pass
     assert sent.body("a") == record.body
+
+
+async def test_regions_that_only_a_frame_names_get_no_part_and_no_ping(sent):
+    record = SimpleNamespace(answer=SimpleNamespace(inbox="a"), body=b"x" * PART_BYTES)
+    for number in range(1000):
+        name = f"made-up-{number}"
+        assert not sent.bodies.send(record, name, subjects.body(name, "r"), "a")
+    assert (sent.parts, sent.pings, sent.bodies._links) == ([], [], {})
+    assert sent.bodies.send(record, "eu", subjects.body("eu", "eu-0"), "a")
+    assert len(sent.parts) == 1
 
 
 async def test_bodies_take_turns(sent):

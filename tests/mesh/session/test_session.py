@@ -166,3 +166,17 @@ def test_after_an_exception_events_keep_their_order():
         router.admitted()
     router.session.feed(ev.Drain())
     assert [type(one) for one in router.events] == [ev.RequestArrived, ev.Tick, ev.Drain]
+
+
+def test_a_body_that_a_region_nobody_knows_wants_ends_the_attempt():
+    router = Router(RequestArrived=[fx.Forward(1, 1, EU)])
+    record = router.admitted()
+    router.takes = False  # the bus: that region is no peer
+    wanted = wire.encode(exchange.BodyWanted("made-up", "x"))
+    router.session.answers.receive_frame(
+        record.answer.inbox, pack_frame(Frame.BODY_WANTED, 0, wanted)
+    )
+    [(name, _, region, *_)] = router.sent[1:]
+    assert (name, region) == ("send_body", "made-up")
+    failed = router.events[-1]
+    assert isinstance(failed, ev.AttemptFailed) and not failed.blameless
