@@ -285,12 +285,17 @@ class RouterBus:
         return ingress_subject(self._ground, self.region, peer, request.residency)
 
     def send_body(
-        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        is_wanted: Callable[[], bool],
     ) -> bool:
         """Its body in parts, to the agent that requested them; over a link at the link's pace."""
         subject = subjects.body(region, replica)
         if region != self.region:
-            return self.paced_bodies.send(record, region, subject, inbox)
+            return self.paced_bodies.send(record, region, subject, inbox, is_wanted)
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
         return True

@@ -25,12 +25,12 @@ class _Body:
     record: OpenRequest
     inbox: str
     subject: str
+    is_wanted: Callable[[], bool]
     offset: int = 0
 
     def next_part(self) -> bytes:
         """Empty when all is sent, or nobody waits for it any more."""
-        answer = self.record.answer
-        if answer is None or answer.inbox != self.inbox:
+        if not self.is_wanted():
             return b""
         return self.record.body[self.offset : self.offset + PART_BYTES]
 
@@ -59,15 +59,23 @@ class PacedBodies:
         self._publish = publish
         self._links: dict[RegionId, _Link] = {}  # of peers only
 
-    def send(self, record: OpenRequest, region: RegionId, subject: str, inbox: str) -> bool:
-        """The record's body to an agent of that region, which answers to `inbox`. False, and
-        nothing is sent or kept, if the region is no peer: frames may name any."""
+    def send(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        subject: str,
+        inbox: str,
+        is_wanted: Callable[[], bool],
+    ) -> bool:
+        """The record's body to an agent of that region, which answers to `inbox`, while it
+        `is_wanted`. False, and nothing is sent or kept, if the region is no peer: frames may name
+        any."""
         if region not in self._peers:
             return False
         link = self._links.get(region)
         if link is None:
             link = self._links[region] = _Link(region)
-        link.waiting.append(_Body(record, inbox, subject))
+        link.waiting.append(_Body(record, inbox, subject, is_wanted))
         self._go_on(link)
         return True
 

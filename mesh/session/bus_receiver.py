@@ -165,7 +165,12 @@ class BusReceiver:
         if not self._ground.may_hold(region, self._region, record.request.residency):
             self._observer.residency_refused("body")
             raise wire.WireError(f"{region} wants a body that may not go there")
-        if not self._bus.send_body(record, region, replica, answer.inbox):
+        inbox, streams = answer.inbox, self._streams
+
+        def is_wanted() -> bool:
+            return streams.get(inbox) is record
+
+        if not self._bus.send_body(record, region, replica, inbox, is_wanted):
             raise wire.WireError(f"{region} wants a body and is no peer")
 
     def give_credit(self, answer: AnswerReceiver) -> None:

@@ -176,10 +176,15 @@ class Bus(Protocol):
         """The request to a peer region, to be placed there."""
 
     def send_body(
-        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        is_wanted: Callable[[], bool],
     ) -> bool:
-        """Its body in parts, as the agent requested them. False if that region is neither home nor
-        a peer."""
+        """Its body in parts, as the agent requested them, while it `is_wanted`: until its attempt
+        is over. False if that region is neither home nor a peer."""
 
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: PromptBlocks) -> None:
         """Block hashes of a prompt that was sent there."""

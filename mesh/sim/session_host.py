@@ -179,7 +179,12 @@ class SessionHost(ABC):
         return True
 
     def send_body(
-        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        is_wanted: Callable[[], bool],
     ) -> bool:
         """Bodies of the twin are never too large."""
         return True

@@ -1,14 +1,21 @@
 """Bodies for agents of other regions leave in parts, in turn, as pings behind them are answered."""
 
 import asyncio
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
 from mesh.adapters.paced_bodies import PacedBodies
+from mesh.core.model import effects as fx
 from mesh.session.link_pace import PART_BYTES, WINDOW_BYTES_START
-from schemas import exchange, subjects
+from mesh.session.record import OpenRequest
+from mesh.session.session import Session
+from schemas import exchange, subjects, wire
+from schemas.exchange import Frame, Outcome, Refusal, pack_frame
+from schemas.ids import ReplicaId
 from schemas.replies import PING_PREFIX, reply_inbox
+from tests.mesh.core.build import EU, US, request
 
 PARTS_START = WINDOW_BYTES_START // PART_BYTES
 
@@ -36,8 +43,8 @@ class Sent:
 
     def send(self, inbox, size):
         body = bytes(range(256)) * (size // 256)
-        record = SimpleNamespace(answer=SimpleNamespace(inbox=inbox), body=body)
-        self.bodies.send(record, "eu", subjects.body("eu", "eu-0"), inbox)
+        record = SimpleNamespace(body=body)
+        self.bodies.send(record, "eu", subjects.body("eu", "eu-0"), inbox, lambda: True)
         return record
 
     def answer(self):
@@ -74,12 +81,12 @@ async def test_parts_leave_as_those_before_them_have_passed(sent):
 
 
 async def test_regions_that_only_a_frame_names_get_no_part_and_no_ping(sent):
-    record = SimpleNamespace(answer=SimpleNamespace(inbox="a"), body=b"x" * PART_BYTES)
+    record = SimpleNamespace(body=b"x" * PART_BYTES)
     for number in range(1000):
         name = f"made-up-{number}"
-        assert not sent.bodies.send(record, name, subjects.body(name, "r"), "a")
+        assert not sent.bodies.send(record, name, subjects.body(name, "r"), "a", lambda: True)
     assert (sent.parts, sent.pings, sent.bodies._links) == ([], [], {})
-    assert sent.bodies.send(record, "eu", subjects.body("eu", "eu-0"), "a")
+    assert sent.bodies.send(record, "eu", subjects.body("eu", "eu-0"), "a", lambda: True)
     assert len(sent.parts) == 1
 
 
@@ -93,17 +100,79 @@ async def test_bodies_take_turns(sent):
     assert (sent.body("a"), sent.body("b")) == (one.body, two.body)
 
 
-@pytest.mark.parametrize("end", ["over", "another attempt", "released"])
+class Asking:
+    """A session with one request of 20 parts, which eu was asked to place, and its bus."""
+
+    is_connected = True
+
+    def __init__(self, sent):
+        self.sent, self.effects = sent, {"RequestArrived": [fx.Forward(1, 1, EU)]}
+        self.session = Session(
+            US,
+            "r1",
+            decide=lambda event, now: self.effects.get(type(event).__name__, []),
+            clock=lambda: 5.0,
+            bus=self,
+            prefixes=self,
+            secret=lambda: "secret",
+            keys=count(1),
+        )
+        body = bytes(20 * PART_BYTES)
+        self.record = OpenRequest(request=request(1), body=body, kept_bytes=1)
+        self.session.admit(self.record)
+        self.inbox = self.record.answer.inbox
+        self.frame(Frame.BODY_WANTED, 0, exchange.BodyWanted("eu", "eu-0"))
+
+    def __getattr__(self, name):
+        return lambda *args: True
+
+    def send_body(self, record, region, replica, inbox, is_wanted):
+        to = subjects.body(region, replica)
+        return self.sent.bodies.send(record, region, to, inbox, is_wanted)
+
+    def frame(self, kind, number, message):
+        frame = pack_frame(kind, number, wire.encode(message))
+        assert self.session.answers.receive_frame(self.inbox, frame)
+
+    def decide(self, *effects):
+        """Let the core decide so at the next tick."""
+        self.effects["Tick"] = effects
+        self.session.tick()
+
+    def begin(self):
+        """Its client gets the first byte: the body is not kept any longer."""
+        self.frame(Frame.HEAD, 1, exchange.Head(200, "text/plain", "eu", "eu-0"))
+        self.session.started(self.record)
+
+
+END = exchange.End(Outcome.ENGINE_LOST, "", 9, 4, 2, 0.1)
+ENDS = {
+    "refused": lambda one: one.frame(
+        Frame.REFUSED, 1, exchange.Refused(Refusal.FULL, "eu", "eu-0", 1, 1)
+    ),
+    "ended": lambda one: one.frame(Frame.END, 1, END),
+    "cancelled": lambda one: one.decide(fx.CancelAttempt(1, 1, EU, ReplicaId("eu-0"))),
+    "another attempt": lambda one: one.decide(fx.Forward(1, 2, EU)),
+    "its client left": lambda one: one.session.close(one.record),
+    "released": lambda one: one.begin(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_a_body_that_nobody_waits_for_any_more_ends(sent, end):
-    one, two = sent.send("a", 20 * PART_BYTES), sent.send("b", 8 * PART_BYTES)
-    if end == "released":
-        one.body = b""
-    else:
-        one.answer = None if end == "over" else SimpleNamespace(inbox="c")
+    asking, two = Asking(sent), sent.send("b", 8 * PART_BYTES)
+    ENDS[end](asking)
     while sent.answer():
         pass
-    assert len(sent.body("a")) == PARTS_START * PART_BYTES
+    assert len(sent.body(asking.inbox)) == PARTS_START * PART_BYTES
     assert sent.body("b") == two.body
+
+
+async def test_while_its_attempt_is_under_way_a_body_is_sent_to_its_end(sent):
+    asking = Asking(sent)
+    while sent.answer():
+        asking.session.tick()
+    assert sent.body(asking.inbox) == asking.record.body
 
 
 async def test_a_bus_that_takes_no_more_ends_the_body(sent):
