@@ -41,6 +41,7 @@ class ReplicaFailures(Collector):
         self._counts: dict[ReplicaId, dict[str, int]] = {}
 
     def failed(self, replica: ReplicaId | None, status: int | None, outcome: str) -> None:
+        """`replica`: by its name at this router, `region/name` of an adopted one."""
         kind = kind_of(status, outcome)
         if kind is None or replica is None or not self._replicas.remembers(replica):
             return

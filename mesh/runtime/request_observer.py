@@ -12,6 +12,7 @@ from mesh.adapters.span_attributes import receipt_line
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
+from mesh.core.view.replica import replica_name_at
 from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
@@ -19,7 +20,7 @@ from mesh.session.record import STEPS_MAX, Observer, OpenRequest, Step, StepKind
 from schemas import exchange
 from schemas.decision import Placement
 from schemas.exchange import Placed
-from schemas.ids import RegionId
+from schemas.ids import RegionId, ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class RequestObserver(Observer):
         answer = record.answer
         outcome = "" if answer is None else answer.failed_as
         if answer is not None and not event.prefill:  # its prefill stage was another replica's
-            self._metrics.replica_failures.failed(answer.replica, event.status, outcome)
+            failures = self._metrics.replica_failures
+            failures.failed(self._name_of(answer), event.status, outcome)
         self._note(record, event, outcome)
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
@@ -137,6 +139,12 @@ class RequestObserver(Observer):
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         self._log.warning(what, "unreadable", text, *args)
+
+    def _name_of(self, answer: AnswerReceiver) -> ReplicaId | None:
+        """Who answers, by its name at this router: a peer's may have the name of one of ours."""
+        if answer.region is None or answer.replica is None:
+            return None
+        return replica_name_at(answer.region, answer.replica, self._home)
 
     def _known(self, region: RegionId) -> str:
         """That region as a label; a frame may name any."""

@@ -12,7 +12,7 @@ from mesh.core.model.prompt import PromptReader
 from mesh.runtime.request_observer import RequestObserver
 from schemas.exchange import Outcome
 from schemas.state import EngineResults, ReplicaState
-from tests.mesh.core.build import beat, core
+from tests.mesh.core.build import EU, beat, core
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,22 @@ def test_an_attempt_counts_for_the_replica_that_had_it():
     router = core()
     metrics = RouterMetrics(router, CollectorRegistry(), lambda: 0.5)
     router.handle(ev.HeartbeatSeen(beat("a")), 0.0)
+    router.replicas.see(beat("eu/b", region=EU), 0.0)  # adopted
     observer = RequestObserver(
         SimpleNamespace(region="us", peers=()), metrics, PromptReader("key"), lambda: 0.5, None
     )
 
-    def count() -> dict[str, float]:
+    def count(replica: str = "a") -> dict[str, float]:
         page = metrics.registry.get_sample_value
         return {
             kind: value
             for kind in KINDS
-            if (value := page("mesh_replica_failures_total", {"replica": "a", "kind": kind}))
+            if (value := page("mesh_replica_failures_total", {"replica": replica, "kind": kind}))
         }
 
-    def fail(failed_as: str = "", **event) -> dict[str, float]:
-        answer = SimpleNamespace(replica="a", failed_as=failed_as)
+    def fail(failed_as: str = "", place=("us", "a"), **event) -> dict[str, float]:
+        region, replica = place
+        answer = SimpleNamespace(region=region, replica=replica, failed_as=failed_as)
         request = SimpleNamespace(shadow=False, request_id="q")
         record = SimpleNamespace(answer=answer, request=request, steps=())
         observer.attempt_failed(record, ev.AttemptFailed(1, 1, "why", **event))
@@ -103,3 +105,8 @@ def test_an_attempt_counts_for_the_replica_that_had_it():
     before = count()
     assert fail(status=500, prefill=True) == before  # another replica's
     assert fail(Outcome.PREEMPTED, preempted=True) == before
+    assert fail(status=500, place=("eu", "a")) == before, "a peer's, which has that name too"
+    assert fail(status=500, place=(None, None)) == before
+    assert count("eu/b") == count("eu/a") == {}
+    fail(status=500, place=("eu", "b"))
+    assert count("eu/b") == {"server_error": 1.0}, "of an adopted region"
