@@ -8,6 +8,7 @@ own bytes, once it has broken. What clients make of it: docs/decisions/one-endin
 import contextlib
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import orjson
 
@@ -22,9 +23,30 @@ _CREATED = re.compile(rb'"created_at"\s*:\s*(\d{1,15})')
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})')
 
 
-def response_failed(first: bytes, last: bytes, error: Mapping[str, object]) -> bytes:
-    """The event for a stream with these first and last bytes. `error`: in the shape of OpenAI's
+class Sent(NamedTuple):
+    """What a client was sent of a stream: its first bytes and its last.
+
+    `number`: the highest `last_number` of pieces of which `last` would not show it, -1 if none.
+    """
+
+    first: bytes = b""
+    last: bytes = b""
+    number: int = -1
+
+
+NOTHING_SENT = Sent()
+
+
+def last_number(piece: bytes) -> int:
+    """That of the last event in a piece of a stream which has one; -1 if none has."""
+    numbers = _NUMBER.findall(piece)
+    return int(numbers[-1]) if numbers else -1
+
+
+def response_failed(sent: Sent, error: Mapping[str, object]) -> bytes:
+    """The event for a stream of which that was sent. `error`: in the shape of OpenAI's
     errors; also a field of the event itself, on which OpenAI's clients raise an exception."""
+    first = sent.first
     response = {
         "id": _response_id(first),
         "object": "response",
@@ -41,10 +63,10 @@ def response_failed(first: bytes, last: bytes, error: Mapping[str, object]) -> b
         "tools": [],
         "usage": None,
     }
-    numbers = _NUMBER.findall(last) or _NUMBER.findall(first) or [b"-1"]
+    number = max(sent.number, last_number(sent.first), last_number(sent.last))
     event = {
         "type": NAME.decode(),
-        "sequence_number": int(numbers[-1]) + 1,
+        "sequence_number": number + 1,
         "response": response,
         "error": error,
     }

@@ -15,7 +15,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
-from schemas.failed_response import response_failed
+from schemas.failed_response import NOTHING_SENT, Sent, response_failed
 from schemas.ids import ValidModelId, ValidRegionId
 from schemas.numbers import Count, Seconds
 from schemas.state import Health, Ratio
@@ -460,15 +460,14 @@ def error_event(
     fault: Fault,
     message: str,
     form: ErrorForm = ErrorForm.OPENAI,
-    sent: tuple[bytes, bytes] = (b"", b""),
+    sent: Sent = NOTHING_SENT,
 ) -> bytes:
     """The event that ends a stream which broke after its first token; no `[DONE]` follows it.
 
-    `sent`: its first and its last bytes that the client was sent; an event of Responses goes on
-    from there.
+    `sent`: what the client was sent; an event of Responses goes on from there.
     """
     if form is ErrorForm.RESPONSES:
-        return response_failed(*sent, orjson.loads(error_body(fault, message))["error"])
+        return response_failed(sent, orjson.loads(error_body(fault, message))["error"])
     name = b"event: error\n" if form is ErrorForm.ANTHROPIC else b""
     return name + b"data: " + error_body(fault, message, form=form) + b"\n\n"
 

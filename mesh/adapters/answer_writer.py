@@ -27,11 +27,11 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from mesh.adapters.client_request import ClientRequest, FrontDoor
 from mesh.adapters.read_request import RequestRefused
-from mesh.session.answer import AnswerReceiver
+from mesh.session.answer import LAST_BYTES, AnswerReceiver
 from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
 from schemas.engine_routes import error_form
-from schemas.failed_response import FIRST_BYTES
+from schemas.failed_response import FIRST_BYTES, Sent, last_number
 from schemas.http import (
     H_BUFFERING,
     H_DECISION,
@@ -87,6 +87,7 @@ class AnswerWriter:
         "_headers",
         "_is_chunked",
         "_minor",
+        "_number",
         "_over",
         "_request",
         "_socket",
@@ -113,6 +114,7 @@ class AnswerWriter:
         self._state = AnswerState.WAITING
         self._request: ClientRequest | None = None
         self._first = b""  # of a stream of Responses: its first bytes
+        self._number = -1  # the last one that its answer may not keep
 
     # What the session calls.
 
@@ -261,6 +263,7 @@ class AnswerWriter:
         data = answer.take()
         if request.path == RESPONSES:
             self._first = data[:FIRST_BYTES]
+            self._note_number(data)
         head, data = self._head(answer.head.status, headers), self._chunk(data)
         if answer.end is not None and request.failure is None:
             self._transport.write(head + data + self._last_chunk)
@@ -284,6 +287,8 @@ class AnswerWriter:
                 self._flush()
                 return
             if data:
+                if self._first:
+                    self._note_number(data)
                 self._transport.write(self._chunk(data))
                 if not self._socket.is_paused:
                     self._door.passed(request)
@@ -294,6 +299,11 @@ class AnswerWriter:
                 request.direct_writer = self
                 return
 
+    def _note_number(self, data: bytes) -> None:
+        """An event that holds a whole text is longer than what the answer keeps of it."""
+        if len(data) > LAST_BYTES:
+            self._number = max(self._number, last_number(data))
+
     def _end_failed(self, request: ClientRequest, answer: AnswerReceiver) -> None:
         """End an answer that broke, well or with an error that the client can read."""
         assert request.failure is not None
@@ -303,7 +313,7 @@ class AnswerWriter:
             # The client must not read the error as part of an unfinished event.
             gap = b"" if answer.is_between_events else b"\n\n"
             failure, form = request.failure, error_form(request.path)
-            sent = self._first, answer.given_out_last
+            sent = Sent(self._first, answer.given_out_last, self._number)
             event = error_event(failure.fault, failure.message, form, sent)
             self._transport.write(self._chunk(gap + event) + self._last_chunk)
         else:

@@ -6,7 +6,7 @@ import random
 import pytest
 from openai.types.responses import ResponseFailedEvent
 
-from schemas.failed_response import FIRST_BYTES
+from schemas.failed_response import FIRST_BYTES, Sent
 from schemas.http import ErrorForm, Fault, error_event
 
 BEGUN = {"id": "resp_1", "object": "response", "created_at": 7, "model": "m", "status": "x"}
@@ -17,8 +17,9 @@ def event(name: str, line_end: str = "\n", **fields: object) -> bytes:
     return text.encode()
 
 
-def ending(first: bytes, last: bytes, message: str = "the engine died") -> dict:
-    sent = error_event(Fault.ENGINE_FAILED, message, ErrorForm.RESPONSES, (first, last))
+def ending(first: bytes, last: bytes, message: str = "the engine died", number: int = -1) -> dict:
+    known = Sent(first, last, number)
+    sent = error_event(Fault.ENGINE_FAILED, message, ErrorForm.RESPONSES, known)
     name, _, data = sent.partition(b"\n")
     assert name == b"event: response.failed" and sent.endswith(b"}\n\n")
     assert data.startswith(b"data: ") and data.count(b"\n") == 2, "one event"
@@ -56,6 +57,8 @@ def test_its_number_follows_the_last_that_was_sent():
     assert ending(created, last)["sequence_number"] == 7
     assert ending(created, event("b", delta=quoting))["sequence_number"] == 1
     assert ending(b"", b"")["sequence_number"] == 0
+    assert ending(created, b"tail of a long text", number=8)["sequence_number"] == 9
+    assert ending(created, last, number=5)["sequence_number"] == 7
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -20,7 +20,7 @@ from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget
-from schemas.http import H_REGION
+from schemas.http import H_REGION, RESPONSES
 from schemas.ids import RegionId, RouterId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request
 from tests.support.until import until
@@ -393,6 +393,30 @@ async def test_events_that_break_off_end_with_an_error_event_of_its_own(parts, b
     }
     assert b"[DONE]" not in body
     assert door.calls == ["started", "passed", "failed"]
+
+
+def numbered(number: int, text: str) -> bytes:
+    return b"data: " + orjson.dumps({"sequence_number": number, "text": text}) + b"\n\n"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("size", [10, 5_000, 100_000])
+async def test_a_responses_stream_that_breaks_after_a_long_event_goes_on_counting(is_first, size):
+    held = client_request()
+    held.path = RESPONSES
+    feeder = Feeder(held)
+    feeder.data(numbered(0, "begun") + numbered(1, "x" * size) * is_first)
+    async with (
+        serving(held) as door,
+        aiohttp.ClientSession() as session,
+        session.post(door.url, data=BODY) as answer,
+    ):
+        await answer.content.readuntil(b"\n\n")
+        if not is_first:
+            feeder.data(numbered(1, "x" * size))
+        feeder.fail()
+        error = events(await answer.read())[-1]
+    assert orjson.loads(error.partition(b"data: ")[2])["sequence_number"] == 2
 
 
 @both_ways
