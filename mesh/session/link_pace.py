@@ -13,7 +13,8 @@ shortest time is forgotten now and then, and measured again with nothing on its 
 get longer too. Sources: TCP Vegas (Brakmo et al. 1994); LEDBAT (RFC 6817).
 
 A region may have no router that answers: one that was adopted. There a part counts as passed after
-BLIND_S; that is 20 Mbit/s.
+BLIND_S; that is 20 Mbit/s. Where answers came before, silence may as well be a full link: no part
+then counts as passed sooner than at the rate that was measured last.
 """
 
 from collections import deque
@@ -28,7 +29,7 @@ EMPTY_S = QUEUE_S / 5  # a queue that may as well be a process that was busy
 SHORTEST_S = 30.0  # for so long a shortest time holds
 IDLE_S = 5.0  # after it nothing is known of what the link carries now
 LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
-BLIND_S = 0.013
+BLIND_S = 0.013  # for a part, at least
 
 
 class _Sent(NamedTuple):
@@ -45,6 +46,7 @@ class LinkPace:
         self.window_bytes = WINDOW_BYTES_START
         self.unpassed_bytes = 0  # sent, and not known to have passed
         self.is_blind = False
+        self._part_s = BLIND_S  # that a part takes while nobody answers
         self._sent: deque[_Sent] = deque()  # those, oldest first
         self._number = 0
         self._last_at = float("-inf")
@@ -81,6 +83,7 @@ class LinkPace:
         if part is None or part.number != number:
             return
         took_s = max(now - part.at, 1e-4)
+        self._part_s = max(BLIND_S, took_s * PART_BYTES / max(part.unpassed_bytes, PART_BYTES))
         if self._shortest_s is None or took_s < self._shortest_s:
             self._shortest_s = took_s
         wanted = int(part.unpassed_bytes * (self._shortest_s + QUEUE_S) / took_s)
@@ -88,9 +91,8 @@ class LinkPace:
             window = min(self.window_bytes, max(self.window_bytes - part.size, wanted))
         else:
             if took_s < self._shortest_s + EMPTY_S and part.unpassed_bytes > self.window_bytes // 2:
-                wanted = max(
-                    wanted, self.window_bytes + part.size // 2
-                )  # half more in a round trip
+                more = self.window_bytes + part.size // 2  # half more in a round trip
+                wanted = max(wanted, more)
             window = max(self.window_bytes, min(self.window_bytes + part.size, wanted))
         self.window_bytes = min(max(window, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
@@ -103,7 +105,7 @@ class LinkPace:
         """When `expire` has something to do; None while nothing is on its way."""
         if not self._sent:
             return None
-        return self._sent[0].at + (BLIND_S if self.is_blind else LOST_S)
+        return self._sent[0].at + (self._part_s if self.is_blind else LOST_S)
 
     def expire(self, now: float) -> None:
         """Take for passed what nobody reports."""

@@ -118,6 +118,20 @@ def test_where_nobody_answers_parts_go_at_a_fixed_pace():
     assert pace.due_at <= LOST_S + 2.0 + BLIND_S, "who is known not to answer is not waited for"
 
 
+@pytest.mark.parametrize("mbits", [2, 10])
+def test_a_link_that_is_full_for_long_is_sent_no_more_than_it_carried(mbits):
+    link = Link(mbits, 0.08)
+    link.run(0.0, 5.0)
+    [pace] = link.paces
+    before, window_bytes = link.carried, pace.window_bytes
+    link.free_at += 20.0  # something else fills it
+    link.run(5.0, 20.0)
+    assert pace.is_blind
+    blind_s = 15.0 - LOST_S
+    assert link.carried - before <= window_bytes + 1.1 * blind_s * link.bytes_per_s
+    assert link.carried - before >= 0.3 * blind_s * link.bytes_per_s, "its region may be adopted"
+
+
 def test_an_answer_counts_for_all_parts_before_it():
     pace = LinkPace()
     for _ in range(2):
