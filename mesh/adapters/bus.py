@@ -374,11 +374,12 @@ class RouterBus:
         self,
         take: Callable[[str, bytes], None],
         found: Callable[[str, list[str]], None],
-        take_control: Callable[[int, bytes], None] | None = None,
+        reading_control: Callable[[], Callable[[int, bytes], None]] | None = None,
     ) -> None:
         """Pass the last heartbeats to `take`, at the start and at every return of the bus, and
-        check the streams every CHECK_S: `found` gets each one's name and its differences, and
-        `take_control` the operators' last record with its number, 0 and nothing if there is none.
+        check the streams every CHECK_S: `found` gets each one's name and its differences.
+        `reading_control` is called before the operators' last record is requested, and what it
+        returns gets that record with its number, 0 and nothing if there is none.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat, and no peer can adopt its region.
@@ -389,8 +390,10 @@ class RouterBus:
                 for subject, beat in await self._last_heartbeats():
                     take(subject, beat)
                 while not self._returned.is_set():
-                    if take_control is not None and (last := await self._last_control()):
-                        take_control(*last)
+                    if reading_control is not None:
+                        take_control = reading_control()
+                        if last := await self._last_control():
+                            take_control(*last)
                     for config in streams.kept(self.region, has_peers=self._keeps_lease):
                         found(str(config.name), await streams.altered(self.client, config))
                     with suppress(TimeoutError):

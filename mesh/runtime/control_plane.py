@@ -221,6 +221,7 @@ class OperatorOrders:
         self._follow = follow
         self._log = LimitedLog(log)
         self.seq = -1  # the number of the record; 0: there is none, -1: not read yet
+        self._received = 0  # records that the stream sent by itself
         self._data = b""  # the record: a stream that was made anew gives its number again
         self.drained: tuple[str, ...] = ()
 
@@ -234,7 +235,22 @@ class OperatorOrders:
         ):
             self._log.warning("control", "sender", "%s: dropped, no stream's", msg.subject)
             return
+        self._received += 1
         self.read(int(number), msg.data)
+
+    def reading(self) -> Callable[[int, bytes], None]:
+        """To be called before the stream's last record is requested: what takes it.
+
+        If the stream sent a record meanwhile, the answer may be the one before: it is ignored.
+        Their numbers would not tell: a stream that was made anew begins again.
+        """
+        received = self._received
+
+        def take(seq: int, data: bytes) -> None:
+            if self._received == received:
+                self.read(seq, data)
+
+        return take
 
     def read(self, seq: int, data: bytes) -> None:
         """The last record of the stream; `seq` 0: it has none."""

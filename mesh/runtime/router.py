@@ -368,7 +368,7 @@ class Router:
     async def _stream(self) -> None:
         requests = self.requests
         await self._bus.watch_streams(
-            requests.messages.read_heartbeat, self._stream_found, requests.leases.orders.read
+            requests.messages.read_heartbeat, self._stream_found, requests.leases.orders.reading
         )
 
     def _stream_found(self, name: str, differs: list[str]) -> None:

@@ -101,6 +101,7 @@ class _RegionBus:
         # Ten come a second, and one is shown: decoded when it is.
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
         self._orders_due_at: float | None = None
+        self._orders_received = 0  # that the stream sent by itself
         self.connected_at: float | None = None
 
     async def run(self) -> None:
@@ -152,13 +153,15 @@ class _RegionBus:
         """After each connect: they may have changed meanwhile."""
         if self._orders_due_at is None or self._clock() < self._orders_due_at:
             return
+        received = self._orders_received
         try:
             known = await read_orders(client, self._region)
         except OrdersUnavailable:
             self._orders_due_at = self._clock() + ORDERS_RETRY_S
             return
         self._orders_due_at = None
-        self._fleet.orders(known.orders)
+        if self._orders_received == received:  # else what was read may be what held before
+            self._fleet.orders(known.orders)
 
     def read_heartbeats(self) -> None:
         """Decode those that came since the last time."""
@@ -211,6 +214,7 @@ class _RegionBus:
             return
         orders = decode_control(msg.data)
         if orders.region == self._region:  # the last one holds; a stream made anew numbers anew
+            self._orders_received += 1
             self._fleet.orders(orders)
 
     def _answer(self, msg: Msg) -> None:

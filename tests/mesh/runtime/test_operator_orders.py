@@ -1,6 +1,7 @@
 """Operators' orders at a router: what it reads, and what it says of them."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.runtime.control_plane import NAMED_MAX, OperatorOrders
 from schemas.control import RegionControl, encode_control
 from schemas.exchange import ALL_REPLICAS
+from schemas.subjects import STREAM_CONTROL, control, controlled
 
 
 @pytest.fixture
@@ -48,3 +50,19 @@ def test_an_operator_s_words_are_one_short_line_of_the_log(orders, caplog):
     assert line.isprintable()
     assert "us-15 and 3 more" in line and "fan\\nerror: forged" in line
     assert len(line) < VALUE_CHARS_MAX + 16 * NAMED_MAX
+
+
+def sent(seq: int, data: bytes):
+    """A record as the stream republishes it."""
+    place = {"Nats-Stream": STREAM_CONTROL, "Nats-Subject": control("us")}
+    headers = {**place, "Nats-Sequence": str(seq)}
+    return SimpleNamespace(subject=controlled("us"), headers=headers, data=data)
+
+
+def test_a_late_answer_does_not_undo_what_the_stream_sent_meanwhile(orders):
+    take = orders.reading()
+    orders.receive(sent(4, record(drained=("us-1",))))
+    take(3, record(drained=("us-0",)))
+    assert (orders.seq, orders.drained) == (4, ("us-1",))
+    orders.reading()(2, record())
+    assert (orders.seq, orders.drained) == (2, ()), "a stream that was made anew since"

@@ -3,16 +3,20 @@
 import asyncio
 import shutil
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from infra.bus import BusAddress
 from infra.process import end_all
 from infra.topology import parse
-from mesh.adapters.operator_orders import change_orders
+from mesh.adapters.operator_orders import NumberedOrders, change_orders
 from mesh.doctor.connectivity import Logins, read_logins
-from mesh.top.watch import FleetWatch
+from mesh.top.fleet import Fleet
+from mesh.top.watch import FleetWatch, _RegionBus
 from schemas import subjects
-from schemas.control import RegionControl
+from schemas.control import RegionControl, encode_control
+from schemas.ids import RegionId
 from schemas.state import encode_state
 from tests.mesh.top.test_fleet import beat, digest
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -126,3 +130,20 @@ async def test_orders_from_before_and_from_now_are_read(tmp_path):
         await order(all_drained=True, by="bob", command="drain us")
         await until(lambda: "drained by bob" in lines(), deadline_s=PATIENCE_S)
         await admin.close()
+
+
+async def test_a_late_answer_does_not_undo_the_order_that_came_meanwhile(monkeypatch):
+    us = RegionId("us")
+    fleet = Fleet({us: ()}, [us])
+    watched = _RegionBus(us, BusAddress("nats://127.0.0.1:1"), fleet, lambda: 5.0, "test")
+    watched._connected()
+    older, newer = (RegionControl(region="us", drained=(name,)) for name in ("us-0", "us-1"))
+    headers = {"Nats-Stream": subjects.STREAM_CONTROL, "Nats-Sequence": "4"}
+
+    async def read(client, region):
+        watched._orders(SimpleNamespace(headers=headers, data=encode_control(newer)))
+        return NumberedOrders(3, older)
+
+    monkeypatch.setattr("mesh.top.watch.read_orders", read)
+    await watched._read_orders(None)
+    assert fleet._regions[us].orders == newer
