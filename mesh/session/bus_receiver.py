@@ -133,7 +133,10 @@ class BusReceiver:
                 return
             if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
                 answer.body_sent = True
-                self._send_body(record, answer, frame.payload)
+                if why_not := self._send_body(record, answer, frame.payload):
+                    refused = ev.AttemptFailed(answer.key, answer.attempt, why_not, blameless=True)
+                    self._over(record, answer, refused)
+                    return
             if event is not None:
                 self._received(record, answer, event)
             if not answer.is_event_stream or frame.kind is Frame.WORKING:
@@ -155,16 +158,17 @@ class BusReceiver:
             self._observer.placed_by_peer(record, answer)
         self._feed(event)
 
-    def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> None:
+    def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> str:
         """To an agent that requests the body's parts, perhaps of a region that we did not choose.
 
-        Raises WireError where it may not go: then this attempt is over.
+        Returns why it may not go there, empty where it may; then this attempt is over, which is no
+        failure of the agent's. Raises WireError where no such agent can be.
         """
         wanted = wire.decode_as(exchange.BodyWanted, payload)
         region, replica = place_named(wanted.region, wanted.replica)
         if not self._ground.may_hold(region, self._region, record.request.residency):
             self._observer.residency_refused("body")
-            raise wire.WireError(f"{region} wants a body that may not go there")
+            return f"{region} wants a body that may not go there"
         inbox, streams = answer.inbox, self._streams
 
         def is_wanted() -> bool:
@@ -172,6 +176,7 @@ class BusReceiver:
 
         if not self._bus.send_body(record, region, replica, inbox, is_wanted):
             raise wire.WireError(f"{region} wants a body and is no peer")
+        return ""
 
     def give_credit(self, answer: AnswerReceiver) -> None:
         """Send the agent a credit if one is due."""

@@ -13,6 +13,7 @@ from mesh.session.session import Session
 from schemas import exchange, wire
 from schemas.exchange import Frame, Outcome, Refusal, pack_frame
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.residency import OPEN_GROUND, Ground, Label
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import EU, US, digest, foreign, request
 
@@ -39,7 +40,7 @@ class Router:
 
     is_connected = True
 
-    def __init__(self, **effects):
+    def __init__(self, ground=OPEN_GROUND, **effects):
         self.effects = effects  # by event
         self.events, self.sent, self.takes = [], [], True
         self.observer = RecordingObserver()
@@ -53,6 +54,7 @@ class Router:
             secret=lambda: "secret",
             keys=count(1),
             observer=self.observer,
+            ground=ground,
         )
 
     def decide(self, event, now):
@@ -67,7 +69,7 @@ class Router:
         return send
 
     def admitted(self, **fields):
-        record = OpenRequest(request=request(1), body=b"{}", **fields)
+        record = OpenRequest(**{"request": request(1), "body": b"{}", **fields})
         self.session.admit(record)
         return record
 
@@ -180,3 +182,16 @@ def test_a_body_that_a_region_nobody_knows_wants_ends_the_attempt():
     assert (name, region) == ("send_body", "made-up")
     failed = router.events[-1]
     assert isinstance(failed, ev.AttemptFailed) and not failed.blameless
+
+
+def test_a_body_that_may_not_go_there_is_no_failure_of_who_wants_it():
+    ground = Ground(carried=((US, (Label("de"),)),))
+    router = Router(RequestArrived=[fx.Forward(1, 1, EU)], ground=ground)
+    record = router.admitted(request=request(1, residency=(Label("de"),)))
+    frame = pack_frame(Frame.BODY_WANTED, 0, wire.encode(exchange.BodyWanted("eu", "eu-0")))
+    router.session.answers.receive_frame(record.answer.inbox, frame)
+    failed = router.events[-1]
+    assert isinstance(failed, ev.AttemptFailed) and failed.blameless
+    assert "may not go there" in failed.detail
+    assert router.observer.calls[0] == ("residency_refused", "body")
+    assert [name for name, *_ in router.sent] == ["send_ingress"]
