@@ -80,6 +80,8 @@ EMBEDDINGS = "/v1/embeddings"
 MESSAGES = "/v1/messages"  # Anthropic's
 COUNT_TOKENS = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
+# Of OpenAI's API, not served, and looking like that of one response; Anthropic's has none such.
+UNSERVED = ("/v1/responses/compact", "/v1/responses/input_tokens")
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
 CLASSIFY = "/classify"

@@ -421,10 +421,12 @@ class AlreadyWritten(web.StreamResponse):
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Of a path with one variable part. A model's name may have slashes; an id has none, and is no
-    plain lower-case word: these are other paths of the API, like `/v1/responses/compact`."""
+    """Of a path with one variable part. A model's name may have slashes; an id has none, and is not
+    the last word of another path of the API."""
     before, _, after = re.split(r"(\{.*\})", path)
-    variable = ".+" if path == http.MODEL else "(?!(?!resp_|batch_|file_)[a-z_]+(?:/|$))[^/]+"
+    words = [one.removeprefix(before) for one in http.UNSERVED if one.startswith(before)]
+    other = f"(?!(?:{'|'.join(words)})(?:/|$))" if words else ""
+    variable = ".+" if path == http.MODEL else other + "[^/]+"
     return re.compile(re.escape(before) + variable + after)
 
 

@@ -12,7 +12,7 @@ from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget, RequestRefused
-from schemas.http import H_RETRY_AFTER, Fault, Location, Readiness, Region, Routing
+from schemas.http import H_ALLOW, H_RETRY_AFTER, Fault, Location, Readiness, Region, Routing
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.openapi import document
 from schemas.routes import ROUTES
@@ -124,7 +124,7 @@ async def test_no_other_path_is_served(face):
     "path",
     [
         *("/v1/responses/compact", "/v1/responses/input_tokens", "/v1/responses/compact/cancel"),
-        *("/v1/messages/batches", "/v1/files/search", "/v1/batches/usage"),
+        "/v1/messages/batches",
     ],
 )
 async def test_another_path_of_the_api_is_not_taken_for_an_id(face, method, path):
@@ -133,6 +133,14 @@ async def test_another_path_of_the_api_is_not_taken_for_an_id(face, method, path
         error = (await answer.json())["error"]
     if "code" in error:  # Anthropic's form has none
         assert error["code"] == Fault.PATH_UNKNOWN.value.code
+
+
+@pytest.mark.parametrize("name", ["abc", "deadbeef", "compacted", "resp_compact", "input_tokens_"])
+@pytest.mark.parametrize("before", ["/v1/responses/", "/v1/files/", "/v1/batches/"])
+async def test_an_id_may_be_letters_only(face, before, name):
+    async with face.request("PUT", before + name) as answer:
+        assert answer.status == Fault.METHOD_WRONG.value.status
+        assert "GET" in answer.headers[H_ALLOW]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
