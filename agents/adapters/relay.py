@@ -230,7 +230,8 @@ class Relay:
         if result.failure is not None:
             return Verdict(failure=result.failure)
         if result is self._aborted and result.outcome is Outcome.ENGINE_LOST:
-            return Verdict(failure=NOT_IN_TIME)
+            # Placed again because of an alarm, which may be a false one, it has not failed.
+            return Verdict(failure=NOT_IN_TIME) if result.refused is None else NOTHING_SAID
         return NOTHING_SAID if self._verdict is ANSWERED else self._verdict
 
     def _usage(self) -> TokenUsage:
@@ -364,9 +365,7 @@ class Relay:
         try:
             await response.stream_to(self._pass_on)
         except (OSError, HttpBroken, asyncio.CancelledError):
-            is_last = self._streamed and has_last_event(self._path, self._tail.read())
-            if response.is_ended or is_last:
-                self._received = self._judged()
+            self._received = self._judged_early(is_ended=response.is_ended)
             raise
         return self._judged()
 
@@ -492,6 +491,17 @@ class Relay:
             problem = "the stream ended without its last event"
             return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=CUT)
         return _DONE
+
+    def _judged_early(self, *, is_ended: bool) -> RelayResult | None:
+        """The result of a response whose reading was broken off, by its engine or by an abort; None
+        where not all of it was received. What an abort left unfinished is no fault of the engine.
+        """
+        if is_ended:
+            return self._judged()
+        if not (self._streamed and has_last_event(self._path, self._tail.read())):
+            return None
+        judged = self._judged()
+        return judged if judged is _DONE else None
 
     def _judged_plain(self) -> RelayResult:
         response = self._response

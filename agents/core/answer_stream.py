@@ -27,7 +27,7 @@ from schemas.http import DONE_LINES
 TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
 BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data", b"event", b"id", b"retry")
-_BOUNDARIES = (b"\n\n", b"\r\r", b"\r\n\r\n")
+EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 _GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
 
 SEEN_BYTES = 96
@@ -134,7 +134,7 @@ def incomplete(tail: Tail, end: bytes) -> str | None:
     """Why a stream with these last bytes did not end whole, for people; None if it did."""
     if tail.total <= len(end) and b"data:" not in end:
         return "the stream ended without one event"
-    if end.endswith(_BOUNDARIES) or has_done_event(end):
+    if end.endswith(EVENT_ENDS) or has_done_event(end):
         return None
     return "the stream ended in the middle of an event"
 

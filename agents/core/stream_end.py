@@ -13,7 +13,7 @@ one has it. Streams that are cut together count as one: a dying engine cuts all 
 import json
 import re
 
-from agents.core.answer_stream import TAIL_BYTES, has_done_event
+from agents.core.answer_stream import EVENT_ENDS, TAIL_BYTES, has_done_event
 from schemas.engine_routes import LAST_EVENTS, STREAM_OPTIONS_PATHS
 
 MISSES_MAX = 3
@@ -65,8 +65,10 @@ class PromisedEnds:
 
 
 def has_last_event(path: str, end: bytes) -> bool:
-    """Whether the last event of a stream has come: nothing that follows matters."""
-    return has_done_event(end) or (path in _NAMED and has_promised_end(path, end))
+    """Whether the last event of a stream has come to its own end: nothing that follows matters."""
+    if has_done_event(end):
+        return True
+    return path in _NAMED and end.endswith(EVENT_ENDS) and has_promised_end(path, end)
 
 
 def has_promised_end(path: str, end: bytes) -> bool:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from agents.core.engine_results import NOTHING_SAID
 from agents.core.events import RelayBegan, TokenUsage
 from schemas.exchange import Outcome
 from tests.agents.adapters.test_relay import call, calling, events, whole
@@ -31,6 +32,25 @@ async def test_nothing_cuts_an_answer_that_is_complete(how) -> None:
         ended = await relay
         go.set()
     assert (ended.outcome, made.end.outcome, made.end.detail) == (Outcome.DONE, Outcome.DONE, "")
+
+
+TORN = b"event: response.completed\ndata: " + b"x" * 40_000
+
+
+@pytest.mark.parametrize("event", [TORN, TORN[:26]])
+async def test_an_abort_inside_an_event_is_no_fault_of_the_engine(event) -> None:
+    async def script(talk: Conversation) -> None:
+        first = b'event: response.output_text.delta\ndata: {"delta":"a"}\n\n'
+        await talk.send(CHUNKED + chunk(first) + chunk(event))
+        await talk.hung_up()
+
+    async with calling(script, path="/v1/responses") as (made, engine):
+        engine.also_serves = ("/v1/responses",)
+        relay = asyncio.create_task(made.relay.run())
+        await made.until(lambda: made.text.endswith(event))
+        made.relay.abort(Outcome.CANCELLED, "nobody was received")
+        ended = await relay
+    assert (ended.outcome, ended.verdict) == (Outcome.CANCELLED, NOTHING_SAID)
 
 
 async def test_an_abort_after_the_last_byte_of_a_plain_answer_comes_too_late() -> None:

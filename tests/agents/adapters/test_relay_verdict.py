@@ -9,7 +9,7 @@ import pytest
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS
 from agents.core.engine_results import ANSWERED, NOTHING_SAID, Verdict
-from schemas.exchange import Outcome
+from schemas.exchange import Outcome, Refusal, Refused
 from tests.agents.adapters.test_relay import Call, call, calling, cut_after
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -91,16 +91,20 @@ async def test_an_engine_that_takes_no_connection() -> None:
     assert (ended.outcome, ended.verdict) == (Outcome.ENGINE_LOST, failed("no connection"))
 
 
+PLACED_AGAIN = Refused(Refusal.ENGINE_DOWN, "us", "g0", -1, -1)
+
+
 @pytest.mark.parametrize(
-    ("outcome", "verdict"),
+    ("outcome", "refused", "verdict"),
     [
-        (Outcome.CANCELLED, NOTHING_SAID),
-        (Outcome.DEADLINE, NOTHING_SAID),
-        (Outcome.PREEMPTED, NOTHING_SAID),
-        (Outcome.ENGINE_LOST, failed("no answer in time")),  # as the agent says of a hang
+        (Outcome.CANCELLED, None, NOTHING_SAID),
+        (Outcome.DEADLINE, None, NOTHING_SAID),
+        (Outcome.PREEMPTED, None, NOTHING_SAID),
+        (Outcome.ENGINE_LOST, None, failed("no answer in time")),  # a hang for long
+        (Outcome.ENGINE_LOST, PLACED_AGAIN, NOTHING_SAID),  # an alarm, which may be false
     ],
 )
-async def test_an_answer_that_the_agent_ended(outcome, verdict) -> None:
+async def test_an_answer_that_the_agent_ended(outcome, refused, verdict) -> None:
     reached = asyncio.Event()
 
     async def silent(talk: Conversation) -> None:
@@ -110,7 +114,7 @@ async def test_an_answer_that_the_agent_ended(outcome, verdict) -> None:
     async with calling(silent) as (made, _):
         running_relay = asyncio.create_task(made.relay.run())
         await reached.wait()
-        made.relay.abort(outcome, "why")
+        made.relay.abort(outcome, "why", refused)
         ended = await running_relay
     assert (ended.outcome, ended.verdict) == (outcome, verdict)
 

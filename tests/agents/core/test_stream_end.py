@@ -89,6 +89,14 @@ def test_a_last_response_that_is_longer_than_what_is_kept_is_its_end() -> None:
     assert has_promised_end(RESPONSES, end)
 
 
+@pytest.mark.parametrize("torn_at", [30, 31, TAIL_BYTES, 40_000])
+def test_an_event_without_its_own_end_is_not_the_last(torn_at) -> None:
+    last = named("response.completed", text="x" * 40_000)
+    before = named("response.created") * 200
+    assert has_last_event(RESPONSES, (before + last)[-TAIL_BYTES:])
+    assert not has_last_event(RESPONSES, (before + last[:torn_at])[-TAIL_BYTES:])
+
+
 def test_after_the_last_event_nothing_matters() -> None:
     assert has_last_event(MESSAGES, named("message_stop"))
     assert has_last_event(RESPONSES, named("response.completed"))
