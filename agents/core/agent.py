@@ -375,8 +375,10 @@ class AgentCore:
         self, record: AgentRequest, event: events.RelayEnded, sent_at: float, now: float
     ) -> None:
         """Of a request at an engine that shows no numbers: it may go on with one that was cut."""
-        if event.outcome is Outcome.DONE:
+        if event.verdict is ANSWERED:
             self._cuts.answered(event.usage.completion_tokens, sent_at, now)
+        elif event.outcome is Outcome.DONE:
+            return  # an error, which an engine may answer beside what it computes
         elif record.aborted and record.answer_tokens is not None:
             self._cuts.cut(record.answer_tokens, sent_at, now)
 

@@ -61,12 +61,14 @@ class CutRequests:
         """A request that was sent then is answered well, with so many tokens; -1: unknown."""
         if tokens >= TOKENS_MEASURED_MIN:
             self._token_s += PACE_WEIGHT * ((now - sent_at) / tokens - self._token_s)
-        before = [cut for cut in self._cuts if cut.at <= sent_at]
-        if not before:
+        if not self._cuts:
             return
-        left_s = max(cut.until for cut in before) - sent_at
-        self._early = self._early + 1 if now - sent_at < EARLY * left_s else 0
-        self._cuts = [cut for cut in self._cuts if cut.at > sent_at]
+        # Those that were over before this one was sent teach nothing.
+        left = [cut for cut in self._cuts if cut.until > sent_at]
+        if before := [cut for cut in left if cut.at <= sent_at]:
+            left_s = max(cut.until for cut in before) - sent_at
+            self._early = self._early + 1 if now - sent_at < EARLY * left_s else 0
+        self._cuts = [cut for cut in left if cut.at > sent_at]
         self.update(now)
 
     def update(self, now: float) -> None:

@@ -12,6 +12,7 @@ from agents.core.cut_requests import (
     CutRequests,
     plain_answer_tokens,
 )
+from agents.core.engine_results import ANSWERED
 from agents.core.events import NOTHING_KNOWN, TokenUsage
 from schemas.exchange import Outcome
 from tests.agents.core.bench import Bench, inbox
@@ -95,6 +96,19 @@ def test_an_engine_that_stops_is_learned_and_unlearned() -> None:
     assert cuts.count == 1
 
 
+def test_an_engine_that_stops_is_learned_though_few_requests_come() -> None:
+    cuts, now = CutRequests(), 0.0
+    for number in range(2 * STOPS_AFTER):
+        cuts.cut(1000, sent_at=now, now=now + 1.0)
+        if number % 2:
+            cuts.answered(5, sent_at=now + 2.0, now=now + 2.2)
+        else:  # the next one comes long after the estimated end
+            cuts.answered(5, sent_at=now + 90.0, now=now + 95.0)
+        now += 100.0
+    cuts.cut(1000, sent_at=now, now=now + 1.0)
+    assert cuts.count == 0
+
+
 PLAIN, STREAM = b'{"max_tokens": 3000}', b'{"max_tokens": 3000, "stream": true}'
 
 
@@ -120,7 +134,10 @@ def test_an_agent_counts_it_as_running_and_takes_less() -> None:
     assert isinstance(sent, effects.StartRelay), "one is always taken"
     assert (one.beat.running, one.beat.full) == (5, True)
     one.now += 0.5
-    one.end(5, usage=TokenUsage(completion_tokens=2))
+    one.end(5)
+    assert one.beat.running == 4, "an error shows nothing"
+    one.work(6)
+    one.end(6, usage=TokenUsage(completion_tokens=2), verdict=ANSWERED)
     assert (one.beat.running, one.beat.full) == (0, False)
 
 
