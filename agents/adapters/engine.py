@@ -229,12 +229,13 @@ class EngineClient:
         return True
 
     def answered(self, model: ModelId, path: str, status: int, body: bytes) -> None:
-        """It answered a client's request on an optional path; `body`: as far as it came."""
+        """It answered a client's request on an optional path, well or as one that it doesn't know;
+        `body`: as far as it came."""
         if not self.routes.learns(path):
             return
-        if status not in SUCCESS and (status not in PATH_UNKNOWN or is_about_model(body)):
-            return
         has = status in SUCCESS
+        if not has and is_about_model(body):
+            return
         if self.routes.answered(model, path, has=has, now=self._clock()):
             self.refresh_models()
             if not has:

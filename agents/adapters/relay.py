@@ -171,7 +171,10 @@ class Relay:
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._engine_kind = engine_kind
         self._status: int | None = None  # of the engine's answer
-        self._verdict = ANSWERED  # as far as its status or first event says
+        # The HTTP server of an engine that hangs may answer what is not computed.
+        self._is_computed = self._call is None and self._path not in SERVER_PATHS
+        # As far as its status or first event says.
+        self._verdict = ANSWERED if self._is_computed else NOTHING_SAID
         self._trace = AnswerTrace(start.headers)
         self._tail = Tail()
         self._head = b""
@@ -349,12 +352,11 @@ class Relay:
         else:
             self._removal = None
         first, has_content = await self._first_bytes(response)
-        if self._path in OPTIONAL_PATHS and self._model is not None:
-            self._engine.answered(self._model, self._path, head.status, first)
         if self._content is not None and self._content.error is not None:
             return await self._send_error(self._content.error)
         if (problem := self._no_answer(first, has_content)) is not None:
             return RelayResult(Outcome.ENGINE_BROKEN, problem, failure=_how_empty(first))
+        self._learn_path(head.status, first)
         await self._send_head(head)
         if self._aborted is not None:  # and the cancel was swallowed on the way
             return self._aborted
@@ -415,15 +417,24 @@ class Relay:
         if is_gone and self._path in PLAIN_PATHS:  # the adapter was unloaded in the meantime
             self._engine.refresh_models()
             return self._not_here(f"the engine has no adapter {self._adapter} any more")
-        if self._path not in OPTIONAL_PATHS:
-            return None
-        if status == STATUS_NOT_IMPLEMENTED and self._path in GENERATING_PATHS:
-            return None  # vLLM's answer to a field of the request that it does not support
         # It answered on this path before. Another engine may have its place, or it is about this
         # request, as 404 is of a model that only another path knows.
-        if not self._engine.lacks(self._path):
+        if not (self._says_no_path(status) and self._engine.lacks(self._path)):
             return None
         return self._not_here(f"the engine answers {status} on {self._path}")
+
+    def _says_no_path(self, status: int) -> bool:
+        """Whether a status says that the engine has no such optional path. About the request are
+        404 where the engine keeps what it goes on with, and vLLM's 501 to a field of a request."""
+        if status not in PATH_UNKNOWN or self._path not in OPTIONAL_PATHS or self._goes_on:
+            return False
+        return status != STATUS_NOT_IMPLEMENTED or self._path not in GENERATING_PATHS
+
+    def _learn_path(self, status: int, first: bytes) -> None:
+        """`first`: of an answer that has begun well."""
+        tells = self._path in OPTIONAL_PATHS and (self._is_good or self._says_no_path(status))
+        if tells and self._model is not None:
+            self._engine.answered(self._model, self._path, status, first)
 
     def _not_here(self, why: str) -> RelayResult:
         refused = Refused(Refusal.WRONG_MODEL, self._region, self._replica, -1, -1)
@@ -460,8 +471,7 @@ class Relay:
 
     def _watch_work(self, has_content: bool) -> None:
         """From here on content shows that the engine computes; so does the first, if it came."""
-        # The HTTP server of an engine that hangs may answer such a call.
-        if self._is_good and self._call is None and self._path not in SERVER_PATHS:
+        if self._is_good and self._is_computed:
             self._shows_work = _is_text if self._content is None else self._content.came
             if has_content:
                 self._engine.last_content_at = self._clock()

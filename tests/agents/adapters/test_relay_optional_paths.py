@@ -3,10 +3,11 @@
 import pytest
 
 from agents.core.events import RelayEnded, TokenUsage
-from schemas.exchange import Head, Outcome, Refusal, Refused
+from schemas.exchange import H_KEEPER, H_MODEL, Head, Outcome, Refusal, Refused
+from schemas.subjects import encode_model
 from schemas.wire import decode_as
 from tests.agents.adapters.test_relay import Call, calling, events, whole
-from tests.agents.scripted_engine import Script, plain
+from tests.agents.scripted_engine import MODEL, Script, plain
 
 
 async def _embedded(script: Script) -> tuple[Call, RelayEnded]:
@@ -71,3 +72,34 @@ async def test_404_on_a_path_that_the_engine_turned_out_to_have_is_the_answer() 
         await client.scrape()
         await made.relay.run()
     assert (made.kinds, made.head.status) == ("HDE", 404)
+
+
+ERROR_FIRST = events(b'data: {"error":{"message":"no","code":500}}\n\n')
+MESSAGES, EMBEDDINGS, RESPONSES = "/v1/messages", "/v1/embeddings", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "response", "has"),
+    [
+        (MESSAGES, {}, plain(200, b'{"a":1}'), True),
+        (MESSAGES, {}, plain(404, b"{}"), False),
+        (EMBEDDINGS, {}, plain(501, b"{}"), False),
+        (MESSAGES, {}, plain(501, b"{}"), None),  # a field that it does not support
+        (RESPONSES, {H_KEEPER: "us/g0"}, plain(404, b"{}"), None),  # of what it was to keep
+        (MESSAGES, {}, plain(404, b'{"error":"model not found"}'), None),
+        (MESSAGES, {}, plain(400, b"{}"), None),
+        (MESSAGES, {}, ERROR_FIRST, None),
+        (MESSAGES, {}, plain(200, b""), None),
+        (MESSAGES, {}, plain(200, b"<html>"), None),
+    ],
+)
+async def test_what_an_answer_teaches_about_its_path(path, more, response, has) -> None:
+    headers = {H_MODEL: encode_model(MODEL), **more}
+    async with calling(whole(response), path=path, **headers) as (made, engine):
+        engine.also_serves, engine.embeds = (path,), True
+        routes = made.client.routes
+        routes.listed((MODEL, "another"), on_demand=True, now=0.0)
+        await made.relay.run()
+        lacking = routes.known().lacking.get(MODEL, ())
+    learned = {(each, True) for each in routes.paths} | {(each, False) for each in lacking}
+    assert learned == (set() if has is None else {(path, has)})

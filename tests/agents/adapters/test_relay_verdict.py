@@ -9,8 +9,9 @@ import pytest
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS
 from agents.core.engine_results import ANSWERED, NOTHING_SAID, Verdict
+from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome, Refusal, Refused
-from tests.agents.adapters.test_relay import Call, call, calling, cut_after
+from tests.agents.adapters.test_relay import Call, call, calling, cut_after, whole
 from tests.agents.scripted_engine import (
     CHUNKED,
     LAST_CHUNK,
@@ -89,6 +90,15 @@ async def test_an_engine_that_takes_no_connection() -> None:
         ended = await Call(ScriptedEngine(closes), client, {}).relay.run()
         client.close()
     assert (ended.outcome, ended.verdict) == (Outcome.ENGINE_LOST, failed("no connection"))
+
+
+@pytest.mark.parametrize("path", sorted(SERVER_PATHS))
+@pytest.mark.parametrize(("status", "verdict"), [(200, NOTHING_SAID), (500, failed("HTTP 500"))])
+async def test_what_the_http_server_answers_alone_is_no_answer(path, status, verdict) -> None:
+    async with calling(whole(plain(status, b"{}")), path=path) as (made, engine):
+        engine.also_serves = (path,)
+        ended = await made.relay.run()
+    assert (ended.outcome, ended.verdict) == (Outcome.DONE, verdict)
 
 
 PLACED_AGAIN = Refused(Refusal.ENGINE_DOWN, "us", "g0", -1, -1)

@@ -9,6 +9,7 @@ from agents.adapters.engine_kinds import KINDS
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
+from agents.core.engine_results import NOTHING_SAID
 from agents.core.events import NO_USAGE, RelayEnded
 from schemas.exchange import H_ADD_USAGE, H_KEEPER, H_MODEL, End, Frame, Outcome, unpack_frame
 from schemas.kv_transfer import TransferKind
@@ -78,6 +79,7 @@ async def test_the_engine_gets_the_call_and_no_body(method, path, kind):
     end = decode_as(End, called.frames[2][1])
     assert (end.outcome, end.prompt_tokens, end.completion_tokens) == (Outcome.DONE, -1, -1)
     assert ended.usage == NO_USAGE, "the tokens of another request"
+    assert ended.verdict == NOTHING_SAID, "no answer that it computed"
     assert called.client.last_content_at == float("-inf"), "no sign that it computes"
 
 
