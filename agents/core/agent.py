@@ -174,6 +174,8 @@ class AgentCore:
         if cuts:
             outstanding += cuts if outstanding else 0  # one is always taken: its answer teaches
             at_engine += cuts
+        if self._limit.is_lowered:  # by what the engine takes of both kinds
+            outstanding += self._tables.offline.at_engine
         return self._engine.counts(requests.counters, outstanding, at_engine)
 
     def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
@@ -369,7 +371,7 @@ class AgentCore:
             if self._results.failed(verdict.failure, now):
                 self._published = None  # to be told at once
         elif verdict.too_many_s is not None:
-            self._limit.too_many(verdict.too_many_s, self._requests.at_engine, now)
+            self._limit.too_many(verdict.too_many_s, self._tables.at_engine, now)
 
     def _take_end(
         self, record: AgentRequest, event: events.RelayEnded, sent_at: float, now: float

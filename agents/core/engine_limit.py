@@ -71,7 +71,8 @@ class EngineLimit:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        self.is_lowered = self.is_lowered and self._lowered_to < self._usual
+        if self.is_lowered:
+            self.is_lowered = self._lowered_to < self._usual or now < self._paused_until
         if not self.is_lowered:
             self.most, self._until = self._usual, float("-inf")
         else:

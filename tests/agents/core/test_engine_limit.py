@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from agents.core.effects import StartRelay
 from agents.core.engine_limit import (
     FORGOTTEN_S,
     PAUSE_S,
@@ -16,6 +17,7 @@ from agents.core.engine_results import ANSWERED, Verdict
 from agents.core.events import EngineScraped, PagesSeen
 from schemas.exchange import Outcome, Refusal
 from tests.agents.core.bench import IDLE, MODEL, Bench
+from tests.agents.core.test_offline_admission import LINEAR
 
 USUAL = 16
 
@@ -69,6 +71,16 @@ def test_one_that_refuses_though_it_runs_nothing_is_asked_once_a_second() -> Non
     assert limit.most == 0
     limit.update(10.0 + PAUSE_S)
     assert limit.most == 1
+
+
+def test_one_that_is_given_one_at_a_time_is_left_alone_too() -> None:
+    limit = EngineLimit(1)
+    limit.too_many(30.0, running=0, now=10.0)
+    assert (limit.most, limit.is_lowered) == (0, True)
+    limit.set_usual(1, 10.0 + 0.9 * PAUSE_S)
+    assert (limit.most, limit.is_lowered) == (0, True)
+    limit.update(10.0 + PAUSE_S)
+    assert (limit.most, limit.is_lowered) == (1, False)
 
 
 def test_without_requests_it_is_forgotten() -> None:
@@ -132,6 +144,20 @@ def test_an_agent_gives_an_engine_less_that_says_429() -> None:
         assert not bench.beat.full
         bench.work(20 + grown)
     assert bench.beat.outstanding_max == 8
+
+
+def test_what_batch_jobs_run_counts_too() -> None:
+    bench = Bench(offline=LINEAR, outstanding_max=8)
+    bench.read()
+    for number in range(2):
+        assert StartRelay in map(type, bench.offline(number, b'{"max_tokens":5}'))
+    bench.work(5)
+    bench.end(5, verdict=Verdict(too_many_s=30.0))
+    assert (bench.beat.full, bench.beat.outstanding_max) == (True, 2)
+    bench.end(0, verdict=ANSWERED)
+    assert not bench.beat.full
+    bench.work(6)
+    assert bench.beat.full
 
 
 def test_an_idle_one_is_left_alone_for_a_second() -> None:
