@@ -350,7 +350,7 @@ class AgentCore:
             began_at, odd = record.first_token_at(streamed=event.streamed), work.is_odd
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
             self._served_total += not work.warm
-        elif self._engine.loaded.on_demand:
+        elif event.outcome is not Outcome.DONE and self._engine.loaded.on_demand:
             self._engine.loaded.failed(work.model, now)
         if self._replica.counts_own and work.generates:
             self._take_end(record, event, record.sent_at, now)
@@ -452,6 +452,7 @@ class AgentCore:
         asleep = bool(event.reading.is_asleep)
         if asleep:
             self._health.slept(now)
+            self._results.clear()  # what it was, not what it is when it wakes up
         else:
             self._health.succeeded(wants_proof=event.pages.wants_proof)
         self._requests.scraped(event.began_at, now)
@@ -471,7 +472,8 @@ class AgentCore:
         computes one that was cut. Looked into only when it has been silent for long."""
         if not self._engine.counts_own or self._hangs.silent_s(now) < BLIND_S:
             return False
-        if self._cuts.count:
+        doubted_at = now - self._hangs.silent_s(now) + BLIND_S
+        if self._cuts.count and self._cuts.may_compute(doubted_at, now):
             return True
         return any(
             self._hangs.may_load(record.work.model, record.sent_at)

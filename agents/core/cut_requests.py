@@ -37,6 +37,7 @@ def plain_answer_tokens(body: bytes) -> int | None:
 
 
 class _Cut(NamedTuple):
+    sent_at: float
     at: float
     until: float  # by the estimate
 
@@ -54,7 +55,7 @@ class CutRequests:
         """A plain request for so many tokens at most, sent then, has been cut."""
         left_s = min(CUT_S_MAX, tokens * self._token_s - (now - sent_at))
         if left_s >= CUT_S_MIN:
-            self._cuts = [*self._cuts[-CUTS_MAX + 1 :], _Cut(now, now + left_s)]
+            self._cuts = [*self._cuts[-CUTS_MAX + 1 :], _Cut(sent_at, now, now + left_s)]
         self.update(now)
 
     def answered(self, tokens: int, sent_at: float, now: float) -> None:
@@ -77,6 +78,11 @@ class CutRequests:
             self.count = sum(cut.until > now for cut in self._cuts)
         else:
             self.count = 0
+
+    def may_compute(self, sent_until: float, now: float) -> bool:
+        """Whether it may still compute one that was sent until then. Where it has been silent for
+        long, later ones show nothing: clients go on to send and to leave."""
+        return any(cut.sent_at <= sent_until and cut.until > now for cut in self._cuts)
 
     def clear(self) -> None:
         """The engine is gone, and what it computed with it."""

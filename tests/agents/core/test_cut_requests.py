@@ -12,6 +12,7 @@ from agents.core.cut_requests import (
     CutRequests,
     plain_answer_tokens,
 )
+from agents.core.engine_health import BLIND_S
 from agents.core.engine_results import ANSWERED
 from agents.core.events import NOTHING_KNOWN, TokenUsage
 from schemas.exchange import Outcome
@@ -173,3 +174,35 @@ def test_it_ends_by_time() -> None:
     one.tick(3000 * TOKEN_S + 1.0)
     one.read(NOTHING_KNOWN)
     assert one.beat.running == 0
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "excused"), [(0.0, True), (BLIND_S - 1.0, True), (61.0, False)]
+)
+def test_only_what_was_sent_before_a_silence_is_long_explains_it(sent_at, excused) -> None:
+    """An engine that hangs would stay excused for as long as clients send and leave."""
+    cuts = CutRequests()
+    cuts.cut(3000, sent_at, sent_at + 1.0)
+    assert cuts.count == 1
+    assert cuts.may_compute(BLIND_S, sent_at + 2.0) is excused
+    assert not cuts.may_compute(BLIND_S, sent_at + 3000 * TOKEN_S), "not after its estimated end"
+
+
+@pytest.mark.parametrize(("cut_at", "excused"), [(10.0, True), (70.0, False)])
+def test_a_hung_engine_is_probed_though_clients_send_and_leave(cut_at, excused) -> None:
+    one, patient = bench(), {"Mesh-Deadline-Ms": "900000"}
+    one.work(1, PLAIN, **patient)
+    one.tick(6.0)  # so it has more than a minute
+    one.feed(events.RelayBegan(inbox(1)))
+    one.end(1, verdict=ANSWERED)
+    one.read(NOTHING_KNOWN)
+    one.work(2, PLAIN, **patient)
+    done = []
+    for second in range(100):
+        if second == cut_at:
+            cut(one, 3)
+        one.feed(events.AliveArrived("us", "r1", 1))
+        one.read(NOTHING_KNOWN)
+        done += one.tick(1.0)
+    probed = any(isinstance(each, effects.ProbeEngine) for each in done)
+    assert probed is not excused

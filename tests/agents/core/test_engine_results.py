@@ -1,6 +1,7 @@
 """How the last requests at an engine ended: what is counted, what a heartbeat says of it."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -143,6 +144,15 @@ def test_another_engine_in_its_place_begins_anew() -> None:
         one(bench, number, verdict=FAILED)
     bench.fail()
     assert bench.beat.results is None
+    bench.read(IDLE)
+    assert bench.beat.results is None
+
+
+def test_an_engine_that_wakes_up_begins_anew() -> None:
+    bench = ready()
+    for number in range(5):
+        one(bench, number, verdict=FAILED)
+    bench.read(replace(IDLE, is_asleep=True))
     bench.read(IDLE)
     assert bench.beat.results is None
 

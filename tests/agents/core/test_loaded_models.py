@@ -11,6 +11,7 @@ from agents.core.speed_probe import QUIET_S
 from schemas.exchange import Outcome, Refusal
 from schemas.state import ADAPTERS_MAX, ModelCard
 from tests.agents.core.bench import IDLE, Bench, inbox
+from tests.agents.core.test_offline_admission import LINEAR
 
 A, B = "org/llama", "b"  # the bench's requests are for A
 LOADED, LOADING, UNLOADED = ModelState.LOADED, ModelState.LOADING, ModelState.UNLOADED
@@ -236,3 +237,17 @@ def test_a_failed_request_teaches_nothing_of_loads() -> None:
         bench.end(number, Outcome.DONE if good is False else Outcome.ENGINE_LOST)
         bench.scrape()
         assert bench.beat.loadable == {A: None}
+
+
+def test_the_good_end_of_a_batch_job_s_request_is_no_failed_load() -> None:
+    bench = OnDemandBench(offline=LINEAR)
+    bench.states = {A: LOADED, B: LOADED}
+    bench.scrape()
+    assert effects.StartRelay in map(type, bench.offline(1, b'{"max_tokens":5}'))
+    bench.feed(events.RelayBegan(inbox(1)))
+    bench.states = {A: UNLOADED, B: LOADED}
+    bench.scrape()
+    bench.work(2)
+    assert A in bench.beat.loading
+    bench.end(1)
+    assert A in bench.beat.loading
