@@ -1,11 +1,11 @@
 """How many requests an engine is given at most: as configured, and less after it said 429.
 
 429 says that the engine runs what it can, or that a quota is used up: no failure, and no reason to
-offer it all that comes. It is left with what it runs then, or one. For its `Retry-After`, within
-RETRY_S_MIN and RETRY_S_MAX, nothing is added; then one for each good answer, so the number doubles
-with each round of answers, until the usual one is reached or FORGOTTEN_S have passed. An engine
-that says so though it runs nothing gets no request for PAUSE_S: one that refuses at once is idle
-at each placement, and would be tried again and again.
+offer it all that comes. It is left with what it runs then, of clients and of batch jobs, or one.
+For its `Retry-After`, within RETRY_S_MIN and RETRY_S_MAX, nothing is added; then one for each good
+answer, so the number doubles with each round of answers, until the usual one is reached or
+FORGOTTEN_S have passed. An engine that says so though it runs nothing gets no request for PAUSE_S:
+one that refuses at once is idle at each placement, and would be tried again and again.
 """
 
 from math import isfinite
@@ -44,7 +44,7 @@ class EngineLimit:
         self._settle(now)
 
     def too_many(self, wait_s: float, running: int, now: float) -> None:
-        """It answered 429. `running`: requests that it has besides; `wait_s`: `Retry-After`."""
+        """It answered 429. `running`: that it has besides; `wait_s`: `Retry-After`."""
         before = self._lowered_to if self.is_lowered else self._usual
         self._lowered_to = max(1, min(before, running))
         self._until = max(self._until, now + bounded(wait_s))

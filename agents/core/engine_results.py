@@ -2,8 +2,9 @@
 not in its pages.
 
 Counted are the last RESULTS_MAX that it answered or failed in the last WINDOW_S, of clients and of
-batch jobs. What says nothing about the engine is not counted: a client that left, a deadline, 4xx
-and 501, which the request may deserve, and 429 (`agents.core.engine_limit`).
+batch jobs. What says nothing about the engine is not counted: a client that left, a deadline, an
+alarm of a hang, which may be false, 4xx and 501, which the request may deserve, 429
+(`agents.core.engine_limit`), and good answers that nothing was computed for.
 """
 
 from collections import deque
