@@ -2,9 +2,9 @@
 not in its pages.
 
 Counted are the last RESULTS_MAX that it answered or failed in the last WINDOW_S, of clients and of
-batch jobs. What says nothing about the engine is not counted: a client that left, a deadline, an
-alarm of a hang, which may be false, 4xx and 501, which the request may deserve, 429
-(`agents.core.engine_limit`), and good answers that nothing was computed for.
+batch jobs; what it has failed since its last answer counts until it answers, as routers send it
+little meanwhile. What says nothing about the engine is not counted: a client that left, a deadline,
+4xx and 501, which the request may deserve, and 429 (`agents.core.engine_limit`).
 """
 
 from collections import deque
@@ -82,15 +82,15 @@ class RecentResults:
         """None where it failed none in the window."""
         if not self._has_failed:
             return None
-        start = now - WINDOW_S
-        while self._ends and _at(self._ends[0]) <= start:
+        start, latest = now - WINDOW_S, reversed(self._ends)
+        in_a_row = sum(1 for _ in takewhile(lambda end: isinstance(end, _Failure), latest))
+        while len(self._ends) > in_a_row and _at(self._ends[0]) <= start:
             self._ends.popleft()
         failures = [end for end in self._ends if isinstance(end, _Failure)]
         if not failures:
             self._has_failed = False
             return None
-        failed, of, latest = len(failures), len(self._ends), reversed(self._ends)
-        in_a_row = sum(1 for _ in takewhile(lambda end: isinstance(end, _Failure), latest))
+        failed, of = len(failures), len(self._ends)
         return EngineResults(failed=failed, of=of, in_a_row=in_a_row, what=failures[-1].what)
 
 
