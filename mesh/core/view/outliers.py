@@ -163,10 +163,6 @@ class FailingPlaces:
                 return f"tried again: {place.words}"
         return None
 
-    def is_known(self, name: str, model: ModelId) -> bool:
-        """Whether it is left out for the model, or has not answered enough since."""
-        return any(place.width > 0 for _, place in self._known(name, model))
-
     def out(self) -> set[str]:
         """Names of those that are left out for a model, or have not answered enough since."""
         return {name for (name, _), place in self._places.items() if place.width > 0}

@@ -84,7 +84,7 @@ def test_it_comes_back_one_request_at_a_time_then_twice_as_many() -> None:
         places.answered(A, M)
         width *= 2
     assert places.bars(A, M, now) is None
-    assert not places.is_known(A, M)
+    assert places.out() == set()
     fail(places, 1, now)
     assert places.bars(A, M, now) is None, "like any other: one failure is one"
 
@@ -148,7 +148,7 @@ def test_an_answer_that_its_agent_tells_of_ends_it() -> None:
     places = FailingPlaces()
     places.told(A, results(9), 0.0)
     places.told(A, None, OUT_S)
-    assert places.is_known(A, M), "no failure in its window, and no answer either"
+    assert places.out() == {A}, "no failure in its window, and no answer either"
     places.told(A, results(0, 9, 10), OUT_S)
     assert not places
 
