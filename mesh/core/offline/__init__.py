@@ -32,11 +32,13 @@ region's replicas, `LeaseHeard` of this region's lease, `BusLost` and `BusReturn
 The modules:
 
     events, effects, settings
+    state           the tables that all of the following read and write
     lines           the states of a line, with one writer; the window's bounds
     queues          whose turn it is: deadlines, fairness
     prefixes        which of a job's lines a place gets, by prefix; which replica has which prefix
     jobs            the jobs in progress, what to fetch, models that no replica serves
-    room            tokens that the region's replicas would take now; pauses after refusals
+    backoff         pauses of places after refusals and failures
+    room            tokens that the region's replicas would take now
     regions         the peers: how far they are believed, prices, residency
     line_placement  lines to replicas, to peers, and with online priority
     attempts        an attempt's course and its ends
@@ -45,5 +47,5 @@ The modules:
     capacity        speeds, measured and expected
     pace            when a job will end, and when its lines are raised to online priority
     report          what is published every second
-    core
+    core            which function takes which event; the timer
 """

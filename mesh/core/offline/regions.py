@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from mesh.core.offline.backoff import Backoff
 from mesh.core.offline.forecast import HOUR_S
 from mesh.core.offline.queues import Wanted
-from mesh.core.offline.room import Backoff
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.residency import Ground, Label
 from schemas.state import OfflineCapacity, OfflineState

@@ -361,7 +361,7 @@ async def test_the_forecast_outlives_the_runner(mesh, engine) -> None:
         while await mesh.store.forecast.get() is None:
             await asyncio.sleep(0.01)
     again = await mesh.runner(name="batch-1")
-    assert again.core.forecast.state() == kept
+    assert again.core.state.forecast.state() == kept
     assert await mesh.store.jobs.unfinished() == []
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from mesh.core.model import events as ev
 from mesh.core.offline import events as oev
-from mesh.core.offline import jobs, prefixes, regions, room
+from mesh.core.offline import jobs, prefixes, regions
+from mesh.core.offline.backoff import PLACES_MAX, Backoff
 from mesh.core.offline.events import ANSWER_TOKENS_DEFAULT, ANSWER_TOKENS_MAX, answer_tokens_max
 from mesh.core.offline.jobs import EMPTY_S_MAX, FETCH_LINES_MAX, JOBS_MAX, UnservedModels
 from mesh.core.offline.prefixes import PrefixMemory
-from mesh.core.offline.room import Backoff
 from mesh.core.offline.settings import OfflineSettings
 from schemas.batch import LINE_BYTES_MAX
 from schemas.ids import ModelId, ReplicaId, RouterId
@@ -50,7 +50,7 @@ def busy_world(lines: int, replicas: int) -> World:
         world.tick(0.3)
         world.answer_fetches()
     world.beats()
-    assert sum(world.core.window.waiting_lines.values()) == lines
+    assert sum(world.core.state.window.waiting_lines.values()) == lines
     return world
 
 
@@ -102,7 +102,7 @@ def test_only_what_the_window_takes_is_fetched():
     for _ in range(40):
         world.tick(0.3)
         world.answer_fetches()
-    assert len(world.core.window) == 700
+    assert len(world.core.state.window) == 700
     assert not world.fetches
 
 
@@ -122,10 +122,10 @@ def test_bytes_bound_the_window_too():
     for _ in range(40):
         world.tick(0.3)
         world.answer_fetches()
-    assert len(world.core.window) == 43
-    assert world.core.window.body_bytes <= world.settings.window_bytes
+    assert len(world.core.state.window) == 43
+    assert world.core.state.window.body_bytes <= world.settings.window_bytes
     for key in list(world.out)[:9]:
-        world.core.window.release(world.core.window.get(key))
+        world.core.state.window.release(world.core.state.window.get(key))
         del world.out[key]
     world.tick(0.3)
     assert not world.fetches, "9 MB are free: a line of any size might not fit"
@@ -139,7 +139,7 @@ def test_lines_beyond_what_was_asked_for_are_put_back():
     lines = tuple(world.line("j", number, 100, ()) for number in range(1, 6))
     world.out.update({line.key: line for line in lines})
     world.feed(oev.LinesFetched("j", lines, fetch.number))
-    assert len(world.out) == len(world.core.window) == 3
+    assert len(world.out) == len(world.core.state.window) == 3
 
 
 def test_each_job_has_its_part_of_the_window():
@@ -150,7 +150,7 @@ def test_each_job_has_its_part_of_the_window():
     for _ in range(40):
         world.tick(0.3)
         world.answer_fetches()
-    held = {name: world.core.window.held(name) for name in world.jobs}
+    held = {name: world.core.state.window.held(name) for name in world.jobs}
     assert sum(held.values()) == 400
     assert min(held.values()) >= 20
     assert held["soon"] >= 290
@@ -190,36 +190,36 @@ def test_an_answer_to_a_fetch_that_was_given_up_moves_no_other():
         world.tick(0.3)
     assert world.now >= 30
     world.feed(oev.LinesFetched("j", (), lost.number))
-    assert world.core.window.is_fetching
+    assert world.core.state.window.is_fetching
     world.answer_fetches()
-    assert len(world.core.window) == 100
+    assert len(world.core.state.window) == 100
 
 
 def test_jobs_are_bounded():
     world = World()
     for number in range(JOBS_MAX + 1):
         world.feed(oev.JobSeen(job(f"j{number}", 1)))
-    assert len(world.core.jobs) == JOBS_MAX
+    assert len(world.core.state.jobs) == JOBS_MAX
     world.feed(oev.JobEnded("j0"))
     world.feed(oev.JobSeen(job("another", 1)))
-    assert world.core.jobs.get("another") is not None
+    assert world.core.state.jobs.get("another") is not None
 
 
 def test_peers_and_their_runners_are_bounded():
     world = World()
     for number in range(regions.REGIONS_MAX + 5):
         world.feed(oev.OfflineStateSeen(offline_state(f"r{number}")))
-    assert len(world.core.regions.peers) == regions.REGIONS_MAX
+    assert len(world.core.state.regions.peers) == regions.REGIONS_MAX
     for number in range(regions.RUNNERS_MAX + 5):
         world.feed(oev.OfflineStateSeen(offline_state("r0", router=RouterId(f"b{number}"))))
-    assert len(world.core.regions.peers["r0"].states) == regions.RUNNERS_MAX  # type: ignore[index]
+    assert len(world.core.state.regions.peers["r0"].states) == regions.RUNNERS_MAX  # type: ignore[index]
 
 
 def test_tables_forget_the_oldest():
     rests = Backoff(1.0, 8.0)
-    for number in range(room.PLACES_MAX + 3):
+    for number in range(PLACES_MAX + 3):
         rests.penalize(f"p{number}", 0.0)
-    assert len(rests) == room.PLACES_MAX
+    assert len(rests) == PLACES_MAX
     memory = PrefixMemory()
     for number in range(200):
         hashes = range(number * 512, (number + 1) * 512)

@@ -161,7 +161,7 @@ class Chaos:
 
     def check(self) -> None:
         """What holds between events."""
-        world, window = self.world, self.world.core.window
+        world, window = self.world, self.world.core.state.window
         assert window.attempted == len(world.open)
         assert len(window) == len(world.out) + len(world.storing)
         waiting = [line for key, line in world.out.items() if key not in world.open]
@@ -191,7 +191,7 @@ def test_whatever_happens_each_line_is_in_one_place_and_ends_once(seed: int):
     world.answer_fetches()
     world.stored()
     assert not world.out and not world.open
-    assert not len(world.core.window) and not world.core._attempts._at_replica
+    assert not len(world.core.state.window) and not world.core.state.at_replica
     assert world.core.is_idle
     for name, made in world.jobs.items():
         done = {number for one, number in world.results if one == name}

@@ -36,9 +36,9 @@ def test_an_answer_is_its_result_and_frees_the_window_once_it_is_stored():
     world, key = one_line()
     world.end(key)
     assert result(world).settlement is ofx.Settlement.ANSWER
-    assert len(world.core.window) == 1, "its place is kept until the result is stored"
+    assert len(world.core.state.window) == 1, "its place is kept until the result is stored"
     world.stored()
-    assert len(world.core.window) == 0
+    assert len(world.core.state.window) == 0
     assert world.core.is_idle
 
 
@@ -317,7 +317,7 @@ def test_a_job_that_has_ended_leaves_nothing_under_way():
     world.out[late.key] = late
     world.feed(oev.LinesFetched("j", (late,)))
     assert late.key not in world.out, "put back"
-    assert len(world.core.jobs) == 1
+    assert len(world.core.state.jobs) == 1
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -362,7 +362,7 @@ def test_a_line_that_comes_twice_is_in_the_window_once():
     world.out[again.key] = again
     world.feed(oev.LinesFetched("j", (again,)))
     assert again.key not in world.out
-    assert len(world.core.window) == 3
+    assert len(world.core.state.window) == 3
 
 
 def test_a_line_that_no_region_may_compute_gets_an_error_at_once():
@@ -434,8 +434,8 @@ def test_reports_of_an_attempt_that_is_over_change_nothing():
 
 def test_a_step_that_the_table_lacks_is_a_defect():
     world, key = one_line()
-    record = world.core.window.get(key)
+    record = world.core.state.window.get(key)
     assert record is not None and record.state is LineState.ATTEMPTED
-    world.core.window.put_back(record)
+    world.core.state.window.put_back(record)
     with pytest.raises(ImpossibleStep):
-        world.core.window.put_back(record)
+        world.core.state.window.put_back(record)

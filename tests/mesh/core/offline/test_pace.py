@@ -206,7 +206,7 @@ def test_a_job_behind_others_counts_their_work():
         world.stored()
         for made in list(world.jobs.values()):
             world.feed(oev.JobSeen(made))
-    first, second = (world.core.jobs.get(name) for name in ("first", "second"))
+    first, second = (world.core.state.jobs.get(name) for name in ("first", "second"))
     assert first is not None and second is not None
     assert first.end_at is not None and second.end_at is not None
     assert second.end_at == pytest.approx(world.now + (first.left + second.left) / 5, rel=0.2)

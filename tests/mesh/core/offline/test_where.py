@@ -247,9 +247,9 @@ def test_what_a_peer_claims_to_have_computed_costs_no_more_than_the_line_may(cla
     made = mesh.submit(lines=2)
     mesh.second()
     mesh.end(next(iter(mesh.open)), Served(claimed, None, claimed))
-    record = mesh.core.jobs.get(made.id)
+    record = mesh.core.state.jobs.get(made.id)
     assert record is not None and record.line_tokens == 100
-    assert mesh.core.regions.peers[EU].allowed_tokens == UNDER_WAY_TOKENS + 100
+    assert mesh.core.state.regions.peers[EU].allowed_tokens == UNDER_WAY_TOKENS + 100
     assert mesh.core.counts.tokens == 100
 
 
@@ -301,7 +301,7 @@ def test_a_job_in_time_is_never_online_work():
     world = Mesh()
     world.replica("us-0", room_max=500)
     world.submit(lines=200, window_s=1000.0)
-    while world.core.jobs.get("j").left:  # type: ignore[union-attr]
+    while world.core.state.jobs.get("j").left:  # type: ignore[union-attr]
         world.run(1.0, step_s=0.2)
         assert all(one.request.offline for one in world.open.values())
         assert all(one.request.priority is Priority.LOW for one in world.open.values())
