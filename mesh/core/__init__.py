@@ -42,7 +42,8 @@ The packages are floors; each imports only those above it in this list (an impor
     gossip        prefixes announced to, and received from, other routers
     policies      one rule of preference a file
     placement     the decision, its candidates, its receipt, residency
-    lifecycle     a request's states, attempts, hold queue, admission, timeouts
+    requests      a request's record and states, the hold queue
+    lifecycle     attempts, admission, timeouts, when held requests are tried
     membership    leases, adoption of regions, the region's digest
     warming       prefixes computed before they are requested (optional)
     offline       lines of batch jobs: the core of a batch runner, beside that of a router

@@ -2,23 +2,19 @@
 
 Requests are `router.py`'s. It reads the tables that are kept here when it places a request, and
 `on_lost` is called with the requests whose replica is lost.
-
-`KnownModels` keeps the names of models for a while after their last replica is gone: one that only
-restarts must not turn into "no such model", which clients do not retry. Requests for it are held.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.lifecycle.attempts import Attempts
-from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.membership.adoption import Ownership
 from mesh.core.membership.handed_back import AdoptedAttempt, HandedBack, LostWatch
+from mesh.core.membership.known_models import KnownModels
 from mesh.core.membership.region_digest import RegionalDigest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -28,54 +24,21 @@ from mesh.core.model.served_names import (
     beat_by_name,
     beat_of_pair,
     digest_by_name,
-    is_for_others,
-    is_model,
     model_of,
     with_adapters,
     with_keeper_names,
 )
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import replica_name_at, split_replica_name
 from mesh.core.view.replica_table import ReplicaTable
 from mesh.core.warming.warming import Warming
 from schemas.exchange import Refusal
-from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, DownReason, Heartbeat, ReplicaState
-
-KEPT_S = 120.0  # an engine that loads its weights anew takes about a minute
-MODELS_MAX = 4096
-
-
-class KnownModels:
-    """Names of models that are served, or were within KEPT_S."""
-
-    def __init__(self) -> None:
-        self._seen_at: dict[ModelId, float] = {}  # those on optional paths too
-        self.names: tuple[ModelId, ...] = ()  # of models, in order
-
-    def __contains__(self, name: ModelId) -> bool:
-        return name in self._seen_at
-
-    def see(self, models: Iterable[ModelId], now: float) -> None:
-        known = len(self._seen_at)
-        for model in models:
-            is_new = model not in self._seen_at
-            if is_new and (len(self._seen_at) >= MODELS_MAX or not is_for_others(model)):
-                continue
-            self._seen_at[model] = now
-        if len(self._seen_at) != known:
-            self.names = tuple(sorted(filter(is_model, self._seen_at)))
-
-    def expire(self, now: float) -> None:
-        """Forget models that no replica has served for KEPT_S."""
-        old = [model for model, seen_at in self._seen_at.items() if now - seen_at > KEPT_S]
-        for model in old:
-            del self._seen_at[model]
-        if old:
-            self.names = tuple(sorted(filter(is_model, self._seen_at)))
-
 
 OnReplicaLost = Callable[[Collection[RequestRecord], ReplicaId, str, float], None]
 

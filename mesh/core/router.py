@@ -1,6 +1,6 @@
 """RouterCore: takes events in, gives effects out, and calls the floors below it.
 
-`lifecycle/record.py` has a request's states. The router tries a request on a local replica or
+`requests/record.py` has a request's states. The router tries a request on a local replica or
 through a peer. A refusal, a loss or an error before the client's first byte leads to another
 attempt or to one error; after that byte it leads to an error event. A peer's request is placed on a
 local replica, held in the same queue (`lifecycle/forwarded.py`), or refused. Its answer goes
@@ -23,10 +23,8 @@ from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
 from mesh.core.lifecycle.failed_attempts import FailedAttempts
 from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
-from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
 from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -34,6 +32,8 @@ from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings, with_changes
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies import PolicyMakers
+from mesh.core.requests.hold_queue import HoldQueue, make_order
+from mesh.core.requests.record import RequestRecord, RequestState
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement

@@ -37,7 +37,7 @@ INTERPRETED = {
         *("agents/sim/profile_files.py", "mesh/core/recording.py"),
         *("mesh/sim/config.py", "mesh/sim/rtt.py"),
     ),
-    "inherits from a built-in class": ("mesh/core/lifecycle/record.py",),
+    "inherits from a built-in class": ("mesh/core/requests/record.py",),
     "reads its own __slots__": ("mesh/sim/recording_replay.py",),
     "loops over 64-bit keys, which are no faster compiled": (
         *("agents/sim/kv_cache.py", "mesh/core/gossip/remote_prefixes.py"),

@@ -45,14 +45,14 @@ from math import ceil, inf
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.lifecycle.release_order import Estimates, ReleaseOrder
 from mesh.core.model.rates import EventRate, ReleasePace
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
+from mesh.core.requests.hold_queue import HoldQueue, RequestKind, kind_of
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from mesh.core.lifecycle.admission import RETRY_AFTER_S_MAX, Admission, LateFirstToken
 from mesh.core.lifecycle.forwarded import ForwardedQueue
-from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import PrefillStage, RequestRecord, Suspect
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.pairs import PrefillChoice
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies.base import CacheEstimate, Destination
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import PrefillStage, RequestRecord, Suspect
 from mesh.core.view.outliers import FailingPlaces
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import split_replica_name

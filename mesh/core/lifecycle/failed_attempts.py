@@ -10,20 +10,20 @@ from collections.abc import Collection
 
 from mesh.core.lifecycle.admission import Admission
 from mesh.core.lifecycle.attempts import Attempts, Completion
-from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.model_choice import ModelChoice
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import (
-    STATUS_NOT_IMPLEMENTED,
-    STATUS_TOO_MANY,
-    RequestRecord,
-    is_client_error,
-)
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import KEPT_RESPONSE, is_keeper_name, model_of
 from mesh.core.model.settings import RouterSettings
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import (
+    STATUS_NOT_IMPLEMENTED,
+    STATUS_TOO_MANY,
+    RequestRecord,
+    is_client_error,
+)
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ReplicaId

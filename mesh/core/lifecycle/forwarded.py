@@ -28,14 +28,14 @@ the request is placed, its router cancels it at the replica.
 """
 
 from mesh.core.lifecycle.admission import Admission
-from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import is_keeper_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from mesh.core.lifecycle.admission import Admission
-from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.lifecycle.timeouts import Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model.model_targets import ModelTargets
 from mesh.core.model.served_names import is_keeper_name, model_of, served_name
 from mesh.core.model.settings import RouterSettings
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import RequestRecord
 from schemas.ids import ModelId
 from schemas.residency import Labels
 

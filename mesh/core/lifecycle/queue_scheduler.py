@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from mesh.core.lifecycle.admission import Admission
-from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, kind_of
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.requests.hold_queue import HoldQueue, RequestKind, kind_of
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.bus_status import AWAY
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement

@@ -20,10 +20,10 @@ from itertools import chain, compress, islice
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from mesh.core.lifecycle.hold_queue import HoldQueue, RequestKind, effective_arrival, kind_of
 from mesh.core.model.reported_speed import believed_slope
 from mesh.core.model.request import Request
 from mesh.core.policies.base import PREFILL_S_PER_TOKEN
+from mesh.core.requests.hold_queue import HoldQueue, RequestKind, effective_arrival, kind_of
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Priority
 from schemas.ids import ModelId

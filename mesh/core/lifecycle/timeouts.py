@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from mesh.core.lifecycle.hold_queue import RequestKind
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.served_names import is_model
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
+from mesh.core.requests.hold_queue import RequestKind
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable

@@ -5,7 +5,6 @@ from heapq import nsmallest
 from itertools import chain, islice, zip_longest
 from statistics import median
 
-from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.model.rates import EventRate
 from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
 from mesh.core.model.served_names import (
@@ -18,6 +17,7 @@ from mesh.core.model.served_names import (
 )
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
+from mesh.core.requests.hold_queue import HoldQueue
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId

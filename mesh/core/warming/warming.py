@@ -27,13 +27,13 @@ from typing import Any
 
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.lifecycle.attempts import Attempts
-from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.peers import Peer, PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from mesh.core.warming.hot_prefixes import DemandTrend, HotPrefix, HotPrefixes

@@ -8,12 +8,12 @@ thinks, but for the lengths of its tables.
 from dataclasses import dataclass, field
 from random import Random
 
-from mesh.core.lifecycle.hold_queue import effective_arrival
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, find_maker
+from mesh.core.requests.hold_queue import effective_arrival
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.http import Fault

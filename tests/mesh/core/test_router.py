@@ -6,7 +6,7 @@ test_router_properties.py.
 
 import pytest
 
-from mesh.core.cluster_events import KEPT_S
+from mesh.core.membership.known_models import KEPT_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from schemas.decision import Placement

@@ -15,13 +15,13 @@ from mesh.core.lifecycle.admission import (
     Admission,
     LateFirstToken,
 )
-from mesh.core.lifecycle.hold_queue import HoldQueue
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.rates import KEPT_S
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
+from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.requests.record import RequestRecord
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.exchange import Priority

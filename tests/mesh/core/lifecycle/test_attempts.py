@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from mesh.core.lifecycle.attempts import Attempts
-from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.model import effects as fx
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.requests.record import RequestRecord, RequestState
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement

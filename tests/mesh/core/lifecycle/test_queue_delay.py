@@ -3,10 +3,10 @@
 import pytest
 
 from mesh.core.lifecycle.admission import HELD_FACTOR, QueueDelay
-from mesh.core.lifecycle.hold_queue import HoldQueue, kind_of
-from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
+from mesh.core.requests.hold_queue import HoldQueue, kind_of
+from mesh.core.requests.record import RequestRecord
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from tests.mesh.core.build import MODEL, request

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.hold_queue import HoldQueue, kind_of
 from mesh.core.lifecycle.release_order import SORTED_MAX, ReleaseOrder
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
+from mesh.core.requests.hold_queue import HoldQueue, kind_of
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Priority
 from schemas.ids import RouterId

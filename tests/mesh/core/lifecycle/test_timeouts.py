@@ -2,11 +2,11 @@
 
 import pytest
 
-from mesh.core.lifecycle.hold_queue import kind_of
-from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.lifecycle.timeouts import RETURN_S, Timeouts
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
+from mesh.core.requests.hold_queue import kind_of
+from mesh.core.requests.record import RequestRecord, RequestState
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import SILENCE_S_MAX, WORKING_S

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.record import RequestState
 from mesh.core.membership.adoption import START_LEASES
 from mesh.core.membership.lease import GUARD
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.requests.record import RequestState
 from schemas.ids import RegionId, RouterId
 from schemas.residency import ground
 from schemas.state import Digest, Lease

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
 from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
+from mesh.core.requests.hold_queue import HoldQueue
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId

@@ -1,4 +1,4 @@
-from mesh.core.cluster_events import KEPT_S, MODELS_MAX, KnownModels
+from mesh.core.membership.known_models import KEPT_S, MODELS_MAX, KnownModels
 
 
 def test_names_outlive_their_replicas_for_a_while():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.hold_queue import (
+from mesh.core.model.served_names import served_name
+from mesh.core.requests.hold_queue import (
     HEAD_START_S,
     LOWEST_FIRST,
     HoldQueue,
@@ -14,7 +15,6 @@ from mesh.core.lifecycle.hold_queue import (
     kind_of,
     make_order,
 )
-from mesh.core.model.served_names import served_name
 from schemas.exchange import Priority
 from schemas.http import EMBEDDINGS, MESSAGES
 from schemas.ids import ModelId

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from mesh.core.lifecycle.record import (
+from mesh.core.model.effects import KvPair
+from mesh.core.requests.record import (
     TRANSITIONS,
     ImpossibleTransition,
     PrefillStage,
@@ -12,7 +13,6 @@ from mesh.core.lifecycle.record import (
     RequestState,
     Transition,
 )
-from mesh.core.model.effects import KvPair
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, ReplicaId
 from schemas.kv_transfer import TransferKind

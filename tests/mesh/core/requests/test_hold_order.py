@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.hold_queue import GROUPS, HoldQueue, PriorityGroups, make_order
 from mesh.core.model.events import HeartbeatSeen, RequestArrived
 from mesh.core.model.prompt import Prompt
+from mesh.core.requests.hold_queue import GROUPS, HoldQueue, PriorityGroups, make_order
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 from schemas.settings import HoldOrder

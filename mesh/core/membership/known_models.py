@@ -1,0 +1,42 @@
+"""Names of models that are served, or were until a while ago.
+
+A model whose last replica only restarts must not turn into "no such model", which clients do not
+retry. Requests for it are held.
+"""
+
+from collections.abc import Iterable
+
+from mesh.core.model.served_names import is_for_others, is_model
+from schemas.ids import ModelId
+
+KEPT_S = 120.0  # an engine that loads its weights anew takes about a minute
+MODELS_MAX = 4096
+
+
+class KnownModels:
+    """Names of models that are served, or were within KEPT_S."""
+
+    def __init__(self) -> None:
+        self._seen_at: dict[ModelId, float] = {}  # those on optional paths too
+        self.names: tuple[ModelId, ...] = ()  # of models, in order
+
+    def __contains__(self, name: ModelId) -> bool:
+        return name in self._seen_at
+
+    def see(self, models: Iterable[ModelId], now: float) -> None:
+        known = len(self._seen_at)
+        for model in models:
+            is_new = model not in self._seen_at
+            if is_new and (len(self._seen_at) >= MODELS_MAX or not is_for_others(model)):
+                continue
+            self._seen_at[model] = now
+        if len(self._seen_at) != known:
+            self.names = tuple(sorted(filter(is_model, self._seen_at)))
+
+    def expire(self, now: float) -> None:
+        """Forget models that no replica has served for KEPT_S."""
+        old = [model for model, seen_at in self._seen_at.items() if now - seen_at > KEPT_S]
+        for model in old:
+            del self._seen_at[model]
+        if old:
+            self.names = tuple(sorted(filter(is_model, self._seen_at)))
