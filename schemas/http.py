@@ -270,6 +270,8 @@ class Readiness:
     """Seconds since then."""
     warmed_by: str | None = None
     """The router of this region that sent it that state; null for one that was alone."""
+    problem: str | None = None
+    """What should be mended though requests are placed; null if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,6 +186,10 @@ class RouterMetrics:
         )
         self.gossip_dropped = counter("mesh_gossip_dropped", "Invalid gossip that was dropped.")
         self.leases_dropped = counter("mesh_leases_dropped", "Invalid leases that were dropped.")
+        self.lease_writes_failed = counter(
+            "mesh_lease_writes_failed",
+            "Writes of its lease that the region's stream did not answer, or not as it should.",
+        )
         self.replies_dropped = counter(
             "mesh_replies_dropped",
             "Requests on the bus whose reply subject is not allowed, by channel.",

@@ -164,7 +164,7 @@ async def _write(client: Client, orders: RegionControl, after: int) -> int | Non
 def _unavailable(region: RegionId, why: object) -> OrdersUnavailable:
     text = str(why) or type(why).__name__
     return OrdersUnavailable(
-        f"{region}: the stream {subjects.STREAM_CONTROL} gives no answer ({text}); is its "
-        f"nats-server rendered anew since an upgrade, and was `mesh infra streams` run? "
-        "`mesh doctor` says"
+        f"{region}: the stream {subjects.STREAM_CONTROL} gives no answer ({text}); was "
+        "`mesh infra streams` run, and is its nats-server rendered anew since an upgrade? If its "
+        "disk is or was full: make room there, then restart that nats-server. `mesh doctor` says"
     )

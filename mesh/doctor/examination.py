@@ -179,6 +179,7 @@ async def _observe(
     region, clock, listen_s = RegionId(found.region), settings.clock, settings.listen_s
     observed = await observed_state.listen(client, region, clock, listen_s)
     orders = await observed_state.last_orders(client, region)
+    observed_state.check_writes(found, observed)
     observed_state.compare(found, topology, observed, clock(), orders)
     await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
 

@@ -16,13 +16,21 @@ from infra.nats.bundle import CONFIG
 from infra.topology import Topology
 from mesh.doctor.batch_runners import CHECK as BATCH_RUNNER
 from mesh.doctor.connectivity import ServerUnreachable
-from mesh.doctor.findings import ENGINE_PAGE, ENGINE_RESULTS, CheckResult, Finding, Remedy
+from mesh.doctor.findings import (
+    ENGINE_PAGE,
+    ENGINE_RESULTS,
+    STREAM_WRITES,
+    CheckResult,
+    Finding,
+    Remedy,
+)
 from schemas.ids import RegionId
 
 # What a region's routers send now: a server counts a lost link as up for seconds more.
 SERVER, SERVER_LINK = ("bus", "server"), "server link"
 CHECKS_OF_ROUTERS = ("link", "round trip")
 CHECKS_OF_ENGINES = ("engine", ENGINE_PAGE, ENGINE_RESULTS)
+MAKE_ROOM = "make room on the disk of its nats-server, then restart that"
 PROGRAM_OF_CHECK = {"router": "router", "heartbeat": "agent"}
 
 
@@ -64,6 +72,11 @@ class SystemdCommands:
 
     def stream(self, region: str, name: str) -> Remedy:
         return _set_up_streams(region, name, self.config, self.credentials)
+
+    def stream_writes(self, region: str) -> Remedy:
+        host = self.topology.regions[RegionId(region)].nats.host
+        what = f"{MAKE_ROOM}, on {host} (without systemd: as you start it there)"
+        return Remedy(what, f"df -h; systemctl restart mesh-nats@{region}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,12 @@ class DemoCommands:
         """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
         return _set_up_streams(region, name, self.file, self.config)
 
+    def stream_writes(self, region: str) -> Remedy:
+        pid = self.pids.get(f"nats-{region}")
+        what = f"{MAKE_ROOM}; `mesh up` starts it again"
+        kill = "" if pid is None else f"; kill -KILL {pid}"
+        return Remedy(what, f"df -h {shlex.quote(str(self.config))}{kill}")
+
     def _kill(self, program: str) -> Remedy:
         what = f"{program} hangs or is stopped; kill it, and `mesh up` restarts it"
         return Remedy(what, f"kill -KILL {self.pids[program]}")
@@ -188,6 +207,8 @@ def with_causes(
             return replace(one, remedy=_engine_remedy(one, commands))
         if one.verdict is CheckResult.BAD and one.check == "stream":
             return replace(one, remedy=commands.stream(one.region, one.about))
+        if one.check == STREAM_WRITES:
+            return replace(one, remedy=commands.stream_writes(one.region))
         if one.verdict is CheckResult.OK or one.peer is None:
             return one
         if one.peer in down or (one.peer in silent and one.check in CHECKS_OF_ROUTERS):

@@ -22,6 +22,7 @@ from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.findings import (
     ENGINE_PAGE,
     ENGINE_RESULTS,
+    STREAM_WRITES,
     CheckResult,
     MonotonicClock,
     RegionFindings,
@@ -36,6 +37,8 @@ from schemas.state import Digest, Heartbeat, Lease, ReplicaState
 T = TypeVar("T")
 
 REQUEST_S = 5.0
+WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
+WRITES_FAIL = "its streams take no writes; is the disk full?"
 # What a stream's messages are, where it is not just messages.
 HELD = dict.fromkeys((subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES), "last values")
 
@@ -47,6 +50,8 @@ class ObservedMessages:
     heartbeats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)  # when received
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
     lease: Lease | None = None  # of the region itself
+    beats: int = 0  # heartbeats that came
+    beats_stored: int | None = None  # by their stream meanwhile; None: it could not be asked
     undecodable: int = 0
 
     def decode(self, decode: Callable[[bytes], T], msg: Msg) -> T | None:
@@ -70,6 +75,7 @@ async def listen(
     async def on_heartbeat(msg: Msg) -> None:
         if not msg.headers and (heartbeat := observed.decode(state.decode_heartbeat, msg)):
             observed.heartbeats[heartbeat.replica] = (heartbeat, clock())
+            observed.beats += 1
 
     async def on_digest(msg: Msg) -> None:
         digest = None if msg.headers else observed.decode(state.decode_digest, msg)
@@ -84,8 +90,28 @@ async def listen(
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_heartbeat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
     await client.flush()
+    before = await _last_stored(client)
     await asyncio.sleep(listen_s)
+    after = await _last_stored(client)
+    if before is not None and after is not None:
+        observed.beats_stored = after - before
     return observed
+
+
+async def _last_stored(client: Client) -> int | None:
+    """The number of the last heartbeat in its stream."""
+    try:
+        info = await client.jsm(timeout=REQUEST_S).stream_info(subjects.STREAM_HEARTBEATS)
+    except (nats.js.errors.Error, nats.errors.Error, TimeoutError):
+        return None  # `check_streams` says why
+    return info.state.last_seq
+
+
+def check_writes(found: RegionFindings, observed: ObservedMessages) -> None:
+    """Whether the region's streams take writes. A full disk fails them all, and reads go on."""
+    if observed.beats >= WRITES_MIN and observed.beats_stored == 0:
+        detail = f"none of {observed.beats} heartbeats was stored: {WRITES_FAIL}"
+        found.add(STREAM_WRITES, "HEARTBEATS", CheckResult.BAD, detail)
 
 
 async def last_orders(client: Client, region: RegionId) -> RegionControl:

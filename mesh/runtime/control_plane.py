@@ -274,6 +274,13 @@ class OperatorOrders:
 
 
 AWAITED_MAX = 256
+FAILED_WRITES_TOLD = 2  # in a row; one without an answer is awaited as long as a lease lasts
+# nats-server 2.14 and later answer no write to a stream whose disk was full once, until they are
+# started again; 2.12 refuses it, until there is room [tried: 2.12.7, 2.14.0, 2.15.1].
+STREAM_SILENT = (
+    "the region's streams take no writes; if the disk of its nats-server is full, make room there, "
+    "then restart that nats-server"
+)
 # What the server adds to the stream's own messages, and to all others that it reads out of one.
 H_SEQUENCE, H_STREAM, H_SUBJECT = "Nats-Sequence", "Nats-Stream", "Nats-Subject"
 _NUMBER = re.compile(r"\d{1,18}$")
@@ -302,6 +309,8 @@ class LeaseClaims:
         self._beats = beats
         self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
+        self._home_claim = ""  # the token of the last one of this region
+        self._failed_writes = 0  # of these in a row
 
     def receive(self, msg: Msg) -> None:
         """A stream has taken a write."""
@@ -312,17 +321,19 @@ class LeaseClaims:
 
     def receive_answer(self, msg: Msg) -> None:
         """A stream's answer to a claim."""
-        number = self._awaited.pop(msg.subject.rpartition(".")[2], None)
+        token = msg.subject.rpartition(".")[2]
+        number = self._awaited.pop(token, None)
         if number is None:
             return
-        if is_no_responders(msg.headers):
-            self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
-            return
-        try:
-            self._feed(_answered(number, msg.data))
-        except ValueError as error:
-            self._drop(msg, "the answer can't be read", error)
-            self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
+        event = ev.LeaseAnswered(number, granted=False, seq=None)
+        if not is_no_responders(msg.headers):
+            try:
+                event = _answered(number, msg.data)
+            except ValueError as error:
+                self._drop(msg, "the answer can't be read", error)
+        if token == self._home_claim:
+            self._is_written(is_written=event.seq is not None)
+        self._feed(event)
 
     def claim(self, effect: fx.ClaimLease) -> None:
         """Publish this write to the stream."""
@@ -330,10 +341,29 @@ class LeaseClaims:
         while len(self._awaited) >= AWAITED_MAX:
             del self._awaited[next(iter(self._awaited))]
         self._awaited[token] = effect.number
+        if effect.lease.region == self._config.region:
+            if self._home_claim in self._awaited and self._bus.is_connected:
+                self._is_written(is_written=False)
+            self._home_claim = token
         inbox = subjects.inbox(self._config.region, self._config.router, token)
         headers = {H_EXPECTED: str(effect.expected)}
         data = state.encode_state(effect.lease)
         self._bus.publish(subjects.lease(effect.lease.region), data, reply=inbox, headers=headers)
+
+    def _is_written(self, *, is_written: bool) -> None:
+        """Whether this region's stream took, or properly refused, the last write of its lease."""
+        if is_written:
+            self._failed_writes = 0
+            return
+        self._metrics.lease_writes_failed.inc()
+        self._failed_writes += 1
+        if (problem := self.problem) is not None:
+            self._log.warning("lease", "not written", "%s", problem)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with this region's streams, if they seem to take no writes."""
+        return STREAM_SILENT if self._failed_writes >= FAILED_WRITES_TOLD else None
 
     def changed(self, effect: fx.OwnershipChanged) -> None:
         """Agents are informed at once."""

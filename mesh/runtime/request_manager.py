@@ -227,11 +227,11 @@ class RequestManager:
             raise RequestRefused(*SHUTTING_DOWN)
 
     def readiness(self) -> Readiness:
-        warmth = self._core.gossip.siblings.sync
+        warmth, problem = self._core.gossip.siblings.sync, self.leases.problem
         if warmth.warm_at is None:
-            return Readiness(warm=False)
+            return Readiness(warm=False, problem=problem)
         warm_for_s = round(self._clock() - warmth.warm_at, 3)
-        return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source)
+        return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source, problem=problem)
 
     def admit(
         self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]

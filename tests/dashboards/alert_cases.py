@@ -130,6 +130,11 @@ CASES = (
         {_router("mesh_bus_connected"): "1 0 1 1 1 1 1 1 1 1"},
     ),
     Case(
+        "MeshStoreFails", "warning", 5, US, "The streams of us take no writes",
+        {_router("mesh_lease_writes_failed_total"): "0+2x20"},
+        {_router("mesh_lease_writes_failed_total"): "0x4 1x16"},
+    ),
+    Case(
         "MeshGossipStale", "warning", 10, US,
         "Routers of us do not know which prefixes are cached where",
         {_router("mesh_gossip_doubted", 'peer="eu"'): "1x20"},
