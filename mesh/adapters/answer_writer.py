@@ -25,9 +25,10 @@ from typing import Protocol
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
-from mesh.adapters.client_request import ClientRequest, FrontDoor
+from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import LAST_BYTES, AnswerReceiver
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
 from schemas.engine_routes import error_form

@@ -16,10 +16,10 @@ from sys import intern
 from typing import NamedTuple
 
 from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
-from mesh.adapters.client_request import SENT, ClientRequest, lost
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.session.client_request import SENT, ClientRequest, lost
 from mesh.session.record import STEPS_MAX, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded

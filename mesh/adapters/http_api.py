@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry
 from infra.metrics_page import metrics_page
 from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
 from mesh.adapters.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
-from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
+from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.http_server import (
     FULL,
     UNPARSABLE,

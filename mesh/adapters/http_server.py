@@ -22,8 +22,8 @@ from aiohttp import http_exceptions, web
 from aiohttp.web_protocol import RequestHandler
 
 from mesh.adapters.client_connection import HEADER_BYTES_MAX, HEADERS_MAX, ClientConnection
-from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
+from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.read_request import RequestReader, RequestRefused, request_id
 from schemas import http
 from schemas.exchange import BODY_BYTES_MAX

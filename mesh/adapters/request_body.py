@@ -11,7 +11,7 @@ import zlib
 
 from aiohttp import web
 
-from mesh.adapters.client_request import FrontDoor
+from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
 from mesh.adapters.read_request import (
     BodyBudget,

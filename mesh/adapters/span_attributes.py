@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import orjson
 
 from infra.span_conventions import Attributes
-from mesh.adapters.client_request import ClientRequest
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import OpenRequest
 from schemas.decision import (
     SECONDS_DIGITS,

@@ -27,12 +27,12 @@ from infra import span_conventions as names
 from infra import trace_context, tracing
 from infra.span_conventions import Attributes
 from infra.trace_context import TraceContext
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.span_attributes import decision_attributes, receipt_attributes
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import model_of
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind, Trace
 from schemas import exchange, subjects
 from schemas.decision import Placement

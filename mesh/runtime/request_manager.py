@@ -16,7 +16,6 @@ from infra import trace_context, tracing
 from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
@@ -42,6 +41,7 @@ from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
 from mesh.runtime.shadow_copies import ShadowCopies
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import (
     NO_TRACE,
     Decide,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 
 from infra.process import LimitedLog
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
@@ -16,6 +15,7 @@ from mesh.core.view.replica import replica_name_at
 from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import STEPS_MAX, Observer, OpenRequest, Step, StepKind
 from schemas import exchange
 from schemas.decision import Placement

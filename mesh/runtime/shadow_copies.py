@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.process import LimitedLog
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
@@ -24,6 +23,7 @@ from mesh.core.model.served_names import served_name
 from mesh.core.router import RouterCore
 from mesh.runtime.model_mapping import conversation, placed
 from mesh.session.body_model import with_model
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS

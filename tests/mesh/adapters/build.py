@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from mesh.adapters.client_request import ClientRequest
 from mesh.session.answer import AnswerReceiver
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import Failure
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView, Outcome

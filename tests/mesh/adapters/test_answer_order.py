@@ -5,7 +5,6 @@ from random import Random
 import pytest
 
 from mesh.adapters.answer_writer import BEHIND_BYTES, AnswerWriter
-from mesh.adapters.client_request import ClientRequest
 from mesh.core.model import events as ev
 from mesh.session.answer import (
     CREDIT_BYTES,
@@ -14,6 +13,7 @@ from mesh.session.answer import (
     PROGRESS_S,
     FramesMissing,
 )
+from mesh.session.client_request import ClientRequest
 from schemas.exchange import FRAME_HEADER, End, Frame, Outcome, pack_frame, unpack_frame
 from schemas.wire import encode
 from tests.mesh.adapters.build import EVENTS, JSON, Feeder, client_request

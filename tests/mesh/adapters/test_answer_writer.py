@@ -15,11 +15,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.answer_writer import DEADLINE_GRACE_S
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget
+from mesh.session.client_request import ClientRequest
 from schemas.http import H_REGION, RESPONSES
 from schemas.ids import RegionId, RouterId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request

@@ -7,7 +7,6 @@ import pytest
 from opentelemetry.trace import SpanKind
 
 from infra import trace_context, tracing
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.spans import NS, IngressSpan, ingress_trace, request_trace
 from mesh.adapters.tail_rule import KEPT_PER_S_MAX, SlowLimits, TailRule
 from mesh.core.model import effects as fx
@@ -16,6 +15,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import kept_name, served_name
 from mesh.session.answer import AnswerReceiver
+from mesh.session.client_request import ClientRequest
 from mesh.session.record import NO_TRACE, Ending, OpenRequest, Step, StepKind
 from schemas.decision import Decision, Placement
 from schemas.exchange import End, Head, Placed

@@ -7,11 +7,11 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import BLOCK_BYTES
+from mesh.session.client_request import ClientRequest
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame

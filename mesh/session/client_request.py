@@ -1,31 +1,15 @@
-"""One client's request between HTTP and the session: its record, and what each side may call.
+"""A client's request from its admission to its end, with what its receipt says of the wait."""
 
-The HTTP side admits a request with a callback. The session changes the record and calls back. A
-request is settled once: with bytes to stream, with an engine's own error, or with a failure of
-the router's.
-"""
-
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
-from mesh.adapters.read_request import BodyBudget, ParsedRequest
 from mesh.core.model import events as ev
-from mesh.core.model.geo import GeoLocation
 from mesh.core.model.prompt import NO_TEXT, TextSize
 from mesh.session.record import OpenRequest, Step
 from schemas.decision import Decision, Placement
-from schemas.http import Fault, Readiness, Region
-from schemas.ids import ModelId
-from schemas.residency import Labels
-from schemas.state import ModelCard
 
 RETURNED = ev.AttemptRefused, ev.AttemptFailed  # to the hold queue, if it did not fail at once
 
 SENT = (Placement.LOCAL, Placement.PEER)
-
-if TYPE_CHECKING:
-    from mesh.adapters.ended_requests import EndedRequests
 
 
 def lost(sent: Decision) -> str:
@@ -35,7 +19,7 @@ def lost(sent: Decision) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest(OpenRequest):
-    """See the module. Times are seconds on the event loop's clock."""
+    """Times are seconds on the event loop's clock."""
 
     size: TextSize = NO_TEXT  # of the prompt
     wants_decision: bool = False  # as a header of its answer
@@ -86,60 +70,3 @@ class ClientRequest(OpenRequest):
         held_s = 0.0 if self.decision is None else self.decision.held_s
         claimed_s = 0.0 if self.answer is None else self.answer.peer_held_s
         return min(max(0.0, claimed_s), max(0.0, until - self.request.arrived_at - held_s))
-
-
-class FrontDoor(Protocol):
-    """What the HTTP side needs from the router behind it."""
-
-    @property
-    def bodies(self) -> BodyBudget:
-        """What requests may keep in memory together."""
-
-    @property
-    def ended(self) -> "EndedRequests":
-        """Told of requests that end without having been admitted."""
-
-    def models(self) -> tuple[ModelId, ...]:
-        """Models that a ready replica serves."""
-
-    def model_card(self, model: ModelId) -> ModelCard:
-        """The model as an engine describes it."""
-
-    def unknown_model(self, model: str) -> str:
-        """The error for a model that is not there, which names some that are."""
-
-    def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
-        """The regions as this router sees them, nearest first."""
-
-    def not_ready_because(self) -> tuple[Fault, str] | None:
-        """Why requests can't be placed at present, or None if they can."""
-
-    def readiness(self) -> Readiness:
-        """Whether this router knows the replicas' caches, and since when."""
-
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
-
-    def admit(
-        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
-    ) -> ClientRequest:
-        """Take a request in and place it; `bodies` was charged for it.
-
-        `changed` becomes the request's, and may be called before this returns. Raises
-        RequestRefused if its model, labels or key forbid it; then nothing stays charged.
-        """
-
-    def started(self, request: ClientRequest) -> None:
-        """The client is being sent the first byte."""
-
-    def passed(self, request: ClientRequest) -> None:
-        """Bytes have left for the client."""
-
-    def finished(self, request: ClientRequest) -> None:
-        """The whole answer has left for the client."""
-
-    def failed(self, request: ClientRequest) -> None:
-        """The client was sent `request.failure`, or the engine's own error."""
-
-    def leave(self, request: ClientRequest) -> None:
-        """The client is gone; without effect after `finished` or `failed`."""
