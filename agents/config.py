@@ -17,13 +17,13 @@ from pydantic import (
     model_validator,
 )
 
-from agents.core.heartbeat import AdapterSource
 from agents.core.offline_profile import (
     PROFILE_BYTES_MAX,
     OfflineProfile,
     ProfileInvalid,
     decode_profile,
 )
+from agents.core.replica_config import AdapterSource
 from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
 from schemas.kv_transfer import KvAddress, KvRole, TransferKind
 from schemas.listed_routes import ListedRoutes

@@ -14,7 +14,6 @@ CORE_STATE = "the core hands its tables and rules from object to object"
 WIDE_CONSTRUCTORS = {
     "agents/adapters/engine.py EngineClient": (12, "what is known of one engine, from options"),
     "agents/adapters/relay.py Relay": (10, "ports between one request, its engine and the bus"),
-    "agents/core/heartbeat_fields.py HeartbeatFields": (8, "every part that reports itself"),
     "agents/sim/two_phase.py TwoPhaseEngine": (10, "the parameters of a model of time"),
     "mesh/adapters/http_api.py HttpApi": (10, "what the routes of one port need"),
     "mesh/batch/held_lines.py HeldLines": (8, "ports of a batch runner"),

@@ -3,30 +3,36 @@
 A replica is safe for many uncoordinated routers because its agent decides last: it counts the
 requests that it took, reads the engine's load, and refuses beyond it with the fresh load.
 
+An event goes to a rule: a function of the `state`, which it changes and which takes the effects.
 Floors; each module imports only from floors below it (a contract in pyproject.toml):
 
-    agent            AgentCore: every decision, and what a heartbeat holds
-    engine_cache, held_log  the engine's KV events through gaps; what is published of them
-    speed_probe      measure an idle engine's prefill speed
-    held_blocks      which blocks of prompts the engine holds
+    agent            AgentCore: the table of events and their rules; what is due after each event
+    engine_watch     scrapes and probes: what follows for requests when the engine is gone or hangs
+    work             work, from its message to the engine: taken, refused, held
+    heartbeat        state, load and every field of a heartbeat, and when one is due
+    keep_alives      of routers, and losses of the bus
+    answers          the engine's answers begin and end; how else requests end
+    adapters         LoRA adapters: loads, and who waits for them
     offline_work     the offline requests, and what the engine reports without them
-    heartbeat        the replica's configuration, and when a heartbeat is due
-    offline_admission  which offline requests the engine gets, which are given back
-    request_tables   online and offline requests, apart
-    engine_batch     what the engine computes, as far as the agent knows
-    offline_profile  the profile file: predictor, budget, bounds
-    requests         one request's life: its headers, record, states and transitions
+    speed_probe      measure an idle engine's prefill speed
+    state            AgentState: every table, no rules
+
+    requests         one request's record, states and transitions; the tables of requests
+    work_message     the headers of a work message
+    replica_config   which replica it is, and what its operator decided
+    offline_admission, engine_batch, offline_profile  which offline requests the engine gets
     engine_health    does the engine answer, and does it compute?
     engine_load      the engine's queue, speeds and cache, from scrapes and responses
-    routers          which routers are alive, and which region owns the replica
-    answer_stream    what the agent reads out of a response's bytes; flow control
-    name_claim       two agents with one name: which of them leaves
-    effects, events  the interface
     engine_results, engine_limit  how the last requests at it ended; how many it gets after a 429
-    loaded_models    which models the engine has loaded, and which its agent may ask by itself
-    model_routes     which optional paths it answers for which of its models
-    kv_events        batches of KV events, and their order
-    latency_predictor, slo_profile, offline_queue  parts that the simulated engine uses too
+    cut_requests     what it may compute of requests that were cut
+    loaded_models, model_routes  which models it has loaded; which paths it answers for which
+    known_speed      its speed before it has answered
+    routers          which routers are alive, and which region owns the replica
+    effects, events  the interface
+
+Beside these, for the adapters: answer_stream, stream_content, stream_end, added_usage (what is read
+out of an answer's bytes), engine_pages, engine_cache, held_blocks, held_log, kv_events, kv_stages,
+name_claim; latency_predictor and slo_profile are parts that the simulated engine uses too.
 
 The host's loop (`agents.runtime.agent` live, `mesh.sim.replica` in the twin):
 

@@ -1,104 +1,153 @@
-"""What a replica's heartbeat repeats unchanged, and when the next one is due."""
+"""What the replica says of itself, in heartbeats and refusals: its state, its load, and what each
+field of a heartbeat is read from; and when the next one is due.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+One is due at the interval, and GAP_MIN_S after the last one when the replica's state, fullness or
+models have changed.
 
-from agents.core.known_speed import KnownSpeed
-from agents.core.offline_profile import OfflineProfile
-from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.kv_transfer import KvRole, KvTransfer, TransferKind
-from schemas.residency import Label, Labels
-from schemas.state import PrefillPrior
+Reads: acks, cuts, engine, fence, hangs, health, leaving, offline, refused_total, replica,
+requests, routers, served_total.
+Writes: beat_due_at, beat_sent_at, published, seq.
+"""
+
+from itertools import islice
+
+from agents.core import adapters, speed_probe
+from agents.core.effects import PublishHeartbeat
+from agents.core.engine_load import LoadCounts, occupancy
+from agents.core.loaded_models import LoadSeconds
+from agents.core.state import AgentState
+from schemas.ids import ModelId
+from schemas.state import (
+    ADAPTERS_MAX,
+    CARDS_MAX,
+    DownReason,
+    Heartbeat,
+    ModelCard,
+    ReplicaState,
+    rounded,
+)
 
 GAP_MIN_S = 0.01  # a replica that turns full and not full with every request must not flood the bus
+CARDS_EVERY = 10  # heartbeats: model cards and priors hardly ever change
 
 
-@dataclass(frozen=True, slots=True)
-class KvPart:
-    """The engine's part in pairs. `address`: where the other one finds it, host:port."""
-
-    kind: TransferKind
-    role: KvRole
-    address: str | None = None
-
-    @property
-    def takes_whole(self) -> bool:
-        """Whether it also answers requests alone."""
-        return self.role is KvRole.DECODE and self.kind.decodes_whole
-
-    def report(self, models: tuple[ModelId, ...]) -> KvTransfer:
-        """For the heartbeat of an engine with these models."""
-        return KvTransfer(
-            kind=self.kind, role=self.role, models=models, whole=self.takes_whole,
-            address=self.address,
-        )  # fmt: skip
+def replica_state(state: AgentState) -> ReplicaState:
+    """Whether it takes work, by its engine, its operators and its own end."""
+    if state.leaving is not None:
+        return state.leaving
+    found = ReplicaState.DOWN if state.hangs.hung else state.health.state
+    orders = state.routers.orders
+    return orders.applied_to(found) if orders.is_drained else found
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSource:
-    """Where an engine finds an adapter, and the model that it was made for; None: its first."""
-
-    path: str
-    base: ModelId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig:
-    """Which replica this is and what its operator decided about it.
-
-    `epoch` must differ from that of every earlier start of this replica's agent.
-    """
-
-    region: RegionId
-    replica: ReplicaId
-    epoch: int
-    engine: str  # kind
-    outstanding_max: int
-    heartbeat_s: float
-    batch_max: int | None = None  # where the engine's metrics don't show it
-    residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region's
-    counts_own: bool = False  # the engine shows no counts: it runs what this agent sent to it
-    offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
-    offline_priority: int | None = None  # the engine's own, for offline requests
-    speeds: tuple[KnownSpeed, ...] = ()  # of its engine, perhaps; the first that fits it counts
-    probes_speed: bool = False  # measure it while the engine is idle where none of these fits
-    adapters: Mapping[ModelId, AdapterSource] = field(default_factory=dict)  # that it may load
-    load_s: float | None = None  # patience before the engine's first answer; None: the default
-    adapters_max: int = 0  # adapters that its engine may have at once
-    kv: KvPart | None = None  # in pairs; None: it answers alone
-
-    def fits_residency(self, requested: Labels) -> bool:
-        """Whether one of these labels holds here. Routers check it first, but a label may have
-        been removed since. Without labels of its own the agent has all of its region's, which only
-        mesh.toml lists."""
-        labels = self.residency
-        return not requested or labels is None or any(label in requested for label in labels)
-
-    def computes(self, stage: KvRole | None) -> bool:
-        """Whether its engine computes that stage of requests; None: all of them."""
-        if self.kv is None:
-            return stage is None
-        return self.kv.takes_whole if stage is None else stage is self.kv.role
-
-    def prior(self, models: tuple[ModelId, ...]) -> PrefillPrior | None:
-        """By what is known of an engine of this kind with these models."""
-        fitting = (speed.prior for speed in self.speeds if speed.is_of(self.engine, models))
-        return next(fitting, None) if models else None
+def load_counts(state: AgentState) -> LoadCounts:
+    """The replica's load, of online requests alone."""
+    requests, cuts, engine = state.requests.online, state.cuts.count, state.engine
+    outstanding, at_engine = len(requests.by_inbox), requests.at_engine
+    if cuts:
+        outstanding += cuts if outstanding else 0  # one is always taken: its answer teaches
+        at_engine += cuts
+    if engine.limit.is_lowered:  # by what the engine takes of both kinds
+        outstanding += state.requests.offline.at_engine
+    return engine.counts(requests.counters, outstanding, at_engine)
 
 
-class HeartbeatTimer:
-    """When the next heartbeat is due: at the interval, or GAP_MIN_S after the last one when the
-    replica's state, fullness or models have changed."""
+def publish_if_due(state: AgentState, now: float) -> None:
+    """Call it after each event."""
+    engine, taken, counts = state.engine, replica_state(state), load_counts(state)
+    loads = adapters.told(state, now) if state.replica.adapters else ()
+    if engine.loaded.on_demand:
+        loads = (*loads, *engine.loaded.told)
+    urgent = (taken, counts.full, engine.models, engine.paths, engine.routes, loads)
+    if urgent != state.published:
+        state.beat_due_at = state.beat_sent_at + GAP_MIN_S  # the last one is out of date
+    if now < state.beat_due_at and state.leaving is not ReplicaState.GONE:
+        return
+    state.published = urgent
+    state.beat_sent_at, state.beat_due_at = now, now + state.replica.heartbeat_s
+    state.seq += 1
+    state.emit(PublishHeartbeat(heartbeat(state, now)))
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._sent_at = float("-inf")
-        self.due_at = float("-inf")
 
-    def hurry(self) -> None:
-        """The last heartbeat is out of date."""
-        self.due_at = self._sent_at + GAP_MIN_S
+def heartbeat(state: AgentState, now: float) -> Heartbeat:
+    """The replica as it is now, under the number of the last heartbeat published."""
+    replica, engine, requests = state.replica, state.engine, state.requests.online
+    taken, counts = replica_state(state), load_counts(state)
+    is_open = taken is ReplicaState.READY
+    reading, line = engine.reading, engine.prefill.line
+    owner, offline, turn = state.fence.owner(now), state.offline, state.seq % CARDS_EVERY
+    admission = None if offline is None else offline.admission
+    room_tokens = None if admission is None else admission.room_tokens(now) if is_open else 0
+    return Heartbeat(
+        region=replica.region,
+        replica=replica.replica,
+        epoch=replica.epoch,
+        seq=state.seq,
+        state=taken,
+        engine=replica.engine,
+        models=engine.models if replica.computes(None) else (),
+        full=counts.full,
+        pending=counts.pending,
+        running=counts.running,
+        outstanding=len(requests.by_inbox),
+        outstanding_max=engine.limit.most,
+        prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
+        batch_max=reading.batch_max,
+        batch_occupancy=rounded(occupancy(counts.running, reading.batch_max)),
+        kv_used_ratio=rounded(reading.kv_used_ratio),
+        kv_capacity_tokens=reading.kv_capacity_tokens,
+        prefill_s_per_token=rounded(line.s_per_token) if line else None,
+        prefill_base_s=rounded(line.base_s) if line else None,
+        decode_tokens_per_s=rounded(engine.answers.decode_tokens_per_s),
+        prefix_hit_ratio=rounded(engine.prefix_hit_ratio),
+        engine_age_s=None if engine.read_at is None else rounded(now - engine.read_at),
+        served_total=state.served_total,
+        refused_total=state.refused_total,
+        taken=state.acks.snapshot(),
+        residency=replica.residency,
+        owner=owner,
+        owner_taken={} if owner is None else state.acks.snapshot(owner),
+        term=state.fence.term,
+        offline_room_tokens=room_tokens,
+        queue_s=None if admission is None else admission.queue_s(now),
+        offline_waiting=state.requests.offline.not_sent,
+        offline_running=state.requests.offline.at_engine,
+        down_reason=_down_reason(state) if taken is ReplicaState.DOWN else None,
+        cards=_cards(state) if turn == 0 else {},
+        paths=engine.paths,
+        prefill_prior=speed_probe.prior(state, engine.base_models) if turn == 1 else None,
+        kv=None if replica.kv is None else replica.kv.report(engine.models),
+        loadable=_loadable(state, now),
+        loading=_loading(state, now),
+        adapters_busy=adapters.are_busy(state),
+        adapters_free=adapters.free(state),
+        routes=engine.routes,
+        page_problem=engine.pages.problem if is_open else None,
+        results=engine.results.report(now) if is_open else None,
+    )
 
-    def sent(self, now: float) -> None:
-        self._sent_at = now
-        self.due_at = now + self._interval_s
+
+def _down_reason(state: AgentState) -> DownReason:
+    if state.health.state is not ReplicaState.DOWN:
+        return DownReason.HUNG
+    return DownReason.ASLEEP if state.health.asleep else DownReason.UNREACHABLE
+
+
+def _loadable(state: AgentState, now: float) -> LoadSeconds:
+    """Models that the engine would load for a request, and adapters that the agent would."""
+    loaded, own = state.engine.loaded, adapters.loadable(state, now)
+    return (
+        dict(islice((loaded.loadable() | own).items(), ADAPTERS_MAX)) if loaded.on_demand else own
+    )
+
+
+def _loading(state: AgentState, now: float) -> LoadSeconds:
+    loaded, own = state.engine.loaded, adapters.loading(state, now)
+    if not loaded.on_demand:
+        return own
+    return dict(islice((loaded.being_loaded(now) | own).items(), ADAPTERS_MAX))
+
+
+def _cards(state: AgentState) -> dict[ModelId, ModelCard]:
+    """Of the first models, adapters that could be loaded last."""
+    return dict(islice((state.engine.cards | adapters.cards(state)).items(), CARDS_MAX))

@@ -89,6 +89,9 @@ class FirstToken(NamedTuple):
     tokens: int
 
 
+NO_PROMPT = FirstToken(0.0, 0)
+
+
 def of_probe(
     engine: str,
     models: tuple[ModelId, ...],

@@ -1,4 +1,5 @@
-"""One request's life at the agent: the headers of its work message, its record, and its states.
+"""One request's life at the agent: its record and its states; and the tables of all requests, the
+online ones and, apart from them, the offline ones.
 
 The table is the only writer of records. Beside its state a record has `aborted`: its relay is
 being stopped, and ends soon.
@@ -13,215 +14,30 @@ being stopped, and ends soon.
 
 Parts of a body come over one connection, so NATS keeps their order; a hole means that the bus
 dropped a part, and the body is lost: the router still has all of it and places the request again.
-
-Headers are read strictly: unreadable ones are refused as BAD_WORK, so that a router learns of its
-mistake at once. The path must be in a fixed list, so that no bus user reaches an engine's
-administrative endpoints through its agent: one of the table of routes, or one that the agent's
-operator lists (`EngineLoad.serves`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import TypeVar
 
 from agents.core.effects import StartRelay
 from agents.core.engine_load import PrefillLine, ScrapeCounters
 from agents.core.events import RouterKey
-from agents.core.kv_stages import KvStage, StageInvalid, parse_stage
-from agents.core.routers import HandoffNumber
-from schemas import subjects
-from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
-from schemas.exchange import (
-    BODY_BYTES_MAX,
-    H_BODY_BYTES,
-    H_CALL,
-    H_DEADLINE_MS,
-    H_FROM,
-    H_HANDOFF,
-    H_MAY_QUEUE,
-    H_MODEL,
-    H_OFFLINE,
-    H_OWNER,
-    H_PATH,
-    H_PREFILL_TOKENS,
-    H_REQUEST,
-    H_RESIDENCY,
-    H_STAGE,
-    H_TERM,
-    H_WARM,
-)
-from schemas.ids import (
-    ModelId,
-    NameInvalid,
-    RegionId,
-    RouterId,
-    checked_name,
-    is_path,
-    is_request_id,
-)
-from schemas.kv_transfer import KvRole
-from schemas.residency import Labels, parse_labels
-from schemas.response_calls import ResponseCall, parse_call
+from agents.core.work_message import WorkRequest
+from schemas.engine_routes import SERVER_PATHS
+from schemas.exchange import Outcome
 
-V = TypeVar("V")
-DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
-DEADLINE_S_MAX = 3600.0
-DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
 BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 # Bodies of requests without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
-
-
-class BadWork(ValueError):
-    """A work message that can't be served; the message says which header is wrong."""
+OTHER_S = 60.0  # far more than a prompt and its transfer take
+_NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
 
 
 class BodyLost(ValueError):
     """The parts don't make the announced body; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkRequest:
-    """The headers of one readable work message. `body_bytes` is set when its body comes in parts.
-
-    `prefill_tokens`: prompt tokens to be computed here, by the router's estimate, if it gave one.
-    """
-
-    model: ModelId
-    path: str
-    request_id: str
-    deadline_s: float  # time left on arrival; 0 means that none is left
-    body_bytes: int | None
-    prefill_tokens: int | None = None
-    may_queue: bool = False  # to be taken though other work is pending
-    residency: Labels = ()  # only where one of these labels holds; empty: anywhere
-    warm: bool = False  # a warm-up: no example of what clients request
-    offline: bool = False  # a line of a batch job: takes what online requests leave
-    owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
-    term: int | None = None  # of the lease that it is handed over under, if there is one
-    stage: KvStage | None = None  # of a pair's two, the one that this engine computes
-    call: ResponseCall | None = None  # about a response that the engine keeps: of whatever model
-
-    @property
-    def generates(self) -> bool:
-        """Whether its answer is tokens, and not only a computed prompt."""
-        return self.path in GENERATING_PATHS
-
-    @property
-    def is_odd(self) -> bool:
-        """Whether its answer is no example of what clients' answers take of the engine."""
-        return self.warm or not self.generates or self.is_prefill
-
-    @property
-    def role(self) -> KvRole | None:
-        """The stage that is computed here; None for all of it."""
-        return None if self.stage is None else self.stage.role
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether only its prompt is computed here, for a decode engine."""
-        return self.role is KvRole.PREFILL
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether its prompt was computed elsewhere."""
-        return self.role is KvRole.DECODE
-
-
-def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
-    """The work described by `headers`. Raises BadWork if it can't be served."""
-    path = headers.get(H_PATH, "")
-    if not is_path(path):
-        raise BadWork(f"{H_PATH} {path[:80]!r} is no path of an engine's route")
-    call = _optional(headers, H_CALL, parse_call)
-    path, parts = (path, _body_bytes(headers)) if call is None else (call.path, None)
-    if parts is None and not body and call is None:
-        raise BadWork("an empty body")
-    request_id = headers.get(H_REQUEST, "")
-    try:
-        model = subjects.decode_model(headers.get(H_MODEL, ""))
-    except ValueError as error:
-        raise BadWork(f"{H_MODEL}: {error}"[:300]) from error
-    return WorkRequest(
-        model=model if call is None else ModelId(""),
-        path=path,
-        deadline_s=_deadline_s(headers),
-        body_bytes=parts,
-        prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
-        may_queue=headers.get(H_MAY_QUEUE) == "1",
-        residency=_optional(headers, H_RESIDENCY, parse_labels) or (),
-        warm=headers.get(H_WARM) == "1",
-        offline=headers.get(H_OFFLINE) == "1",
-        owner=_owner(headers),
-        term=_number(headers.get(H_TERM, "")),
-        stage=_stage(headers, path) if H_STAGE in headers else None,
-        request_id=request_id if is_request_id(request_id) else "",
-        call=call,
-    )
-
-
-def parse_handoff(headers: Mapping[str, str]) -> HandoffNumber | None:
-    """The router's hand-off number, or None when the headers have none that is readable."""
-    number = _number(headers.get(H_HANDOFF, ""))
-    try:
-        owner = _owner(headers)
-        router = checked_name("router", headers.get(H_FROM, ""))
-    except (NameInvalid, BadWork):
-        return None
-    return None if number is None else HandoffNumber(RouterId(router), number, owner)
-
-
-def _optional(headers: Mapping[str, str], name: str, read: Callable[[str], V]) -> V | None:
-    """What `read` makes of that header, which raises ValueError; None if there is none."""
-    text = headers.get(name)
-    try:
-        return None if text is None else read(text)
-    except ValueError as error:
-        raise BadWork(f"{name}: {error}"[:300]) from error
-
-
-def _owner(headers: Mapping[str, str]) -> RegionId | None:
-    return _optional(headers, H_OWNER, lambda name: RegionId(checked_name("region", name)))
-
-
-def _stage(headers: Mapping[str, str], path: str) -> KvStage:
-    if path not in PLAIN_PATHS:
-        raise BadWork(f"{H_STAGE}: requests for {path[:80]!r} are not computed in stages")
-    try:
-        return parse_stage(headers)
-    except StageInvalid as error:
-        raise BadWork(str(error)) from error
-
-
-def _deadline_s(headers: Mapping[str, str]) -> float:
-    text = headers.get(H_DEADLINE_MS)
-    if text is None:
-        return DEADLINE_S_DEFAULT
-    if text.startswith("-") and _number(text[1:]) is not None:
-        return 0.0
-    left_ms = _number(text)
-    if left_ms is None:
-        raise BadWork(f"{H_DEADLINE_MS} {text[:40]!r} is not a number of milliseconds")
-    return min(left_ms / 1000, DEADLINE_S_MAX)
-
-
-def _body_bytes(headers: Mapping[str, str]) -> int | None:
-    text = headers.get(H_BODY_BYTES)
-    if text is None:
-        return None
-    size = _number(text)
-    if size is None or not 0 < size <= BODY_BYTES_MAX:
-        raise BadWork(f"{H_BODY_BYTES} {text[:40]!r} is not 1 to {BODY_BYTES_MAX}")
-    return size
-
-
-def _number(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
-        return None
-    return int(text)
 
 
 class AgentRequestState(Enum):
@@ -406,6 +222,11 @@ class RequestTable:
         return [*waiting, *self.counters.settled_after(at)]
 
     @property
+    def not_sent(self) -> int:
+        """Taken and not given to the engine."""
+        return len(self.by_inbox) - self.at_engine
+
+    @property
     def longest_prompt_tokens(self) -> int:
         """Of those at the engine without a first byte."""
         if not self._waiting:
@@ -447,3 +268,92 @@ class RequestTable:
     def _enter(record: AgentRequest, state: AgentRequestState) -> None:
         assert state in _NEXT[record.state], f"from {record.state} to {state}"
         record.state = state
+
+
+@dataclass(slots=True)
+class WorkTotals:
+    """Requests taken and ended since the agent started."""
+
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    engine_s: float = 0.0  # of all of them, from sending to the last byte
+    last_failure: Outcome | None = None
+
+    def add(self, outcome: Outcome, engine_s: float = 0.0) -> None:
+        """One more has ended; `engine_s`: 0 where the engine never had it."""
+        self.ended += 1
+        self.engine_s += engine_s
+        if outcome is Outcome.CANCELLED:
+            self.cancelled += 1
+        elif outcome not in _NO_FAILURES:
+            self.failed += 1
+            self.last_failure = outcome
+
+
+class RequestTables:
+    """Two tables with one view on both. Every count of load is of `online` alone."""
+
+    def __init__(self) -> None:
+        self.online = RequestTable()
+        self.offline = RequestTable()
+        self.totals = WorkTotals()
+
+    def __len__(self) -> int:
+        return len(self.online.by_inbox) + len(self.offline.by_inbox)
+
+    def of(self, record: AgentRequest) -> RequestTable:
+        """The table that the record belongs to."""
+        return self.offline if record.work.offline else self.online
+
+    def end(self, record: AgentRequest, sent_at: float, outcome: Outcome, now: float) -> None:
+        """The relay of a request is over."""
+        table = self.of(record)
+        table.settle(record, now)
+        table.remove(record)
+        self.totals.add(outcome, now - sent_at)
+
+    def find(self, inbox: str) -> AgentRequest | None:
+        """The request that is answered to this inbox."""
+        return self.online.by_inbox.get(inbox) or self.offline.by_inbox.get(inbox)
+
+    def all(self) -> list[AgentRequest]:
+        """Online ones first."""
+        return [*self.online.by_inbox.values(), *self.offline.by_inbox.values()]
+
+    def waiting(self) -> list[AgentRequest]:
+        """Those without a first byte."""
+        return [*self.online.waiting(), *self.offline.waiting()]
+
+    def overdue(self, now: float) -> list[AgentRequest]:
+        """Those whose deadline has passed."""
+        return [*self.online.overdue(now), *self.offline.overdue(now)]
+
+    def without_next_part(self, now: float) -> Iterable[AgentRequest]:
+        """Those whose next part is overdue."""
+        return [*self.online.without_next_part(now), *self.offline.without_next_part(now)]
+
+    def restart_clock(self, now: float) -> None:
+        """No part could arrive until now."""
+        self.online.restart_clock(now)
+        self.offline.restart_clock(now)
+
+    @property
+    def at_engine(self) -> int:
+        """Sent to the engine and not ended."""
+        return self.online.at_engine + self.offline.at_engine
+
+    def waiting_for_others(self, now: float) -> int:
+        """Requests at the engine that are no sign of a hang: stages that wait for another engine,
+        and what its HTTP server answers alone."""
+        return sum(
+            (record.waits_for_other and now - record.sent_at < OTHER_S)
+            or record.work.path in SERVER_PATHS
+            for record in self.online.waiting()
+            if record.sent_at is not None
+        )
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """Of those at the engine without a first byte."""
+        return max(self.online.longest_prompt_tokens, self.offline.longest_prompt_tokens)

@@ -184,7 +184,7 @@ class OperatorOrders:
 
     def __init__(self) -> None:
         self._by_router: dict[RouterKey, tuple[DrainOrder, float]] = {}
-        self._is_drained = False
+        self.is_drained = False
 
     def alive(self, router: RouterKey, order: DrainOrder, now: float) -> None:
         """A router of the replica's own region has published the order that it knows of."""
@@ -195,12 +195,12 @@ class OperatorOrders:
         for name, (_, seen_at) in list(known.items()):
             if now - seen_at > ORDERS_KEPT_S:
                 del known[name]
-        self._is_drained = max(known.values())[0].drained
+        self.is_drained = max(known.values())[0].drained
 
     def applied_to(self, state: ReplicaState) -> ReplicaState:
         """The state of a replica whose engine and agent are in that one."""
-        is_drained = self._is_drained and state is ReplicaState.READY
-        return ReplicaState.DRAINING if is_drained else state
+        drains = self.is_drained and state is ReplicaState.READY
+        return ReplicaState.DRAINING if drains else state
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ class Agent:
         """Of its engine, for the next run: by clients' answers, else by a probe; None before."""
         beat, models = self.heartbeat(), self._engine.base_models
         if beat.prefill_s_per_token is None or not models:
-            return self._core.speed.known
+            return self._core.state.speed.known
         line = PrefillLine(beat.prefill_s_per_token, beat.prefill_base_s or 0.0)
         return of_last_run(beat.engine, models, line)
 
@@ -170,8 +170,8 @@ class Agent:
 
     def status(self) -> str:
         """What it does, in one line for people."""
-        what = self._logged_why if self._core.state is self._logged_state else ""
-        state = f"{self._core.state}: {what}" if what else str(self._core.state)
+        what = self._logged_why if self._core.replica_state is self._logged_state else ""
+        state = f"{self._core.replica_state}: {what}" if what else str(self._core.replica_state)
         return f"{state}; {self._core.outstanding} requests under way"
 
     async def keep_time(self) -> None:
@@ -372,7 +372,7 @@ class Agent:
         return self._writers.pop(inbox, None) or self._writer(inbox)
 
     def _log_state(self, scrape: EngineScraped | ScrapeFailed) -> None:
-        state, now = self._core.state, self._clock()
+        state, now = self._core.replica_state, self._clock()
         hung = self._core.down_because(now)
         why = hung or (
             scrape.detail if isinstance(scrape, ScrapeFailed) else ", ".join(self._core.models)

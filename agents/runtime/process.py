@@ -16,10 +16,10 @@ from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.engine_cache import EngineCache
-from agents.core.heartbeat import KvPart, ReplicaConfig
 from agents.core.held_blocks import HeldBlocks
 from agents.core.held_log import HeldLog
 from agents.core.known_speed import KnownSpeed, of_profile
+from agents.core.replica_config import KvPart, ReplicaConfig
 from agents.runtime.agent import Agent
 from agents.runtime.held_prompts import HeldPrompts
 from agents.runtime.metrics import serve_metrics

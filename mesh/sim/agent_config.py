@@ -1,7 +1,7 @@
 """What the operator of a twin's agent has decided about it."""
 
-from agents.core.heartbeat import ReplicaConfig
 from agents.core.offline_profile import OfflineProfile
+from agents.core.replica_config import ReplicaConfig
 from mesh.sim.config import WorldConfig
 from mesh.sim.engine import ReplicaEngine
 from mesh.sim.known_speed import known_speed

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from agents.core.heartbeat import AdapterSource, KvPart
+from agents.core.replica_config import AdapterSource, KvPart
 from agents.sim.profile_files import find_profile
 from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from agents.config import AgentConfig
-from agents.core.heartbeat import AdapterSource
+from agents.core.replica_config import AdapterSource
 
 GIVEN = {
     "region": "eu",

@@ -18,7 +18,7 @@ from agents.adapters.outbox import BusConnection
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.events import EngineReading, EngineScraped
-from agents.core.heartbeat import ReplicaConfig
+from agents.core.replica_config import ReplicaConfig
 from agents.runtime.agent import Agent
 from infra import bus
 from infra.bus import BusAddress

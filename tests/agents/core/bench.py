@@ -3,7 +3,7 @@
 from agents.core import effects, events
 from agents.core.agent import AgentCore
 from agents.core.events import EngineReading
-from agents.core.heartbeat import ReplicaConfig
+from agents.core.replica_config import ReplicaConfig
 from schemas.exchange import Outcome
 
 MODEL = "org/llama"

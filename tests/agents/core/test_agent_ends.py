@@ -24,9 +24,9 @@ def test_each_work_item_ends_exactly_once(steps) -> None:
     world.finish()
     assert world.bench.core.outstanding == 0
     assert all(count == 1 for count in world.ends.values()), world.ends
-    assert world.bench.core._requests.held_bytes == 0
-    assert not world.bench.core._requests._receiving
-    assert not any(router.requests for router in world.bench.core._routers._routers.values())
+    assert world.bench.core.state.requests.online.held_bytes == 0
+    assert not world.bench.core.state.requests.online._receiving
+    assert not any(router.requests for router in world.bench.core.state.routers._routers.values())
 
 
 class World:

@@ -196,7 +196,7 @@ def test_routers_of_what_was_given_back_are_judged_no_more() -> None:
     bench = crowded()
     assert outcomes(bench.tick(CROWDED_S + 0.2)) == {inbox(2): Outcome.PREEMPTED}
     bench.end(1)
-    assert list(bench.core._routers.silent(bench.now + 100.0)) == []
+    assert list(bench.core.state.routers.silent(bench.now + 100.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -219,10 +219,10 @@ def test_its_other_ends(happens, outcome, at_engine) -> None:
     bench.offline(2, **{"Mesh-Deadline-Ms": "400" if outcome is Outcome.DEADLINE else "60000"})
     seen = bench.beats
     done = happens(bench) or []
-    if outcome is Outcome.PREEMPTED and bench.core.state is ReplicaState.DOWN:
+    if outcome is Outcome.PREEMPTED and bench.core.replica_state is ReplicaState.DOWN:
         assert bench.beat.offline_waiting == 0  # those at the engine may still be answered
         return
-    if at_engine and done == [] and bench.core.state is ReplicaState.DRAINING:
+    if at_engine and done == [] and bench.core.replica_state is ReplicaState.DRAINING:
         return  # what runs is finished
     assert outcomes(done).get(inbox(2)) is outcome
     assert seen is bench.beats
@@ -271,7 +271,7 @@ def test_an_engine_that_hangs_on_it_is_noticed() -> None:
         bench.feed(events.AliveArrived("us", "r1", 1))
         bench.now += 0.1
         done += bench.read(busy)
-    assert bench.core.state is ReplicaState.DOWN
+    assert bench.core.replica_state is ReplicaState.DOWN
     [abort] = [effect for effect in done if isinstance(effect, effects.AbortRelay)]
     assert (abort.inbox, abort.refused.reason) == (inbox(1), Refusal.ENGINE_DOWN)
     assert effects.ProbeEngine in kinds(bench.feed(events.TimerFired()))

@@ -4,7 +4,7 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.events import EngineReading, TokenUsage
-from agents.core.heartbeat import KvPart
+from agents.core.replica_config import KvPart
 from schemas import exchange
 from schemas.exchange import Refusal
 from schemas.kv_transfer import KvRole, TransferKind
@@ -98,5 +98,5 @@ def test_an_engine_that_waits_for_its_partner_does_not_hang(role):
         for _ in range(55 * 4):
             found.tick(0.25)
             look(found)
-        state = found.core.state
+        state = found.core.replica_state
         assert (state is ReplicaState.DOWN) == is_down, (kind, state)

@@ -261,7 +261,7 @@ def test_a_long_load_is_no_hang(load_s) -> None:
         assert stage.beat.state is ReplicaState.READY
         stage.feed(events.RelayBegan(inbox(number)))
         stage.end(number)
-        stage.core._hangs._usual_s = 0.1  # it is forgotten in an hour
+        stage.core.state.hangs._usual_s = 0.1  # it is forgotten in an hour
         stage.run(LOADED_S + 1.0)
 
 

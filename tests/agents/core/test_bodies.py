@@ -10,9 +10,9 @@ from agents.core.requests import (
     AgentRequestState,
     BodyLost,
     RequestTable,
-    WorkRequest,
 )
 from agents.core.routers import RouterKey
+from agents.core.work_message import WorkRequest
 
 
 def receiving(size: int) -> tuple[RequestTable, AgentRequest]:

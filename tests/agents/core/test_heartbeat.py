@@ -5,7 +5,7 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.events import EngineReading, TokenUsage
-from agents.core.heartbeat import GAP_MIN_S, HeartbeatTimer
+from agents.core.heartbeat import GAP_MIN_S
 from schemas.exchange import Refusal
 from schemas.state import decode_heartbeat, encode_state
 from tests.agents.core.bench import MODEL, Bench, inbox
@@ -89,9 +89,11 @@ def test_an_agent_takes_work_for_its_ground_alone(carried, wanted, taken) -> Non
 
 
 def test_on_the_beat_and_sooner_when_in_a_hurry() -> None:
-    cadence = HeartbeatTimer(0.1)
-    assert cadence.due_at == float("-inf")
-    cadence.sent(5.0)
-    assert cadence.due_at == 5.1
-    cadence.hurry()
-    assert cadence.due_at == 5.0 + GAP_MIN_S
+    bench = Bench(outstanding_max=1)
+    assert bench.core.wake_at == float("-inf")
+    bench.read()
+    sent_at = bench.now
+    assert bench.core.wake_at == sent_at + 0.1
+    bench.now += GAP_MIN_S / 2
+    bench.work(1)  # it is full
+    assert bench.core.wake_at == sent_at + GAP_MIN_S

@@ -18,7 +18,7 @@ from agents.core.kv_stages import (
     stage_request_id,
     whole_body,
 )
-from agents.core.requests import BadWork, parse_work
+from agents.core.work_message import BadWork, parse_work
 from schemas import exchange, subjects
 from schemas.kv_transfer import PARAMS_BYTES_MAX, ROOM_MAX, KvRole, TransferKind
 

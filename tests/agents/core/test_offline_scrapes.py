@@ -7,7 +7,7 @@ import pytest
 from agents.core import events
 from agents.core.events import EngineReading
 from agents.core.latency_predictor import FEATURES
-from agents.core.offline_work import ENDED_MAX
+from agents.core.state import ENDED_MAX
 from schemas.exchange import Outcome
 from tests.agents.core.bench import MODEL, inbox
 from tests.agents.core.test_agent_offline import bench_with
@@ -48,10 +48,10 @@ def test_what_has_ended_is_remembered_until_a_later_scrape_and_within_bounds() -
     for number in range(2 * ENDED_MAX):
         bench.offline(number)
         bench.end(number)
-    assert len(bench.core._offline._ended) == ENDED_MAX
+    assert len(bench.core.state.offline.ended) == ENDED_MAX
     bench.now += 0.1
     bench.read()
-    assert not bench.core._offline._ended
+    assert not bench.core.state.offline.ended
 
 
 def test_a_profile_may_have_fitted_no_time_to_some_iterations() -> None:

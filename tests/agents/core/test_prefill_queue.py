@@ -3,8 +3,9 @@
 import pytest
 
 from agents.core.engine_load import PrefillLine
-from agents.core.requests import AgentRequest, RequestTable, WorkRequest
+from agents.core.requests import AgentRequest, RequestTable
 from agents.core.routers import RouterKey
+from agents.core.work_message import WorkRequest
 
 LINE = PrefillLine(s_per_token=0.01, base_s=0.0)
 

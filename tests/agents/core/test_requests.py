@@ -2,8 +2,9 @@
 
 import pytest
 
-from agents.core.requests import AgentRequest, AgentRequestState, RequestTable, WorkRequest
+from agents.core.requests import AgentRequest, AgentRequestState, RequestTable
 from agents.core.routers import RouterKey
+from agents.core.work_message import WorkRequest
 
 
 def added(table: RequestTable, inbox: str, size: int = 1) -> AgentRequest:

@@ -8,8 +8,8 @@ import pytest
 from agents.core import effects, events
 from agents.core.engine_load import PrefillLine
 from agents.core.events import EngineReading, PromptMeasured, TokenUsage
-from agents.core.heartbeat import KvPart
 from agents.core.known_speed import of_last_run
+from agents.core.replica_config import KvPart
 from agents.core.speed_probe import (
     AGAIN_S,
     CONTEXT_UNKNOWN,
@@ -111,7 +111,7 @@ def test_two_short_prompts_and_two_long_ones_make_the_prior():
     assert [log.known for log in bench.logs] == [True]
     bench.play(60.0)
     assert len(bench.prompts) == 2 * TIMES
-    assert bench.core.speed.known.prior == prior, "for the next run"
+    assert bench.core.state.speed.known.prior == prior, "for the next run"
 
 
 def test_it_waits_for_idleness():

@@ -5,8 +5,9 @@ import pytest
 from agents.core import effects
 from agents.core.engine_load import EngineLoad
 from agents.core.events import EngineReading, EngineScraped, RelayBegan, TokenUsage
-from agents.core.requests import AgentRequest, RequestTable, WorkRequest
+from agents.core.requests import AgentRequest, RequestTable
 from agents.core.routers import RouterKey
+from agents.core.work_message import WorkRequest
 from schemas.exchange import Outcome, Refusal
 from tests.agents.core.bench import IDLE, MODEL, Bench, inbox
 
@@ -88,7 +89,7 @@ def test_embeddings_are_no_example_of_answers() -> None:
     bench.tick(1.0)
     beat = bench.beats[-1]
     assert (beat.served_total, beat.prefix_hit_ratio, beat.prefill_s_per_token) == (1, None, None)
-    assert bench.core._engine.answers.tokens_per_answer is None
+    assert bench.core.state.engine.answers.tokens_per_answer is None
 
 
 def test_work_on_a_path_that_the_engine_lacks_is_refused_and_heartbeats_name_those_it_has() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agents.core.requests import BadWork, WorkRequest, parse_handoff, parse_work
 from agents.core.routers import HandoffNumber
+from agents.core.work_message import BadWork, WorkRequest, parse_handoff, parse_work
 from schemas.http import RESPONSES
 from schemas.response_calls import RESPONSE, ResponseCall
 from schemas.response_ids import response_id

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from agents.core.heartbeat import KvPart
+from agents.core.replica_config import KvPart
 from mesh.sim.config import EngineCrash, ReplicaCrash, WorldInvalid
 from mesh.sim.kv_transfer import TIMEOUT_S
 from mesh.sim.world import report

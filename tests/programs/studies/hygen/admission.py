@@ -17,9 +17,9 @@ from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.events import TokenUsage
-from agents.core.heartbeat import ReplicaConfig
 from agents.core.latency_predictor import LatencyPredictor
 from agents.core.offline_profile import OfflineProfile, coefficients_of
+from agents.core.replica_config import ReplicaConfig
 from agents.core.slo_profile import Measure
 from agents.sim.engine import EngineSim
 from agents.sim.events import Decoded, Finished, PrefillFinished, SimEvent, SimRequest
