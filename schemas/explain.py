@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import orjson
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
+from schemas.control import DRAINED_MAX
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
 from schemas.numbers import Count, Seconds
@@ -159,6 +160,10 @@ class RoutingInForce:
     """All that can be ordered, as it holds now: by order, command line, mesh.toml or default."""
     refused: Annotated[str, Field(max_length=REFUSED_CHARS_MAX)] | None = None
     """Why it does not follow the routing of that record; null if it does."""
+    drained: Annotated[tuple[str, ...], Field(max_length=DRAINED_MAX)] = ()
+    """Replicas that it holds for drained by orders; `*` alone: all of the region."""
+    orders_lost: bool = False
+    """Whether the stream has these orders no longer, and this router keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,9 @@ class RouterMetrics:
         self.peer_requests_held = gauge(
             "mesh_peer_requests_held", "Peers' requests that wait in this router's hold queue."
         )
+        self.orders_lost = gauge(
+            "mesh_orders_lost", "Whether it keeps operators' orders that the stream has lost."
+        )
         self.bus_connected = gauge("mesh_bus_connected", "Whether the bus can be reached.")
         self.stream_altered = gauge(
             "mesh_stream_altered",

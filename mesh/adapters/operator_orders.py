@@ -109,14 +109,18 @@ async def read_orders(client: Client, region: RegionId) -> NumberedOrders:
 
 
 async def change_orders(
-    client: Client, region: RegionId, change: Callable[[RegionControl], RegionControl]
+    client: Client,
+    region: RegionId,
+    change: Callable[[RegionControl], RegionControl],
+    kept: RegionControl | None = None,
 ) -> NumberedOrders:
     """Apply the change to the orders that hold, and write them, unless it returns these as they
-    are. Raises OrdersUnavailable."""
+    are. `kept`: those that hold where the stream has lost them. Raises OrdersUnavailable."""
     for _ in range(TRIES):
         known = await read_orders(client, region)
-        wanted = change(known.orders)
-        if wanted == known.orders:
+        holding = known.orders if kept is None else kept
+        wanted = change(holding)
+        if kept is None and wanted == holding:
             return known
         if (seq := await _write(client, wanted, known.seq)) is not None:
             return NumberedOrders(seq, wanted)

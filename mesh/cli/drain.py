@@ -29,14 +29,19 @@ from mesh.adapters.operator_orders import (
 )
 from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
+from mesh.explain.question import ask_region, routers_of
 from mesh.explain.text import clock, printable
 from schemas import subjects
 from schemas.control import HISTORY_MAX, RegionControl
+from schemas.exchange import ALL_REPLICAS
+from schemas.explain import RequestQuestion
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.wire import WireError
 
 LOOK_S = 0.2
+KEPT_S = 1.0  # for routers to say which orders they keep
+ROUTING_QUESTION = RequestQuestion(routing=True)
 KNOWN_CHARS_MAX = 300  # of the names in an error
 SHOWN_S = 2.0  # between two lines while requests finish
 HEADER = ("region", "number", "at", "by", "command", "then drained", "reason")
@@ -259,6 +264,33 @@ def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
     )
 
 
+async def kept_orders(mesh: KnownMesh, region: RegionId) -> RegionControl | None:
+    """The orders that the region's routers keep because its stream has lost them; None: it has
+    them, or no router has answered."""
+    login = mesh.logins().get(region)
+    if login is None:
+        return None
+    asked = routers_of(mesh.topology.regions[region])
+    found = await ask_region(region, asked, login, ROUTING_QUESTION, KEPT_S)
+    told = [one.routing for one in found.answers if one.routing and one.routing.orders_lost]
+    if not told:
+        return None
+    last = max(told, key=lambda one: one.orders)
+    all_drained = last.drained == (ALL_REPLICAS,)
+    drained = () if all_drained else tuple(ReplicaId(name) for name in last.drained)
+    named = "all of its replicas" if all_drained else ", ".join(drained) or "nothing"
+    routing = ", ".join(last.ordered) or "nothing"
+    click.echo(
+        printable(
+            f"{region}: its stream of orders was lost; written again as its routers keep them: "
+            f"drained {named}, routing of {routing}"
+        )
+    )
+    return RegionControl(
+        region=region, drained=drained, all_drained=all_drained, routing=dict(last.ordered)
+    )
+
+
 def _order_all(
     mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str
 ) -> dict[RegionId, RegionControl]:
@@ -278,7 +310,8 @@ def _order_all(
                     return orders
                 return signed(wanted, f"{verb} {target}", reason)
 
-            await change_orders(client, target.region, changed)
+            kept = await kept_orders(mesh, target.region)
+            await change_orders(client, target.region, changed, kept)
 
         _run(mesh, target.region, work)
     return before

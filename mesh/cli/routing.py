@@ -23,14 +23,13 @@ from mesh.runtime.config import router_settings
 from mesh.runtime.routing_in_force import as_keys, ordered_settings
 from schemas.control import RegionControl
 from schemas.exchange import Priority
-from schemas.explain import RequestQuestion, RoutingInForce
+from schemas.explain import RoutingInForce
 from schemas.ids import RegionId
 from schemas.settings import ORDERED_NAMES, number_in
 
 LOOK_S = 0.2
 ANSWER_S = 1.0
 WITHIN_S = 10.0
-QUESTION = RequestQuestion(routing=True)
 NESTED = ("policy_by_priority", "proactive")
 CLEARED_NAMES = (*ORDERED_NAMES, *(f"policy_by_priority.{priority}" for priority in Priority))
 
@@ -241,7 +240,8 @@ def _order(
     for region in regions:
 
         async def work(client: Client, region: RegionId = region) -> Written:
-            return await _write(client, region, settings[region], verb, reason, change)
+            kept = await drain.kept_orders(mesh, region)
+            return await _write(client, region, settings[region], verb, reason, change, kept)
 
         try:
             written[region] = drain._run(mesh, region, work)
@@ -268,6 +268,7 @@ async def _write(
     verb: str,
     reason: str,
     change: Callable[[Keys], Keys],
+    kept: RegionControl | None,
 ) -> Written:
     found = Written()
 
@@ -279,7 +280,7 @@ async def _write(
         words = f"routing {verb} region {region}: {found.change}"
         return drain.signed(replace(orders, routing=routing), words, reason)
 
-    found.seq = (await change_orders(client, region, changed)).seq
+    found.seq = (await change_orders(client, region, changed, kept)).seq
     return found
 
 
@@ -338,7 +339,8 @@ async def _ask(
     mesh: Topology, region: RegionId, logins: Mapping[RegionId, Logins], within_s: float
 ) -> RegionAnswers:
     known = logins.get(region, Logins())
-    return await ask_region(region, routers_of(mesh.regions[region]), known, QUESTION, within_s)
+    question = drain.ROUTING_QUESTION
+    return await ask_region(region, routers_of(mesh.regions[region]), known, question, within_s)
 
 
 def _states(answers: RegionAnswers) -> dict[str, RoutingInForce]:

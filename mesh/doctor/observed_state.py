@@ -190,6 +190,9 @@ def _replicas(
             who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
             detail = f"drained{requests}; `mesh undrain {replica}` ends that ({who})"
             verdict = CheckResult.WARNING
+        elif beat.state is ReplicaState.DRAINING:
+            detail += "; no order says so: its agent is being stopped, or keeps an order whose "
+            detail += "store was lost (the next `mesh drain` or `mesh undrain` writes it again)"
         elif beat.state is not ReplicaState.READY:
             detail += "; its agent's log says why"
         age_ms = round((now - received_at) * 1000, 1)

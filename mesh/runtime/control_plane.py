@@ -207,12 +207,17 @@ class PrefixGossip:
         self._log.warning("gossip", why, "gossip on %s dropped: %s", msg.subject, why)
 
 
+GIVE_AGAIN = "the next order (mesh drain, undrain, routing) writes them again with what it changes"
 NAMED_MAX = 16  # replicas, in a log line
 FollowOrders = Callable[[int, RegionControl], None]
 
 
 class OperatorOrders:
-    """The last orders that operators gave for this region."""
+    """The last orders that operators gave for this region.
+
+    A stream that was emptied, or put back to an older state, undoes no order: what holds is kept,
+    and `is_lost`, until an operator gives the next one.
+    """
 
     def __init__(self, region: RegionId, changed: Callable[[], None], follow: FollowOrders) -> None:
         """`changed` is called after new ones, `follow` with each record and its number."""
@@ -224,6 +229,8 @@ class OperatorOrders:
         self._received = 0  # records that the stream sent by itself
         self._data = b""  # the record: a stream that was made anew gives its number again
         self.drained: tuple[str, ...] = ()
+        self._given_at_unix_s = 0.0
+        self.is_lost = False  # whether the stream has them no longer
 
     def receive(self, msg: Msg) -> None:
         """The stream has taken a record."""
@@ -262,6 +269,12 @@ class OperatorOrders:
             text = "orders %d can't be read, those before hold: %.300s"
             self._log.warning("control", "unreadable", text, seq, error)
             return
+        if self.seq > seq and (not seq or orders.at_unix_s < self._given_at_unix_s):
+            self.is_lost = True
+            text = "the store of orders was lost: the stream has %s, those of number %d hold; %s"
+            has = f"those of number {seq}, which are older" if seq else "none any more"
+            self._log.warning("control", "lost", text, has, self.seq, GIVE_AGAIN)
+            return
         drained = (exchange.ALL_REPLICAS,) if orders.all_drained else orders.drained
         if drained != self.drained:
             who = quoted_once(f"{orders.by}: {orders.reason}" if orders.reason else orders.by)
@@ -269,6 +282,7 @@ class OperatorOrders:
             more = f" and {len(drained) - NAMED_MAX} more" if len(drained) > NAMED_MAX else ""
             log.warning("drained by operators: %s%s (%s)", named, more, who)
         self.seq, self.drained, self._data = seq, drained, data
+        self._given_at_unix_s, self.is_lost = orders.at_unix_s, False
         self._follow(seq, orders)
         self._changed()
 
@@ -281,6 +295,7 @@ STREAM_SILENT = (
     "the region's streams take no writes; if the disk of its nats-server is full, make room there, "
     "then restart that nats-server"
 )
+ORDERS_LOST = f"the stream of operators' orders was lost, and they are kept here; {GIVE_AGAIN}"
 # What the server adds to the stream's own messages, and to all others that it reads out of one.
 H_SEQUENCE, H_STREAM, H_SUBJECT = "Nats-Sequence", "Nats-Stream", "Nats-Subject"
 _NUMBER = re.compile(r"\d{1,18}$")
@@ -306,6 +321,7 @@ class LeaseClaims:
         self._feed = feed
         self._ownership = ownership
         self.orders = OperatorOrders(config.region, self.publish_alive, follow)
+        metrics.orders_lost.set_function(lambda: self.orders.is_lost)
         self._beats = beats
         self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
@@ -362,8 +378,10 @@ class LeaseClaims:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with this region's streams, if they seem to take no writes."""
-        return STREAM_SILENT if self._failed_writes >= FAILED_WRITES_TOLD else None
+        """What is wrong with this region's streams, as far as a router sees it."""
+        if self._failed_writes >= FAILED_WRITES_TOLD:
+            return STREAM_SILENT
+        return ORDERS_LOST if self.orders.is_lost else None
 
     def changed(self, effect: fx.OwnershipChanged) -> None:
         """Agents are informed at once."""

@@ -81,6 +81,10 @@ class RequestQuestions:
         elif question.recent is not None:
             answer = ended.recent(question.recent)
         else:
-            answer = replace(ended.nothing(), routing=self._requests.routing.answer())
+            orders = self._requests.leases.orders
+            routing = replace(
+                self._requests.routing.answer(), drained=orders.drained, orders_lost=orders.is_lost
+            )
+            answer = replace(ended.nothing(), routing=routing)
         self._bus.publish(msg.reply, encode_answer(answer))
         self._time.spend(self._clock() - began_at)

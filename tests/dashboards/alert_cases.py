@@ -135,6 +135,12 @@ CASES = (
         {_router("mesh_lease_writes_failed_total"): "0x4 1x16"},
     ),
     Case(
+        "MeshOrdersLost", "warning", 5, US,
+        "us has lost its store of operators' orders; its routers keep them",
+        {_router("mesh_orders_lost"): "1x10"},
+        {_router("mesh_orders_lost"): "0 1 0 0 1 0"},
+    ),
+    Case(
         "MeshGossipStale", "warning", 10, US,
         "Routers of us do not know which prefixes are cached where",
         {_router("mesh_gossip_doubted", 'peer="eu"'): "1x20"},

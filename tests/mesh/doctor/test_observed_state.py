@@ -144,7 +144,7 @@ def test_a_drained_replica_is_a_warning_that_says_who_and_how_to_end_it():
     orders = RegionControl(region="us", drained=(name,), by="ann@host", reason="new fan")
     for given, verdict, detail in (
         (orders, CheckResult.WARNING, f"`mesh undrain {name}` ends that (ann@host: new fan)"),
-        (None, CheckResult.BAD, "its agent's log says why"),
+        (None, CheckResult.BAD, "keeps an order whose store was lost"),
     ):
         found = RegionFindings("us")
         compare(found, topology, observed, 1.1, given)

@@ -28,8 +28,16 @@ def test_the_last_record_holds_until_another_one_can_be_read(orders, caplog):
     assert "orders 4 can't be read" in caplog.text
     orders.read(5, record(all_drained=True))
     assert (orders.seq, orders.drained) == (5, (ALL_REPLICAS,))
-    orders.read(0, b"")  # the stream was made anew
-    assert (orders.seq, orders.drained) == (0, ())
+
+
+def test_a_stream_that_has_lost_its_records_undoes_no_order(orders, caplog):
+    orders.read(5, record(drained=("us-0",), at_unix_s=50.0))
+    for seq, data in ((0, b""), (2, record(at_unix_s=20.0)), (0, b"")):  # emptied, and an old copy
+        orders.read(seq, data)
+        assert (orders.seq, orders.drained, orders.is_lost) == (5, ("us-0",), True)
+    assert "the store of orders was lost" in caplog.text
+    orders.read(1, record(drained=("us-1",), at_unix_s=60.0))
+    assert (orders.seq, orders.drained, orders.is_lost) == (1, ("us-1",), False)
 
 
 def test_an_order_of_a_stream_that_was_made_anew_is_followed_though_its_number_is_the_same():

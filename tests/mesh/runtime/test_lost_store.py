@@ -1,0 +1,50 @@
+"""A nats-server that comes back with an empty store: what operators ordered holds all the same."""
+
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.support.examined_mesh import ran, running
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def store_of(regions, region) -> Path:
+    config = regions.files[region].config.read_text().splitlines()
+    [line] = [line for line in config if "store_dir" in line]
+    return Path(line.split('"')[-2])
+
+
+async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_them_again(tmp_path):
+    async def mesh_command(*words):
+        files = ("--config", tmp_path / "mesh.toml", "--credentials", tmp_path / "rendered")
+        status, out, err = await ran("mesh.cli.main", *words, *map(str, files))
+        assert status == 0, err
+        return out
+
+    async with running(tmp_path) as (regions, mesh):
+        orders = mesh.routers["us"].requests.leases.orders
+        await mesh_command("cordon", "us-0", "--reason", "new fan")
+        await mesh_command("routing", "set", "us", "policy=least-load")
+        await mesh.until(lambda: orders.drained == ("us-0",), "the drain")
+        await mesh.until_ready("us", 0)
+
+        await regions.stop_one("us")
+        shutil.rmtree(store_of(regions, "us") / "jetstream")
+        await regions.start_one("us")
+        await regions.set_up("us")
+        await mesh.until(lambda: orders.is_lost, "the router to find the stream empty")
+        assert orders.drained == ("us-0",)
+        assert mesh.sample("us", "mesh_orders_lost") == 1.0
+        assert mesh.routers["us"].requests.readiness().problem is not None
+        out = await mesh_command("cordon", "us")
+        assert "written again as its routers keep them: drained us-0, routing of policy" in out
+        await mesh.until(lambda: not orders.is_lost, "the next order")
+        routing = mesh.routers["us"].requests.routing
+        assert (orders.seq, orders.drained, routing.settings.policy) == (1, ("*",), "least-load")
+        history = orjson.loads(orders._data)
+        assert history["drained"] == ["us-0"] and history["routing"] == {"policy": "least-load"}
+        await mesh_command("undrain", "us")
+        await mesh.until_ready("us", 1)
