@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
-.PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew
+.PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -110,6 +110,10 @@ bench-batch: $(STAMP) ## online first tokens with a batch job and without; TRACE
 bad-engines: $(STAMP) ## engines that misbehave in 39 ways beside two healthy ones (25 minutes); QUICK=1, ONLY=parts of names
 	$(LIVE).bad_engines $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(KEEP),--keep "$(KEEP)") $(if $(BEFORE),--before "$(BEFORE)")
+
+mutants: $(STAMP) ## put small faults into a copy of the code: which do tests not notice? COUNT, SEED, ONLY=path, KEEP=file (an hour)
+	$(BIN)/python -m tests.programs.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep "$(KEEP)")
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew

@@ -116,7 +116,7 @@ class AnswerReceiver:
         self.next_number = 0  # of the frame that it waits for
         self._given_out_last = b""  # the end of what was given out
         self._progress_due_at = float("-inf")
-        self._missing_from = -1
+        self._missing_from = self._came_last = -1
         self.body_sent = False  # in parts, as the agent requested
 
     @property
@@ -248,12 +248,18 @@ class AnswerReceiver:
 
     def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
         """A duplicate, or too early: from a lost frame on, all frames are sent again."""
+        self._came_last = max(self._came_last, number)
         if number < self.next_number or self._missing_from == self.next_number:
             return None
         if self.replica is None:  # no sender is known
             return self.lost(self.next_number)
         self._missing_from = self.next_number
         return FramesMissing(self.next_number)
+
+    @property
+    def lacks_frames(self) -> bool:
+        """Whether a later frame came than the one that it waits for."""
+        return self._came_last >= self.next_number
 
     def lost(self, number: int) -> ev.Event:
         """That frame was requested again in vain."""

@@ -203,8 +203,13 @@ class BusReceiver:
         """Request what was lost, until it comes or counts as lost."""
         record = self._streams.get(missing.inbox)
         answer = record.answer if record is not None else None
-        if record is None or answer is None or answer.next_number != missing.number:
+        if record is None or answer is None:
             self._missing.drop(missing)
+        elif answer.next_number != missing.number:  # it came
+            self._missing.drop(missing)
+            if answer.lacks_frames:  # of those that were sent again after it, too
+                number = answer.next_number
+                self._request_again(self._missing.enter(missing.inbox, number, now), now)
         elif missing.is_lost:
             self._missing.drop(missing)
             self._over(record, answer, answer.lost(missing.number))

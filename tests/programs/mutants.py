@@ -1,6 +1,6 @@
 """Small faults are put into the code, one at a time, and the tests run: do they notice?
 
-    make mutants [COUNT=80] [SEED=1] [ONLY=mesh/session] [KEEP=FILE] [ALSO=tests/mesh/runtime]
+    make mutants [COUNT=80] [SEED=1] [ONLY=mesh/session] [KEEP=FILE]
 
 A mutant is one change: another comparison, a constant beside its own, a condition negated, a
 statement dropped. Mutants are drawn over the router's and the agent's decisions and the HTTP that

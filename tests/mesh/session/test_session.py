@@ -9,6 +9,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import EVENT_STREAM, WORKING, Held
 from mesh.session.record import Observer, OpenRequest
+from mesh.session.retransmit_requests import REQUEST_S
 from mesh.session.session import Session
 from schemas import exchange, wire
 from schemas.exchange import Frame, Outcome, Refusal, pack_frame
@@ -39,6 +40,7 @@ class Router:
     """A session whose core answers by a script, and its bus."""
 
     is_connected = True
+    now = 5.0
 
     def __init__(self, ground=OPEN_GROUND, **effects):
         self.effects = effects  # by event
@@ -48,7 +50,7 @@ class Router:
             US,
             "r1",
             decide=self.decide,
-            clock=lambda: 5.0,
+            clock=lambda: self.now,
             bus=self,
             prefixes=self,
             secret=lambda: "secret",
@@ -111,6 +113,26 @@ def test_frames_and_decoded_messages_end_in_the_same_events(as_bytes):
     assert progressed == ev.AttemptProgressed(1, 1)
     assert isinstance(ended, ev.AnswerEnded) and ended.served.cached_tokens == 4
     assert not answers.receive(inbox, WORKING), "nobody waits any more"
+
+
+def test_frames_that_are_lost_again_are_requested_again():
+    """The first one comes a second time, and none after it does."""
+    router = Router(RequestArrived=[PLACE])
+    record = router.admitted()
+    answers, inbox = router.session.answers, record.answer.inbox
+    frames = [pack_frame(Frame.HEAD, 0, wire.encode(HEAD)), pack_frame(Frame.DATA, 1, b"1\n\n")]
+    frames += [pack_frame(Frame.DATA, 2, b"2\n\n"), pack_frame(Frame.END, 3, wire.encode(END))]
+    for came in (0, 2, 3, 1):
+        answers.receive_frame(inbox, frames[came])
+    router.now += REQUEST_S
+    answers.tick()
+    asked = [args[-1].missing_from for name, *args in router.sent if name == "send_credit"]
+    assert asked == [1, 2] and answers.missing == 1
+    for came in (2, 3):
+        answers.receive_frame(inbox, frames[came])
+    router.now += REQUEST_S
+    answers.tick()
+    assert (record.answer.end, answers.missing) == (END, 0)
 
 
 def test_whoever_sends_a_stray_is_told_to_stop():
