@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CODE = ("mesh", "agents", "schemas", "infra")
 CONSTRUCTOR_ARGUMENTS_MAX = 7
-CORE_STATE = "the core hands its tables and rules from object to object"
 # How many arguments these take, and why they do.
 WIDE_CONSTRUCTORS = {
     "agents/adapters/engine.py EngineClient": (12, "what is known of one engine, from options"),
@@ -17,11 +16,6 @@ WIDE_CONSTRUCTORS = {
     "agents/sim/two_phase.py TwoPhaseEngine": (10, "the parameters of a model of time"),
     "mesh/adapters/http_api.py HttpApi": (10, "what the routes of one port need"),
     "mesh/batch/held_lines.py HeldLines": (8, "ports of a batch runner"),
-    "mesh/core/cluster_events.py ClusterEvents": (17, CORE_STATE),
-    "mesh/core/lifecycle/attempts.py Completion": (8, CORE_STATE),
-    "mesh/core/lifecycle/failed_attempts.py FailedAttempts": (9, CORE_STATE),
-    "mesh/core/membership/adoption.py Ownership": (9, CORE_STATE),
-    "mesh/core/warming/warming.py Warming": (10, CORE_STATE),
     "mesh/runtime/request_manager.py RequestManager": (9, "ports of one router process"),
     "mesh/runtime/request_messages.py RequestMessages": (10, "ports of one router process"),
     "mesh/session/bus_receiver.py BusReceiver": (8, "ports of one session"),

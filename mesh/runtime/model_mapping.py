@@ -33,13 +33,13 @@ class ModelMapping:
     """One router's. `clock`: by which its core is fed."""
 
     def __init__(self, core: RouterCore, bodies: BodyBudget, clock: Callable[[], float]) -> None:
-        self._choice, self._core = core.model_choice, core
+        self._core = core
         self._bodies, self._clock = bodies, clock
 
     def apply(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked | None:
         """Give a request the model that serves it, and the objective that it does not name; what it
         asked for, if it was mapped. Raises RequestRefused if nothing serves its model."""
-        targets, name, asked = self._choice.targets, parsed.model, None
+        targets, name, asked = self._core.state.targets, parsed.model, None
         if targets:
             if name in targets.aliases:
                 asked = self._map(parsed, residency, tenant)
@@ -54,7 +54,7 @@ class ModelMapping:
 
     def _map(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked:
         asked, now = Asked(parsed.model, conversation(parsed, tenant)), self._clock()
-        model = self._keeper_of(parsed, asked) or self._choice.of(
+        model = self._keeper_of(parsed, asked) or self._core.model_for(
             asked.model, asked.conversation, parsed.path, residency, now
         )
         if model is None:
@@ -78,17 +78,18 @@ class ModelMapping:
             names = keeper_name(name, place.region, place.replica), keeper_name(name, place.region)
             return any(map(core.is_served, names))
 
-        return self._choice.targets.choose(asked.model, asked.conversation, is_kept)
+        return self._core.state.targets.choose(asked.model, asked.conversation, is_kept)
 
     def unknown(self, model: str) -> str:
         """The error for a model that is not there."""
-        known = self._choice.targets.known(self._core.known_models())
-        to = ", ".join(target for target, _ in self._choice.targets.aliases.get(ModelId(model), ()))
+        targets = self._core.state.targets
+        known = targets.known(self._core.known_models())
+        to = ", ".join(target for target, _ in targets.aliases.get(ModelId(model), ()))
         return unknown_model(model, known) + (f"; it goes to {to}" if to else "")
 
     def card(self, model: ModelId) -> ModelCard:
         """As an engine describes it; of an alias, what goes for most of its conversations."""
-        shares = self._choice.targets.aliases.get(model)
+        shares = self._core.state.targets.aliases.get(model)
         if shares is None:
             return self._core.model_card(model)
         main = max(shares, key=lambda each: each[1])[0]

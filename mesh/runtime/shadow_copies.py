@@ -65,7 +65,7 @@ class ShadowCopies:
 
     def of(self, parsed: ParsedRequest, admitted: ClientRequest) -> None:
         """Send the copies that this request is to have, as soon as the loop comes to it."""
-        targets = self._core.model_choice.targets
+        targets = self._core.state.targets
         if not targets:
             return
         asked = admitted.request.asked

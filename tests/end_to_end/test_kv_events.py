@@ -66,7 +66,7 @@ class Scene:
         await runner.cleanup()
 
     def index(self, router: str = "us"):
-        [index] = self.mesh.routers[router].core._placer.replica_indexes
+        [index] = self.mesh.routers[router].core.state.placer.replica_indexes
         return index
 
     def reported(self, router: str = "us") -> int:

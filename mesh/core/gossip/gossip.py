@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from mesh.core.gossip.publisher import DeltaPublisher, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import (
@@ -23,7 +22,6 @@ from mesh.core.gossip.replica_names import named_in
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.stream_receiver import Repairs, StreamReceiver
 from mesh.core.model import effects as fx
-from mesh.core.model import events as ev
 from mesh.core.model.rates import ByteBudget
 from mesh.core.model.settings import RouterSettings
 from schemas.gossip import SIBLINGS, TrieAnswer, TrieAsk, TrieDelta, TriePart, size_bytes
@@ -108,18 +106,18 @@ class Gossip:
         origin: Origin,
         epoch: int,
         settings: RouterSettings,
-        effects: list[fx.Effect],
+        emit: Callable[[fx.Effect], None],
         is_known: Callable[[str], bool] = lambda replica: True,
     ) -> None:
         """`is_known`: whether that is a replica of this region, or was until a while ago."""
         self.remote = RemotePrefixes()
         outgoing = OutgoingPrefixes(settings.trie_blocks_max)
         self.outgoing = outgoing if settings.trie_bytes_per_s else None  # None: not published
-        self.siblings = Siblings(origin, epoch, settings, effects, is_known)
+        self.siblings = Siblings(origin, epoch, settings, emit, is_known)
         self.counts = GossipCounts()
         self._origin = origin
         self._ground = settings.ground
-        self._effects = effects
+        self._emit = emit
         self._received_bytes_per_s = float(settings.trie_heard_bytes_per_s)
         self._received_burst_bytes = self._received_bytes_per_s * RECEIVED_BURST_S
         half_bytes_per_s = settings.trie_bytes_per_s / 2
@@ -165,26 +163,16 @@ class Gossip:
         home = self._origin.region
         return region == home or self._ground.may_send(home, region)
 
-    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        siblings = self.siblings
-        return {
-            ev.TrieSeen: lambda event, now: self.receive(event.delta, now),
-            ev.TriePartSeen: lambda event, now: self.receive_part(event.part, now),
-            ev.TrieAsked: lambda event, now: self.asked(event.ask, event.region, event.inbox, now),
-            ev.SiblingSeen: lambda event, now: siblings.receive(event.delta, now),
-            ev.SiblingPartSeen: lambda event, now: siblings.receive_part(event.part, now),
-        }
-
     def tick(self, now: float) -> None:
         self.siblings.tick(now)
         self._share(now)
         if self.outgoing is not None:
             for delta in self._publisher.due(now):
                 self.counts.sent_bytes += size_bytes(delta)
-                self._effects.append(fx.PublishTrie(delta))
+                self._emit(fx.PublishTrie(delta))
             for region, inbox, answer in self._repairs.due(now):
                 self.counts.repair_bytes[region] += size_bytes(answer)
-                self._effects.append(fx.AnswerTrie(inbox, answer))
+                self._emit(fx.AnswerTrie(inbox, answer))
         for origin, stream in list(self._streams.items()):
             if stream.receiver.is_gone(now):
                 stream.receiver.forget()
@@ -194,7 +182,7 @@ class Gossip:
             ask = stream.receiver.repair_request(now) if has_budget else None
             if ask is not None:
                 self.counts.holes += 1
-                self._effects.append(fx.AskTrie(origin.region, ask))
+                self._emit(fx.AskTrie(origin.region, ask))
 
     def _may_receive(self, stream: OriginStream, message: TrieAnswer, now: float) -> bool:
         size = size_bytes(message)

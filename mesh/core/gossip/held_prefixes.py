@@ -8,9 +8,8 @@ are those of an agent whose heartbeats have no number, but for one thing: that i
 all, after which no older estimate counts. A heartbeat and a delta may come in any order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -25,6 +24,8 @@ ASK_S = 3.0
 LOST_S = 10.0  # some questions later
 # What was placed later than this before the whole set may not have been computed for it.
 UNDER_WAY_S = 30.0
+
+Indexes = Sequence[PrefixIndex[str]]  # of all policies that follow prefixes
 
 
 @dataclass(slots=True)
@@ -51,36 +52,31 @@ class HeldCounts:
 class HeldPrefixes:
     """Of one router."""
 
-    def __init__(
-        self,
-        replicas: ReplicaTable,
-        indexes: Callable[[], list[PrefixIndex[str]]],
-        effects: list[fx.Effect],
-    ) -> None:
-        """`indexes`: of all policies that follow prefixes."""
+    def __init__(self, replicas: ReplicaTable) -> None:
         self.counts = HeldCounts()
-        self._replicas, self._indexes, self._effects = replicas, indexes, effects
+        self._replicas = replicas
         self._known: dict[ReplicaId, ReportingReplica] = {}
         self._due_at = float("-inf")
 
-    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        return {ev.HeldDeltaSeen: self._on_delta, ev.HeldPartSeen: self._on_part}
-
-    def tick(self, now: float) -> None:
-        """Find out which replicas report, and which deltas are missing."""
+    def tick(self, indexes: Indexes, now: float) -> Iterator[fx.AskHeld]:
+        """Find out which replicas report, and which deltas are missing; what to request."""
         if now < self._due_at:
             return
         self._due_at = now + TICK_S
         reporting = dict(self._reporting())
         for name in self._known.keys() - reporting.keys():
             del self._known[name]
-            for index in self._indexes():
+            for index in indexes:
                 index.reports(name, reporting=False)
         for name, (epoch, last) in reporting.items():
             state = self._state(name, epoch)
             if state.seq is None and not last:
                 state.seq = 0
-            self._ask_if_behind(name, state, last, now)
+            if self._is_behind(indexes, name, state, last, now):
+                state.asked_at = now
+                state.parts.clear()
+                self.counts.asked += 1
+                yield fx.AskHeld(name, state.epoch)
 
     def _reporting(self) -> Iterator[tuple[ReplicaId, tuple[int, int]]]:
         for name, replica in self._replicas.by_name.items():
@@ -93,24 +89,21 @@ class HeldPrefixes:
             state = self._known[name] = ReportingReplica(epoch)
         return state
 
-    def _ask_if_behind(
-        self, name: ReplicaId, state: ReportingReplica, last: int, now: float
-    ) -> None:
+    def _is_behind(
+        self, indexes: Indexes, name: ReplicaId, state: ReportingReplica, last: int, now: float
+    ) -> bool:
+        """Whether its whole set must be requested now."""
         is_late = state.behind_since is not None and now - state.behind_since > LOST_S
-        for index in self._indexes():  # one whose deltas don't come here is estimated
+        for index in indexes:  # one whose deltas don't come here is estimated
             is_followed = state.seq is not None and not is_late
             if (name in index.reporting) != is_followed:
                 index.reports(name, reporting=is_followed)
         if state.seq is not None and state.seq >= last:
             state.behind_since = None
-            return
+            return False
         if state.behind_since is None:
             state.behind_since = now
-        if now - state.behind_since >= GRACE_S and now - state.asked_at >= ASK_S:
-            state.asked_at = now
-            state.parts.clear()
-            self.counts.asked += 1
-            self._effects.append(fx.AskHeld(name, state.epoch))
+        return now - state.behind_since >= GRACE_S and now - state.asked_at >= ASK_S
 
     def _reported_by(self, name: ReplicaId, epoch: int) -> ReportingReplica | None:
         """The state of a replica of this region, if its heartbeats have that epoch."""
@@ -119,23 +112,23 @@ class HeldPrefixes:
             return None
         return self._state(name, epoch) if replica.heartbeat.epoch == epoch else None
 
-    def _on_delta(self, event: ev.HeldDeltaSeen, now: float) -> None:
+    def take_delta(self, event: ev.HeldDeltaSeen, indexes: Indexes, now: float) -> None:
         delta, name = event.delta, event.replica
         state = self._reported_by(name, delta.epoch)
         before = 0 if state is None or state.seq is None else state.seq
         if state is None or delta.seq != before + 1:
             if delta.cleared and self._estimates(name, delta.epoch):
-                self._leave(name, now)
+                _leave(name, indexes, now)
             self.counts.ignored += 1
             return
         state.seq, state.behind_since = delta.seq, None
         self.counts.deltas += 1
         if delta.cleared:
-            self._leave(name, now)
+            _leave(name, indexes, now)
         if delta.lost:
-            for index in self._indexes():
+            for index in indexes:
                 index.evicted(name, delta.lost)
-        self._take(name, delta, now)
+        self._take(name, delta, indexes, now)
 
     def _estimates(self, name: ReplicaId, epoch: int) -> bool:
         """Whether that agent doesn't know all that its engine holds."""
@@ -144,12 +137,7 @@ class HeldPrefixes:
             return False
         return replica.heartbeat.held_seq is None
 
-    def _leave(self, name: ReplicaId, now: float) -> None:
-        """Its engine has lost all that it held."""
-        for index in self._indexes():
-            index.leave_until(name, now)
-
-    def _on_part(self, event: ev.HeldPartSeen, now: float) -> None:
+    def take_part(self, event: ev.HeldPartSeen, indexes: Indexes, now: float) -> None:
         part, name = event.part, event.replica
         state = self._reported_by(name, part.epoch)
         asked = state is not None and now - state.asked_at < ASK_S
@@ -163,16 +151,24 @@ class HeldPrefixes:
         if len(parts) < part.parts:
             return
         held = {block for one in parts.values() for block in (*one.gpu, *one.cpu, *one.disk)}
-        for index in self._indexes():
+        for index in indexes:
             index.report_whole(name, held, now - UNDER_WAY_S)
         for number in range(part.parts):
-            self._take(name, parts[number], now)
+            self._take(name, parts[number], indexes, now)
         state.seq, state.behind_since = part.seq, None
         parts.clear()
 
-    def _take(self, name: ReplicaId, message: HeldDelta | HeldPart, now: float) -> None:
+    def _take(
+        self, name: ReplicaId, message: HeldDelta | HeldPart, indexes: Indexes, now: float
+    ) -> None:
         for tier, blocks in enumerate((message.gpu, message.cpu, message.disk)):
             if blocks:
                 self.counts.blocks += len(blocks)
-                for index in self._indexes():
+                for index in indexes:
                     index.report(name, blocks, tier, now)
+
+
+def _leave(name: ReplicaId, indexes: Indexes, now: float) -> None:
+    """Its engine has lost all that it held."""
+    for index in indexes:
+        index.leave_until(name, now)

@@ -117,9 +117,10 @@ class OutgoingPrefixes:
             waiting.update(dict.fromkeys(blocks, weight))
             at.update(dict.fromkeys(blocks, bit))
         else:
-            values = [value + weight for value in map(waiting.pop, blocks, repeat(0.0))]
+            values = list(map(weight.__add__, map(waiting.pop, blocks, repeat(0.0))))
             waiting.update(zip(blocks, values, strict=True))  # behind all others
-            at.update(zip(blocks, [at.get(block, 0) | bit for block in blocks], strict=True))
+            holders = list(map(bit.__or__, map(at.get, blocks, repeat(0))))
+            at.update(zip(blocks, holders, strict=True))
         if len(waiting) > WAITING_MAX:
             oldest = _first(waiting, len(waiting) - WAITING_MAX + DROPPED_AT_ONCE)
             for block in oldest:

@@ -210,7 +210,7 @@ class Siblings:
         origin: Origin,
         epoch: int,
         settings: RouterSettings,
-        effects: list[fx.Effect],
+        emit: Callable[[fx.Effect], None],
         is_known: Callable[[str], bool],
     ) -> None:
         """`is_known`: whether that is a replica of this region, or was until a while ago."""
@@ -219,7 +219,7 @@ class Siblings:
         self._origin = origin
         self._epoch = epoch
         self._is_silent = settings.siblings_bytes_per_s == 0
-        self._effects = effects
+        self._emit = emit
         self._common = SharedIndex(is_known)
         self._placed = SiblingPublisher(origin, epoch, self._publish)
         self._repairs = Repairs(settings.siblings_bytes_per_s)
@@ -324,7 +324,7 @@ class Siblings:
             self._keepalive_at = now
         for _, inbox, answer in self._repairs.due(now):
             self.sent_bytes += size_bytes(answer)
-            self._effects.append(fx.AnswerTrie(inbox, answer))
+            self._emit(fx.AnswerTrie(inbox, answer))
         for router, sibling in list(self._siblings.items()):
             if sibling.receiver.is_gone(now):
                 del self._siblings[router]
@@ -369,7 +369,7 @@ class Siblings:
         if ask is not None:
             self.holes += 1
             ask = replace(ask, asker=self._origin.router)
-            self._effects.append(fx.AskTrie(self._origin.region, ask))
+            self._emit(fx.AskTrie(self._origin.region, ask))
 
     def _snapshot(self, about: Collection[str] | None, now: float) -> list[TriePart]:
         parts = self._common.parts(about, now) or [("", now, (), None)]
@@ -393,4 +393,4 @@ class Siblings:
         if not self._siblings and not delta.is_sign:
             return  # a sibling that comes later requests everything
         self.sent_bytes += size_bytes(delta)
-        self._effects.append(fx.PublishToSiblings(delta))
+        self._emit(fx.PublishToSiblings(delta))

@@ -25,126 +25,88 @@ which chooses by what it knows itself. Rejected: refusing it and letting its reg
 again: that region learns half a round trip late that a replica is free, so between two busy
 regions no request would be exchanged. A client that hangs up meanwhile is not reported here: when
 the request is placed, its router cancels it at the replica.
+
+Reads: draining, held, placer, replicas, settings, told_held_at.
+Writes: nothing.
 """
 
-from mesh.core.lifecycle.admission import Admission
-from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.model import effects as fx
+from mesh.core.lifecycle import admission, queue_scheduler
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import is_keeper_name
-from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.placement import PlacementResult, Placer
-from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.record import RequestRecord
+from mesh.core.state import RouterState
 from mesh.core.view.replica import Replica
-from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
-from schemas.exchange import HELD_S, Refusal
+from schemas.exchange import Refusal
 from schemas.ids import ModelId
 
 HELD_MAX = 128  # bodies are kept with them, in the one budget for all bodies
 
 
-class ForwardedQueue:
-    """Peers' requests in the hold queue: their routers are sent HELD now and then."""
-
-    def __init__(self, held: HoldQueue, effects: list[fx.Effect]) -> None:
-        self._held = held
-        self._effects = effects
-        self._announced_at: dict[int, float] = {}  # by key
-
-    def is_full_for(self, request: Request) -> bool:
-        return len(self._announced_at) >= HELD_MAX or self._held.is_full_for(request)
-
-    def check(self, request: Request, now: float) -> None:
-        """A tick: send HELD again if it is a peer's request and time."""
-        if now - self._announced_at.get(request.key, now) >= HELD_S:
-            self.notify(request, now)
-
-    def leave(self, request: Request) -> None:
-        self._announced_at.pop(request.key, None)
-
-    def notify(self, request: Request, now: float) -> None:
-        assert request.answer_inbox is not None
-        self._announced_at[request.key] = now
-        self._effects.append(fx.TellHeld(request.answer_inbox, request.hops))
+def _is_full_for(state: RouterState, request: Request) -> bool:
+    return len(state.told_held_at) >= HELD_MAX or state.held.is_full_for(request)
 
 
-class ForwardedRequests:
-    """Decides on peers' requests; changes no state."""
+def place(state: RouterState, request: Request, now: float) -> PlacementResult | Refusal:
+    """A placement on a local replica, a hold, or the reason for refusing it."""
+    if state.draining:
+        return Refusal.DRAINING
+    if request.warm:
+        return Refusal.NOT_IDLE
+    if is_keeper_name(request.model):
+        if _is_gone(state, request.model):
+            return Refusal.NOT_KEPT
+        if state.replicas.drains(request.model):
+            return Refusal.KEEPER_DRAINS
+    may_wait = state.settings.own_ttft_goal_s is None and state.placer.judges_load
+    if not may_wait and queue_scheduler.must_queue(state, request):
+        return state.placer.forbids_here(request) or Refusal.OWN_WORK
+    place = queue_scheduler.place_new(state, request, now)
+    if place.placement is not Placement.LOCAL:
+        why = state.placer.forbids_here(request)
+        if why is not None or not may_wait or _is_full_for(state, request):
+            return why or Refusal.NO_REPLICA
+        # Its wait at home counts.
+        too_long = admission.too_long(state, RequestRecord(request), place, now)
+        return place if too_long is None else Refusal.NO_REPLICA
+    if state.settings.own_ttft_goal_s is not None and not _leaves_room(
+        state, request, place, state.settings.own_ttft_goal_s, now
+    ):
+        return Refusal.OWN_WORK
+    return place
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        replicas: ReplicaTable,
-        placer: Placer,
-        scheduler: QueueScheduler,
-        queue: ForwardedQueue,
-        admission: Admission,
-    ) -> None:
-        self.follow(settings)
-        self._replicas = replicas
-        self._placer = placer
-        self._scheduler = scheduler
-        self._queue = queue
-        self._admission = admission
 
-    def follow(self, settings: RouterSettings) -> None:
-        """Decide by these from now on."""
-        self._goal_s = settings.own_ttft_goal_s
+def _is_gone(state: RouterState, keeper: ModelId) -> bool:
+    """Whether no replica has that name; a router that knows none can't say."""
+    return len(state.replicas) > 0 and not state.replicas.serving(keeper)
 
-    def place(self, request: Request, now: float, *, draining: bool) -> PlacementResult | Refusal:
-        """A placement on a local replica, a hold, or the reason for refusing it."""
-        if draining:
-            return Refusal.DRAINING
-        if request.warm:
-            return Refusal.NOT_IDLE
-        if is_keeper_name(request.model):
-            if self._is_gone(request.model):
-                return Refusal.NOT_KEPT
-            if self._replicas.drains(request.model):
-                return Refusal.KEEPER_DRAINS
-        may_wait = self._goal_s is None and self._placer.judges_load
-        if not may_wait and self._scheduler.must_queue(request):
-            return self._placer.forbids_here(request) or Refusal.OWN_WORK
-        place = self._scheduler.place_new(request, now)
-        if place.placement is not Placement.LOCAL:
-            why = self._placer.forbids_here(request)
-            if why is not None or not may_wait or self._queue.is_full_for(request):
-                return why or Refusal.NO_REPLICA
-            # Its wait at home counts.
-            too_long = self._admission.delay.too_long(RequestRecord(request), place, now)
-            return place if too_long is None else Refusal.NO_REPLICA
-        if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
-            return Refusal.OWN_WORK
-        return place
 
-    def _is_gone(self, keeper: ModelId) -> bool:
-        """Whether no replica has that name; a router that knows none can't say."""
-        return len(self._replicas) > 0 and not self._replicas.serving(keeper)
+def _leaves_room(
+    state: RouterState, request: Request, place: PlacementResult, goal_s: float, now: float
+) -> bool:
+    return any(
+        _in_time(state, replica, place, goal_s, now)
+        for replica in state.replicas
+        if state.replicas.unavailable_because(replica, request.model, now) is None
+    )
 
-    def _leaves_room(
-        self, request: Request, place: PlacementResult, goal_s: float, now: float
-    ) -> bool:
-        return any(
-            self._in_time(replica, place, goal_s, now)
-            for replica in self._replicas
-            if self._replicas.unavailable_because(replica, request.model, now) is None
-        )
 
-    def _in_time(self, replica: Replica, place: PlacementResult, goal_s: float, now: float) -> bool:
-        """Whether a client's request could begin there in time, after the foreign one."""
-        foreign_tokens = 0
-        if replica.heartbeat.replica == place.target:
-            if not _has_room_for_two(replica):
-                return False
-            foreign_tokens = place.prefill_tokens
-        s_per_token = replica.heartbeat.prefill_s_per_token
-        if s_per_token is None:
-            return True
-        queued = replica.prefill_queue_tokens(now, s_per_token) or 0.0
-        tokens = queued + foreign_tokens + place.prefill_tokens
-        return tokens * s_per_token + (replica.heartbeat.prefill_base_s or 0.0) <= goal_s
+def _in_time(
+    state: RouterState, replica: Replica, place: PlacementResult, goal_s: float, now: float
+) -> bool:
+    """Whether a client's request could begin there in time, after the foreign one."""
+    foreign_tokens = 0
+    if replica.heartbeat.replica == place.target:
+        if not _has_room_for_two(replica):
+            return False
+        foreign_tokens = place.prefill_tokens
+    s_per_token = replica.heartbeat.prefill_s_per_token
+    if s_per_token is None:
+        return True
+    queued = replica.prefill_queue_tokens(now, s_per_token) or 0.0
+    tokens = queued + foreign_tokens + place.prefill_tokens
+    return tokens * s_per_token + (replica.heartbeat.prefill_base_s or 0.0) <= goal_s
 
 
 def _has_room_for_two(replica: Replica) -> bool:

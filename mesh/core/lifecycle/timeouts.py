@@ -1,15 +1,15 @@
-"""Timeouts of attempts, waits and requests, and which places not tried yet may serve a request."""
+"""Timeouts of attempts, waits and requests, and which places not tried yet may serve a request.
 
-from collections.abc import Iterable
+Reads: inflight, peers, placer, replicas, settings, targets.
+Writes: nothing.
+"""
 
-from mesh.core.model.served_names import is_model
-from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.residency import Residency
+from mesh.core.model.request import Request
+from mesh.core.model.served_names import is_model, model_of
 from mesh.core.requests.hold_queue import RequestKind
 from mesh.core.requests.record import RequestRecord
+from mesh.core.state import RouterState
 from mesh.core.view.bus_status import UNREACHABLE
-from mesh.core.view.peers import PeerTable
-from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, RegionId
 from schemas.state import ModelCard
@@ -18,174 +18,175 @@ RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after
 DEADLINE_PASSED = "the request's deadline has passed"
 
 
-class Timeouts:
-    """Reads the tables; changes nothing."""
+def ready_models(state: RouterState) -> tuple[ModelId, ...]:
+    """Models that some ready replica of the mesh serves, full or not; by name."""
+    ready = {
+        model
+        for replica in state.replicas
+        for model in replica.heartbeat.models
+        if state.replicas.serves(replica, model)
+    }
+    for _, peer in state.peers:
+        for digest in peer.digests.values():
+            ready.update(model for model, has in digest.models.items() if has.ready)
+    return tuple(sorted(filter(is_model, ready)))
 
-    def __init__(
-        self,
-        replicas: ReplicaTable,
-        peers: PeerTable,
-        settings: RouterSettings,
-        residency: Residency,
-    ) -> None:
-        self._residency = residency
-        self._replicas = replicas
-        self._peers = peers
-        self._settings = settings
-        # An attempt with a frame within this time can't be lost.
-        self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
 
-    def follow(self, settings: RouterSettings) -> None:
-        """Decide by these from now on; how long is waited for what does not change."""
-        self._settings = settings
+def model_card(state: RouterState, model: ModelId) -> ModelCard:
+    """Its card, by an engine of this region rather than of a peer."""
+    if (card := state.replicas.card(model)) is not None:
+        return card
+    sent = (seldom for _, peer in state.peers for seldom in peer.seldom_sent.values())
+    cards = (seldom.cards.get(model) for seldom in sent)
+    return next((card for card in cards if card is not None), ModelCard())
 
-    def ready_models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica of the mesh serves, full or not; by name."""
-        ready = {
-            model
-            for replica in self._replicas
-            for model in replica.heartbeat.models
-            if self._replicas.serves(replica, model)
-        }
-        for _, peer in self._peers:
-            for digest in peer.digests.values():
-                ready.update(model for model, has in digest.models.items() if has.ready)
-        return tuple(sorted(filter(is_model, ready)))
 
-    def model_card(self, model: ModelId) -> ModelCard:
-        """Its card, by an engine of this region rather than of a peer."""
-        if (card := self._replicas.card(model)) is not None:
-            return card
-        sent = (seldom for _, peer in self._peers for seldom in peer.seldom_sent.values())
-        cards = (seldom.cards.get(model) for seldom in sent)
-        return next((card for card in cards if card is not None), ModelCard())
+def others_serve(state: RouterState, record: RequestRecord, model: ModelId | None = None) -> bool:
+    """Whether a place that has not failed this request serves its model, free or not.
 
-    def others_serve(self, record: RequestRecord, model: ModelId | None = None) -> bool:
-        """Whether a place that has not failed this request serves its model, free or not.
+    `model`: another one instead of its own.
+    """
+    request, residency = record.request, state.placer.residency
+    model = model or request.model
+    wanted = residency.wanted(request)
+    for replica in state.replicas:
+        may_answer = state.replicas.may_answer(replica, model, record.avoid)
+        if may_answer and residency.takes_replica(wanted, replica):
+            return True
+    return _may_leave(state, is_foreign=request.answer_inbox is not None) and any(
+        region not in record.avoid
+        and residency.takes_peer(wanted, region, peer)
+        and peer.ready(model, wanted) > 0
+        for region, peer in state.peers
+    )
 
-        `model`: another one instead of its own.
-        """
-        request, residency = record.request, self._residency
-        model = model or request.model
-        wanted = residency.wanted(request)
-        for replica in self._replicas:
-            may_answer = self._replicas.may_answer(replica, model, record.avoid)
-            if may_answer and residency.takes_replica(wanted, replica):
-                return True
-        return self._may_leave(is_foreign=request.answer_inbox is not None) and any(
-            region not in record.avoid
-            and residency.takes_peer(wanted, region, peer)
-            and peer.ready(model, wanted) > 0
-            for region, peer in self._peers
+
+def serving(state: RouterState, kind: RequestKind, now: float, enough: int = 1) -> int:
+    """Replicas, here and in other regions, that serve requests of this kind, free or not.
+
+    Counted up to `enough`. 0 while the bus is away; without replicas that the router is
+    blind to.
+    """
+    model, labels, is_foreign = kind
+    replicas, residency = state.replicas, state.placer.residency
+    if replicas.bus.lost_at is not None:
+        return 0
+    wanted, found = residency.wanted_by(labels, is_foreign=is_foreign), 0
+    for replica in replicas.serving(model):
+        if found >= enough:
+            return found
+        found += (
+            replicas.serves(replica, model)
+            and residency.takes_replica(wanted, replica)
+            and not replicas.is_blind_to(replica, now)
         )
+    if _may_leave(state, is_foreign=is_foreign):
+        for region, peer in state.peers:
+            if found < enough and residency.takes_peer(wanted, region, peer):
+                found += peer.ready(model, wanted)
+    return found
 
-    def serving(self, kind: RequestKind, now: float, enough: int = 1) -> int:
-        """Replicas, here and in other regions, that serve requests of this kind, free or not.
 
-        Counted up to `enough`. 0 while the bus is away; without replicas that the router is
-        blind to.
-        """
-        model, labels, is_foreign = kind
-        replicas, residency = self._replicas, self._residency
-        if replicas.bus.lost_at is not None:
-            return 0
-        wanted, found = residency.wanted_by(labels, is_foreign=is_foreign), 0
-        for replica in replicas.serving(model):
-            if found >= enough:
-                return found
-            found += (
-                replicas.serves(replica, model)
-                and residency.takes_replica(wanted, replica)
-                and not replicas.is_blind_to(replica, now)
-            )
-        if self._may_leave(is_foreign=is_foreign):
-            for region, peer in self._peers:
-                if found < enough and residency.takes_peer(wanted, region, peer):
-                    found += peer.ready(model, wanted)
-        return found
+def queue_delay_s(state: RouterState, request: Request) -> float:
+    """The limit of its wait in queues, if it has no objective; 0: none."""
+    by_model = state.targets.queue_delay_s
+    if not by_model:
+        return state.settings.queue_delay_s_max
+    return by_model.get(model_of(request.model), state.settings.queue_delay_s_max)
 
-    def _may_leave(self, *, is_foreign: bool) -> bool:
-        return not is_foreign and self._settings.hops_max > 0
 
-    def unserved_because(self, record: RequestRecord) -> str | None:
-        """Why no place at all may serve it, or None if one will have room."""
-        if self._replicas.bus.lost_at is not None:
-            return UNREACHABLE
-        if self.others_serve(record):
-            return None
-        within = self._residency.within(record.request)
-        return f"no replica{within} serves {record.request.model!r} at present"
+def _may_leave(state: RouterState, *, is_foreign: bool) -> bool:
+    return not is_foreign and state.settings.hops_max > 0
 
-    def due_for_check(self, records: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
-        """Those of them that may have run out of time: few of thousands at a tick."""
-        silent_since = now - self._patience_s
-        return [
-            record
-            for record in records
-            if record.held_since is not None
-            or now >= record.request.deadline
-            or (record.last_frame_at < silent_since and self.lost_because(record, now) is not None)
-            or (record.peer is not None and self.is_kept_too_long(record, now))
-            or (record.prefill is not None and record.is_foreign_prefill)
-        ]
 
-    def is_kept_too_long(self, record: RequestRecord, now: float) -> bool:
-        """Whether a peer holds it for longer than any request may be held, by its defect."""
-        if record.peer is None or not record.waits_at_peer:
-            return False
-        patience_s = self._settings.hold_s_max + self._reply_s(record.peer)
-        return now - record.attempted_at > patience_s
-
-    def is_left_waiting(self, record: RequestRecord, now: float) -> bool:
-        """Whether the peer's router that held it is gone, which is not that region's fault."""
-        return record.waits_at_peer and not self.is_kept_too_long(record, now)
-
-    def lost_because(self, record: RequestRecord, now: float) -> str | None:
-        """Why the attempt under way can bring no answer, or None."""
-        bus = self._replicas.bus
-        silent_s = bus.silent_s(record.last_frame_at, now)
-        if silent_s > SILENCE_S_MAX:
-            who = "the replica" if bus.lost_at is None else f"{UNREACHABLE}: the replica"
-            return f"{who} has been silent for {silent_s:.0f} s"
-        if record.last_frame_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:
-            return "its answer was lost with the bus"
-        if self.is_kept_too_long(record, now):
-            return f"region {record.peer} has kept the request waiting for too long"
-        if record.peer is not None:
-            return self._lost_at_peer_because(record, silent_s, now)
-        name = record.working
-        replica = None if name is None else self._replicas.get(name)
-        if replica is None:
-            lost = name is not None and silent_s > self._settings.heartbeat_lost_s
-            return f"replica {name} was lost: no heartbeat and no answer" if lost else None
-        # Without heartbeats only the answer shows; an agent with nothing to send sends WORKING.
-        patience_s = self._settings.heartbeat_lost_s + WORKING_S
-        if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
-            return f"replica {name} does not answer, and no heartbeats arrive"
+def unserved_because(state: RouterState, record: RequestRecord) -> str | None:
+    """Why no place at all may serve it, or None if one will have room."""
+    if state.replicas.bus.lost_at is not None:
+        return UNREACHABLE
+    if others_serve(state, record):
         return None
+    within = state.placer.residency.within(record.request)
+    return f"no replica{within} serves {record.request.model!r} at present"
 
-    def _lost_at_peer_because(
-        self, record: RequestRecord, silent_s: float, now: float
-    ) -> str | None:
-        assert record.peer is not None
-        peer = self._peers.get(record.peer)
-        assert peer is not None, "peers that requests were forwarded to are kept"
-        is_unplaced = record.replica is None and not record.has_started
-        # In a busy link the request, or the word of it, may wait behind other bytes, as pings then
-        # do: the time for the word is counted from when these are answered again.
-        word_s = 0.0 if peer.may_be_late(now) else min(silent_s, now - peer.answers_since)
-        if is_unplaced and word_s > self._reply_s(record.peer):
-            return f"region {record.peer} did not report where it placed the request"
-        # Routers of that region may restart while its agent works on. An agent with nothing to send
-        # sends WORKING; only when that is missing too is the link cut.
-        is_placed = record.replica is not None or record.has_started
-        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if is_placed else 0.0)
-        if not peer.digests and silent_s > patience_s:
-            return f"region {record.peer} can't be reached"
-        return None
 
-    def _reply_s(self, region: RegionId) -> float:
-        """Longest time until a peer reports what it did with a request."""
-        peer = self._peers.get(region)
-        rtt_s = None if peer is None else peer.rtt_s
-        return self._settings.peer_reply_s + (rtt_s or 0.0)
+def due_for_check(state: RouterState, now: float) -> list[RequestRecord]:
+    """Requests that may have run out of time: few of thousands at a tick."""
+    settings = state.settings
+    # An attempt with a frame within this time can't be lost.
+    patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
+    silent_since = now - patience_s
+    return [
+        record
+        for record in state.inflight.values()
+        if record.held_since is not None
+        or now >= record.request.deadline
+        or (record.last_frame_at < silent_since and lost_because(state, record, now) is not None)
+        or (record.peer is not None and is_kept_too_long(state, record, now))
+        or (record.prefill is not None and record.is_foreign_prefill)
+    ]
+
+
+def is_kept_too_long(state: RouterState, record: RequestRecord, now: float) -> bool:
+    """Whether a peer holds it for longer than any request may be held, by its defect."""
+    if record.peer is None or not record.waits_at_peer:
+        return False
+    patience_s = state.settings.hold_s_max + _reply_s(state, record.peer)
+    return now - record.attempted_at > patience_s
+
+
+def is_left_waiting(state: RouterState, record: RequestRecord, now: float) -> bool:
+    """Whether the peer's router that held it is gone, which is not that region's fault."""
+    return record.waits_at_peer and not is_kept_too_long(state, record, now)
+
+
+def lost_because(state: RouterState, record: RequestRecord, now: float) -> str | None:
+    """Why the attempt under way can bring no answer, or None."""
+    bus = state.replicas.bus
+    silent_s = bus.silent_s(record.last_frame_at, now)
+    if silent_s > SILENCE_S_MAX:
+        who = "the replica" if bus.lost_at is None else f"{UNREACHABLE}: the replica"
+        return f"{who} has been silent for {silent_s:.0f} s"
+    if record.last_frame_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:
+        return "its answer was lost with the bus"
+    if is_kept_too_long(state, record, now):
+        return f"region {record.peer} has kept the request waiting for too long"
+    if record.peer is not None:
+        return _lost_at_peer_because(state, record, silent_s, now)
+    name = record.working
+    replica = None if name is None else state.replicas.get(name)
+    if replica is None:
+        lost = name is not None and silent_s > state.settings.heartbeat_lost_s
+        return f"replica {name} was lost: no heartbeat and no answer" if lost else None
+    # Without heartbeats only the answer shows; an agent with nothing to send sends WORKING.
+    patience_s = state.settings.heartbeat_lost_s + WORKING_S
+    if state.replicas.is_blind_to(replica, now) and silent_s > patience_s:
+        return f"replica {name} does not answer, and no heartbeats arrive"
+    return None
+
+
+def _lost_at_peer_because(
+    state: RouterState, record: RequestRecord, silent_s: float, now: float
+) -> str | None:
+    assert record.peer is not None
+    peer = state.peers.get(record.peer)
+    assert peer is not None, "peers that requests were forwarded to are kept"
+    is_unplaced = record.replica is None and not record.has_started
+    # In a busy link the request, or the word of it, may wait behind other bytes, as pings then
+    # do: the time for the word is counted from when these are answered again.
+    word_s = 0.0 if peer.may_be_late(now) else min(silent_s, now - peer.answers_since)
+    if is_unplaced and word_s > _reply_s(state, record.peer):
+        return f"region {record.peer} did not report where it placed the request"
+    # Routers of that region may restart while its agent works on. An agent with nothing to send
+    # sends WORKING; only when that is missing too is the link cut.
+    is_placed = record.replica is not None or record.has_started
+    patience_s = state.settings.heartbeat_lost_s + (WORKING_S if is_placed else 0.0)
+    if not peer.digests and silent_s > patience_s:
+        return f"region {record.peer} can't be reached"
+    return None
+
+
+def _reply_s(state: RouterState, region: RegionId) -> float:
+    """Longest time until a peer reports what it did with a request."""
+    peer = state.peers.get(region)
+    rtt_s = None if peer is None else peer.rtt_s
+    return state.settings.peer_reply_s + (rtt_s or 0.0)

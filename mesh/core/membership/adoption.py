@@ -29,11 +29,11 @@ reading the stream across links (JetStream's API in the allow-list). Source: Sky
 whose central controller this replaces.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any, Protocol
+from typing import NamedTuple
 
 from mesh.core.membership.lease import LeaseState
 from mesh.core.model import effects as fx
@@ -53,14 +53,20 @@ JITTER = 0.03
 START_LEASES = 3.0  # a router that has just started has received nothing yet
 
 
-class ReplicaControl(Protocol):
-    """What ownership does with replicas."""
+class Adopted(NamedTuple):
+    """Its replicas are this region's from now on."""
 
-    def adopt(self, region: RegionId, now: float) -> None:
-        """They are this region's from now on."""
+    region: RegionId
 
-    def hand_back(self, region: RegionId, now: float) -> None:
-        """They are not any more; answers under way go on."""
+
+class GivenBack(NamedTuple):
+    """They are not any more; answers under way go on."""
+
+    region: RegionId
+
+
+Change = Adopted | GivenBack | fx.ClaimLease | fx.OwnershipChanged
+Changes = Iterator[Change]
 
 
 @dataclass(slots=True)
@@ -73,36 +79,33 @@ class Watched:
 
 
 class Ownership:
-    """One router's leases. Without peers, or with a lease of 0 s, it claims none."""
+    """One router's leases. Without peers, or with a lease of 0 s, it claims none.
+
+    Methods that give `Changes` do so while they run: the caller acts on each before the next, and
+    takes them all.
+    """
 
     def __init__(
         self,
-        *,
         home: RegionId,
         router: RouterId,
         peers: tuple[RegionId, ...],
         settings: RouterSettings,
         table: PeerTable,
         dice: Random,
-        effects: list[fx.Effect],
-        control: ReplicaControl,
-        owned: dict[RegionId, int],
     ) -> None:
-        """`owned`: filled with the regions that this one owns by a lease, each with its term."""
         self._home, self._router = home, router
         self._lease_s = settings.lease_s
         self._ground = settings.ground
         self._table = table
         self._dice = dice
-        self._effects = effects
-        self._control = control
         regions = (home, *peers) if peers and settings.lease_s else ()
         self._leases = {region: LeaseState(region) for region in regions}
         self._watched: dict[RegionId, Watched] = {}
         # Peer regions whose replicas are this region's, each with its lease's term, by name. A new
         # dict with every change.
         self.adopted: dict[RegionId, int] = {}
-        self.owned = owned  # those and home; agents know these terms
+        self.owned: dict[RegionId, int] = {}  # those and home; agents know these terms
         self.release_at = inf  # when the first adopted region's lease expires
         self._accepting = True
         self._last_number = 0
@@ -123,9 +126,6 @@ class Ownership:
         """Every region's lease, for metrics."""
         return tuple(self._leases.values())
 
-    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        return {ev.LeaseHeard: self._on_lease_seen, ev.LeaseAnswered: self._on_answered}
-
     def digest_seen(self, digest: Digest, now: float) -> None:
         """A peer's digest. A router that drains doesn't count: its region may be gone after it."""
         watched = self._watched.get(digest.region)
@@ -139,43 +139,45 @@ class Ownership:
         if (state := self._leases.get(region)) is not None:
             state.saw_term(term)
 
-    def release_expired(self, now: float) -> None:
+    def release_expired(self, now: float) -> Changes:
         """Hand back regions whose lease has expired; due from `release_at` on.
 
         The router calls it before it decides anything: its process may have been suspended.
         """
         for region in [region for region in self.adopted if not self.is_ours(region, now)]:
-            self._hand_back(self._leases[region], now)
-        self._publish_changes()
+            yield self._hand_back(self._leases[region])
+        yield from self._owned_now()
 
-    def tick(self, now: float, *, accepting: bool) -> None:
+    def tick(self, now: float, *, accepting: bool) -> Changes:
         """Claim, renew and hand back what is due."""
         self._accepting = accepting
         for region, state in self._leases.items():
             if state.asked is not None and now - state.asked.sent_at >= self._lease_s:
                 state.unanswered(now)
             if region == self._home:
-                self._keep_home(state, now)
+                yield from self._keep_home(state, now)
             elif region in self.adopted:
-                self._keep_adopted(state, now)
+                yield from self._keep_adopted(state, now)
             else:
-                self._watch(state, now)
-        self._publish_changes()
+                yield from self._watch(state, now)
+        yield from self._owned_now()
 
     # Messages of the stream.
 
-    def _on_lease_seen(self, event: ev.LeaseHeard, now: float) -> None:
+    def heard(self, event: ev.LeaseHeard, now: float) -> Changes:
+        """A lease was written."""
         lease = event.lease
         state = self._leases.get(lease.region)
         if state is None or not state.seen(lease, event.seq, now):
             return
         if lease.region == self._home:
-            self._keep_home(state, now)
+            yield from self._keep_home(state, now)
         elif lease.region in self.adopted:
-            self._keep_adopted(state, now)
-        self._publish_changes()
+            yield from self._keep_adopted(state, now)
+        yield from self._owned_now()
 
-    def _on_answered(self, event: ev.LeaseAnswered, now: float) -> None:
+    def answered(self, event: ev.LeaseAnswered, now: float) -> Changes:
+        """The stream has taken a claim of this router, or has not."""
         state = next((t for t in self._leases.values() if _is_asked(t, event.number)), None)
         if state is None:  # the claim is out of date
             return
@@ -184,58 +186,57 @@ class Ownership:
         elif event.granted:
             state.granted(self._home, event.seq, self._lease_s, now)
             if state.region != self._home and state.region not in self.adopted:
-                self._adopt(state, now)
+                yield from self._adopt(state, now)
         else:
             # The last writer may have been a sibling: the stream is about to report it. A router
             # that has just started knew of no write, and takes the lease back from any.
             knew = state.seq
             state.outdated(event.seq, now)
             if state.region == self._home and not knew:
-                self._keep_home(state, now)
-        self._publish_changes()
+                yield from self._keep_home(state, now)
+        yield from self._owned_now()
 
-    def _adopt(self, state: LeaseState, now: float) -> None:
+    def _adopt(self, state: LeaseState, now: float) -> Changes:
         late = now >= state.ours_until or state.owner != self._home
         if late or not self._accepting:
             return
         self._watched[state.region].back_since = inf
         self.adopted = dict(sorted({**self.adopted, state.region: state.term}.items()))
         self.adoptions += 1
-        self._control.adopt(state.region, now)
+        yield Adopted(state.region)
 
-    def _publish_changes(self) -> None:
-        """Publish to agents at once what has changed, not with the next keepalive."""
+    def _owned_now(self) -> Changes:
+        """What has changed, for agents: at once, not with the next keepalive."""
         home = self._leases.get(self._home)
         owned = {self._home: home.term} if home is not None and home.owner == self._home else {}
         self.adopted = {region: self._leases[region].term for region in self.adopted}
         owned |= self.adopted
-        for region in self._leases:
-            if owned.get(region) != self.owned.get(region):
-                self._effects.append(fx.OwnershipChanged(region, region in owned))
-        self.owned.clear()
-        self.owned.update(owned)
         ends = (self._leases[region].ours_until for region in self.adopted)
         self.release_at = min(ends, default=inf)
+        before, self.owned = self.owned, owned
+        for region in self._leases:
+            if owned.get(region) != before.get(region):
+                yield fx.OwnershipChanged(region, region in owned)
 
     # At ticks.
 
-    def _keep_home(self, state: LeaseState, now: float) -> None:
+    def _keep_home(self, state: LeaseState, now: float) -> Changes:
         is_ours = state.owner == self._home
         if not is_ours or now - state.seen_at >= self._lease_s * RENEW:
-            self._claim(state, now)
+            yield from self._claim(state, now)
 
-    def _keep_adopted(self, state: LeaseState, now: float) -> None:
+    def _keep_adopted(self, state: LeaseState, now: float) -> Changes:
         watched = self._watched[state.region]
         if not self._is_living(state.region, now):
             watched.back_since = inf
         is_back = now - watched.back_since >= self._lease_s
         is_taken = state.owner not in (None, self._home)
         if is_taken or is_back or now >= state.ours_until or not self._accepting:
-            self._hand_back(state, now)
+            yield self._hand_back(state)
         elif state.owner is not None and state.ours_until - now <= self._lease_s * RENEW_ADOPTED:
-            self._claim(state, now)
+            yield from self._claim(state, now)
 
-    def _watch(self, state: LeaseState, now: float) -> None:
+    def _watch(self, state: LeaseState, now: float) -> Changes:
         region = state.region
         if region not in self._watched:  # the first tick
             self._watched[region] = Watched(now + self._lease_s * (START_LEASES - SILENCE))
@@ -248,7 +249,7 @@ class Ownership:
         ours = state.owner == self._home  # by a sibling: join at once
         lapsed_at = -inf if ours else state.seen_at + self._lease_s
         if now >= max(lapsed_at, watched.seen_at + SILENCE * self._lease_s) + wait_s:
-            self._claim(state, now)
+            yield from self._claim(state, now)
 
     def _is_living(self, region: RegionId, now: float) -> bool:
         watched = self._watched.get(region)
@@ -266,7 +267,7 @@ class Ownership:
         ]
         return sum(other < mine for other in others)
 
-    def _claim(self, state: LeaseState, now: float) -> None:
+    def _claim(self, state: LeaseState, now: float) -> Changes:
         if state.asked is not None or now < state.ask_at or not self._accepting:
             return
         self._last_number += 1
@@ -278,13 +279,13 @@ class Ownership:
             term=asked.term,
             lease_s=self._lease_s,
         )
-        self._effects.append(fx.ClaimLease(asked.number, asked.expected, lease))
+        yield fx.ClaimLease(asked.number, asked.expected, lease)
 
-    def _hand_back(self, state: LeaseState, now: float) -> None:
+    def _hand_back(self, state: LeaseState) -> GivenBack:
         self.adopted = {region: t for region, t in self.adopted.items() if region != state.region}
         state.ours_until = -inf
         self.hand_backs += 1
-        self._control.hand_back(state.region, now)
+        return GivenBack(state.region)
 
 
 def _is_asked(state: LeaseState, number: int) -> bool:

@@ -11,7 +11,7 @@ Rejected: sending the waiting inboxes to the region's routers (a message per ans
 may be gone as well), and LOST at the hand-back itself (nearly all of these answers end well).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -114,16 +114,16 @@ class HandedBack:
     def expire(
         self,
         now: float,
-        is_living: Callable[[RegionId], bool],
-        waits: Callable[[AdoptedAttempt], bool],
+        living: Collection[RegionId],
+        awaited: Collection[AdoptedAttempt],
     ) -> list[LostWatch]:
-        """Replicas lost by their silence. `is_living`: whether a region's routers are not silent;
-        `waits`: whether an own attempt is still under way."""
+        """Replicas lost by their silence. `living`: regions whose routers are not silent;
+        `awaited`: own attempts that are still under way."""
         found = []
         for name, watch in list(self.watched.items()):
             is_awaited = any(answer.deadline > now for answer in watch.relayed)
-            is_awaited = is_awaited or any(map(waits, watch.ours))
-            if not is_living(watch.region):
+            is_awaited = is_awaited or any(attempt in awaited for attempt in watch.ours)
+            if watch.region not in living:
                 watch.seen_at = now  # its silence starts anew afterwards
             is_silent = now - watch.seen_at > self._lost_s
             if is_awaited and is_silent:

@@ -96,6 +96,11 @@ class ModelTargets:
     def __init__(self, rules: Collection[ModelRule] = ()) -> None:
         self._rules = {rule.name: rule for rule in rules}
         self.aliases: Mapping[ModelId, Shares] = {rule.name: rule.to for rule in rules if rule.to}
+        # Limits of single models, in place of those of all.
+        delays = {rule.name: rule.queue_delay_s_max for rule in rules}
+        most = {rule.name: rule.hold_max for rule in rules}
+        self.queue_delay_s = {name: limit for name, limit in delays.items() if limit is not None}
+        self.hold_max = {name: limit for name, limit in most.items() if limit is not None}
 
     def __bool__(self) -> bool:
         return bool(self._rules)

@@ -105,9 +105,12 @@ class Placer:
         dice: Random,
         makers: PolicyMakers | None,
         home: RegionId,
+        gossip: Gossip | None = None,
     ) -> None:
+        """`gossip`: feeds the policies' indexes, and publishes the main one's."""
         self.residency = Residency(home, settings.ground)
-        self._outgoing: OutgoingPrefixes | None = None
+        self._gossip = gossip
+        self._outgoing: OutgoingPrefixes | None = None if gossip is None else gossip.outgoing
         # The main policy's estimate of what replicas hold; None if it has no index.
         self.index: PrefixIndex[str] | None = None
         self._replicas = replicas
@@ -119,15 +122,16 @@ class Placer:
         self._makers = POLICIES if makers is None else makers
         self._pairs: dict[str, PolicyPair] = {}
         self._use(settings)
+        self._join_gossip()
 
-    def follow(self, settings: RouterSettings, gossip: Gossip) -> None:
+    def follow(self, settings: RouterSettings) -> None:
         """Place by these from now on. A policy that stays keeps what it has learned; a new one goes
         on from one of its kind or, for prefixes, from the main one before it."""
         before, main = self._pairs, self._main_pair
         self._use(settings)
         if [*before] == [*self._pairs] and main is self._main_pair:
             return
-        self._leave_gossip(gossip, before.values())
+        self._leave_gossip(before.values())
         in_use = set(self._pairs)  # those whose knowledge must be copied
         for name, pair in self._pairs.items():
             if name not in before:
@@ -135,14 +139,15 @@ class Placer:
                 earlier = next(same_kind, main)
                 pair.go_on_from(earlier, copied=earlier.name in in_use)
                 in_use.add(earlier.name)
-        self.join_gossip(gossip)
+        self._join_gossip()
         if self._outgoing is not None:
             index = self.index
             self._outgoing.keep_only(lambda block: index is not None and block in index)
 
-    def _leave_gossip(self, gossip: Gossip, pairs: Collection[PolicyPair]) -> None:
+    def _leave_gossip(self, pairs: Collection[PolicyPair]) -> None:
         self.index = None
-        gossip.siblings.leave_all()
+        if self._gossip is not None:
+            self._gossip.siblings.leave_all()
         for pair in pairs:
             for index in pair.indexes:
                 index.outgoing = index.announced = None
@@ -168,9 +173,11 @@ class Placer:
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._expiring = [policy for policy in once if isinstance(policy, Expiring)]
 
-    def join_gossip(self, gossip: Gossip) -> None:
+    def _join_gossip(self) -> None:
         """Feed all policies' indexes with other routers' prefixes; publish the main one's."""
-        self._outgoing = gossip.outgoing
+        gossip = self._gossip
+        if gossip is None:
+            return
         main = self._main_pair
         for pair in (main, *(one for one in self._pairs.values() if one is not main)):
             if isinstance(pair.local, PrefixFollowing):

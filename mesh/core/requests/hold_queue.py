@@ -8,7 +8,7 @@ drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed
 Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
 class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
 go before it arrived at most two head starts later. The number is settled at arrival; an age rule
-would reorder the queue as time passes. Where the policy judges load, `ReleaseOrder` gives the
+would reorder the queue as time passes. Where the policy judges load, `release_order` gives the
 turns of a model and class to those with less to compute.
 
 `PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
@@ -35,7 +35,7 @@ from collections.abc import (
 )
 from heapq import merge
 from operator import itemgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
@@ -54,6 +54,17 @@ THE_GROUP = 1  # of `FirstCome`
 def effective_arrival(request: Request) -> float:
     """The time by which a request is ordered, in seconds: its arrival, later for lower classes."""
     return request.arrived_at + HEAD_START_S * _CLASSES_BEFORE[request.priority]
+
+
+Arrival = tuple[float, int]  # `effective_arrival`, and the request's key
+
+
+class Turn(NamedTuple):
+    """A held request. `at`: when the last of those that it gives way to came, in seconds."""
+
+    at: float
+    arrival: Arrival
+    request: Request
 
 
 class QueueOrder(Protocol):

@@ -18,24 +18,25 @@ in their caches. It is forgotten like any other prompt.
 
 `among` wraps the router's event handlers, so that a router without a share of idle time runs
 exactly as if warming did not exist.
+
+Reads: digest, draining, gossip, held, peers, placer, region, replicas, settings.
+Writes: digest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from mesh.core.gossip.gossip import Gossip
-from mesh.core.lifecycle.attempts import Attempts
+from mesh.core.lifecycle import attempts, ends
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.placement import PlacementResult, Placer
-from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.record import RequestRecord
-from mesh.core.view.peers import Peer, PeerTable
-from mesh.core.view.replica_table import ReplicaTable
+from mesh.core.state import RouterState
+from mesh.core.view.peers import Peer
 from mesh.core.warming.hot_prefixes import DemandTrend, HotPrefix, HotPrefixes
 from mesh.core.warming.idle_replicas import POLICY, IdleReplicas
 from schemas.decision import Placement
@@ -48,7 +49,8 @@ UNDER_WAY_MAX = 16  # of this router, here and at peers
 DEADLINE_S = 60.0
 OFFERED_MAX = 65_536
 
-EventHandlers = dict[type, Callable[[Any, float], None]]
+Handler = Callable[[RouterState, Any, float], None]
+EventHandlers = Mapping[type, Handler]
 
 
 @dataclass(slots=True)
@@ -75,52 +77,29 @@ class ForwardedWarmUp:
 class Warming:
     """One router's warming; without a share of idle time it does nothing."""
 
-    def __init__(
-        self,
-        *,
-        region: RegionId,
-        settings: RouterSettings,
-        replicas: ReplicaTable,
-        peers: PeerTable,
-        held: HoldQueue,
-        placer: Placer,
-        attempts: Attempts,
-        gossip: Gossip,
-        effects: list[fx.Effect],
-        refuse: Callable[[Request, str, Refusal, float], None],
-    ) -> None:
-        """`refuse`: refuse a peer's warm-up. Raises ValueError if it is on and the policy has no
-        prefix index."""
+    def __init__(self, state: RouterState) -> None:
+        """Raises ValueError if it is on and the policy has no prefix index."""
         self.counts = WarmingCounts()
-        self._bus = replicas.bus
-        self._idle = IdleReplicas(settings, replicas, placer)
+        self._state = state
+        settings = state.settings
+        self._idle = IdleReplicas(settings, state.replicas, state.placer)
         self.budget = self._idle.budget
         self.hot = HotPrefixes(settings.warm_bytes_max, settings.warm_trend_s)
         self._trend = DemandTrend(settings.warm_trend_s)
-        self._region = region
-        self._settings = settings
-        self._peers = peers
-        self._held = held
-        self._placer = placer
-        self._attempts = attempts
-        self._refuse = refuse
-        self._gossip = gossip
-        self._effects = effects
         self._last_key = 0
         self._looked_at = float("-inf")
-        self._draining = False
         self._under_way: dict[int, RequestRecord] = {}
         self._foreign: dict[ReplicaId, ForwardedWarmUp] = {}
         self._offered: dict[tuple[RegionId, int], float] = {}
+        state.digest.warm_tokens = self.wanted_tokens
 
     def follow(self, settings: RouterSettings) -> None:
         """Warm by these from now on; `among` gives the handlers anew. What is under way goes on."""
-        self._settings = settings
         self._idle.follow(settings)
 
     @property
     def is_on(self) -> bool:
-        return self._settings.warm_idle_share > 0.0
+        return self._state.settings.warm_idle_share > 0.0
 
     @property
     def tokens(self) -> int:
@@ -136,26 +115,26 @@ class Warming:
         """The router's handlers, with what warming adds to them."""
         if not self.is_on and not self._under_way and not self._foreign:
             return handlers
-        kept: EventHandlers = {ev.PrefixKept: lambda event, now: self._on_kept(event)}
-        first = {kind: self._and_give_way(handler) for kind, handler in (handlers | kept).items()}
+        kept: EventHandlers = {ev.PrefixKept: lambda state, event, now: self._on_kept(event)}
+        all_of = {**handlers, **kept}
+        first = {kind: self._and_give_way(handler) for kind, handler in all_of.items()}
         on_request, on_tick, on_drain = (
             first[kind] for kind in (ev.RequestArrived, ev.Tick, ev.Drain)
         )
 
-        def request(event: ev.RequestArrived, now: float) -> None:
+        def request(state: RouterState, event: ev.RequestArrived, now: float) -> None:
             if event.request.warm and event.request.answer_inbox is not None:
                 self._on_forwarded(event.request, event.request.answer_inbox, now)
             else:
                 self._arrived(event.request, now)
-                on_request(event, now)
+                on_request(state, event, now)
 
-        def tick(event: ev.Tick, now: float) -> None:
-            on_tick(event, now)
+        def tick(state: RouterState, event: ev.Tick, now: float) -> None:
+            on_tick(state, event, now)
             self._on_tick(now)
 
-        def drain(event: ev.Drain, now: float) -> None:
-            self._draining = True
-            on_drain(event, now)
+        def drain(state: RouterState, event: ev.Drain, now: float) -> None:
+            on_drain(state, event, now)
             self._stop_all(now)
 
         ours: dict[type, Callable[[Any, RequestRecord, float], None]] = {
@@ -176,26 +155,24 @@ class Warming:
 
     def _may_warm(self, now: float) -> bool:
         """Whether it is on, the bus is connected, and no request is held."""
-        if not self.is_on or self._draining or self._bus.is_away(now):
+        if not self.is_on or self._state.draining or self._state.replicas.bus.is_away(now):
             return False
-        return not len(self._held)
+        return not len(self._state.held)
 
-    def _by_key(
-        self, own: Callable[[Any, RequestRecord, float], None], others: Callable[[Any, float], None]
-    ) -> Callable[[Any, float], None]:
+    def _by_key(self, own: Callable[[Any, RequestRecord, float], None], others: Handler) -> Handler:
         """Keys below 0 are warm-ups."""
 
-        def handler(event: Any, now: float) -> None:
+        def handler(state: RouterState, event: Any, now: float) -> None:
             if event.key >= 0:
-                others(event, now)
+                others(state, event, now)
             elif (record := self._under_way.get(event.key)) is not None:
                 own(event, record, now)
 
         return handler
 
-    def _and_give_way(self, handler: Callable[[Any, float], None]) -> Callable[[Any, float], None]:
-        def then_give_way(event: Any, now: float) -> None:
-            handler(event, now)
+    def _and_give_way(self, handler: Handler) -> Handler:
+        def then_give_way(state: RouterState, event: Any, now: float) -> None:
+            handler(state, event, now)
             if self._under_way or self._foreign:
                 self._give_way(now)
 
@@ -206,7 +183,7 @@ class Warming:
             return  # its own router keeps its text
         self._trend.arrived(now)
         if (kept := self.hot.saw(request, now)) is not None:
-            self._effects.append(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
+            self._state.emit(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
         self._drop()
 
     def _on_kept(self, event: ev.PrefixKept) -> None:
@@ -214,7 +191,7 @@ class Warming:
         self._drop()
 
     def _drop(self) -> None:
-        self._effects.extend(fx.DropPrefix(name) for name in self.hot.dropped)
+        self._state.effects.extend(fx.DropPrefix(name) for name in self.hot.dropped)
         self.hot.dropped.clear()
 
     def _on_placed(self, event: ev.PlacedByPeer, record: RequestRecord, now: float) -> None:
@@ -236,27 +213,29 @@ class Warming:
 
     def _on_ended(self, event: ev.AnswerEnded, record: RequestRecord, now: float) -> None:
         served = event.served or NOTHING_REPORTED
-        self._attempts.began(record, now, shows_ttft=True)
+        attempts.began(self._state, record, now, shows_ttft=True)
         # Answers of one token must not count for the usual length.
-        self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)
+        attempts.served(
+            self._state, record, Served(served.prompt_tokens, served.cached_tokens), now
+        )
         self.counts.ended += 1
         self._close(record, now)
 
     def _close(self, record: RequestRecord, now: float) -> None:
         del self._under_way[record.request.key]
-        self._attempts.leave(record, now)
-        self._effects.append(fx.CloseWarmUp(record.request.key))
+        attempts.leave(self._state, record, now)
+        self._state.emit(fx.CloseWarmUp(record.request.key))
 
     def _on_tick(self, now: float) -> None:
         self._end_late(now)
-        idle = self._idle.look(self._gossip.routers, now)
+        idle = self._idle.look(self._state.gossip.routers, now)
         if not self._may_warm(now) or now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
         hottest = self.hot.hottest(HOTTEST_MAX, now)
         if idle and self._has_room() and self._trend.rises(now):
             self._warm_here(hottest, now)
-        for region, peer in self._peers:
+        for region, peer in self._state.peers:
             if self._has_room():
                 self._warm_there(region, peer, hottest, now)
 
@@ -275,13 +254,13 @@ class Warming:
 
     def _give_way(self, now: float) -> None:
         """Stop warm-ups if a request is held, and those on a replica that just got other work."""
-        if len(self._held):
+        if len(self._state.held):
             for record in [one for one in self._under_way.values() if one.peer is None]:
                 self._stop(record, now)
             for name in list(self._foreign):
                 self._stop_foreign(name, now)
             return
-        for effect in list(self._effects):
+        for effect in list(self._state.effects):
             if isinstance(effect, fx.Dispatch) and effect.region is None:
                 for record in list(self._under_way.values()):
                     if record.peer is None and record.replica == effect.replica:
@@ -296,7 +275,7 @@ class Warming:
 
     def _stop(self, record: RequestRecord, now: float) -> None:
         self.counts.stopped += 1
-        self._attempts.cancel(record)
+        attempts.cancel(self._state, record)
         self._close(record, now)
 
     def _stop_foreign(self, name: ReplicaId, now: float) -> None:
@@ -304,7 +283,7 @@ class Warming:
         if foreign is not None and now < foreign.until:
             self.counts.stopped += 1
             self._idle.forget(name, foreign.hashes, foreign.began_at)
-            self._effects.append(fx.StopForwarded(foreign.inbox, name))
+            self._state.emit(fx.StopForwarded(foreign.inbox, name))
 
     # Beginning.
 
@@ -329,20 +308,20 @@ class Warming:
         takes = max((one.warm_tokens or 0 for one in peer.digests.values()), default=0)
         if not takes or any(record.peer == region for record in self._under_way.values()):
             return
-        if not self._settings.hops_max:  # no request leaves the region
+        if not self._state.settings.hops_max:  # no request leaves the region
             return
         for kept in hottest:
             offered_at = self._offered.get((region, kept.name), float("-inf"))
             if (
                 kept.prompt.tokens > takes
-                or now - offered_at < self._settings.warm_trend_s
-                or not self._gossip.remote.lacks(region, kept.name)
+                or now - offered_at < self._state.settings.warm_trend_s
+                or not self._state.gossip.remote.lacks(region, kept.name)
             ):
                 continue
             request = self._request(kept, now)
-            wanted = self._placer.residency.wanted(request)
-            if self._placer.residency.takes_peer(wanted, region, peer) and (
-                self._peers.unavailable_because(peer, kept.model, now, labels=wanted) is None
+            wanted = self._state.placer.residency.wanted(request)
+            if self._state.placer.residency.takes_peer(wanted, region, peer) and (
+                self._state.peers.unavailable_because(peer, kept.model, now, labels=wanted) is None
             ):
                 self._offer(region, kept.name, now)
                 place = PlacementResult(Placement.PEER, region, "warm: it asks for it", POLICY)
@@ -357,28 +336,28 @@ class Warming:
 
     def _on_forwarded(self, request: Request, inbox: str, now: float) -> None:
         """A peer's warm-up: placed at once, or refused."""
-        why = self._placer.forbids_here(request) or Refusal.NOT_IDLE
+        why = self._state.placer.forbids_here(request) or Refusal.NOT_IDLE
         place = None
         if self.wanted_tokens(now) is not None and request.prompt.hashes:
             serving = self._idle.serving(request)
             held = any(self._idle.holds(one, request.prompt.hashes[-1]) for one in serving)
             place = None if held else self._idle.place(request, serving, now)
         if place is None or place.target is None:
-            self._refuse(request, inbox, why, now)
+            ends.refuse(self._state, request, inbox, why, now)
             return
         until = min(request.deadline, now + DEADLINE_S)
         foreign = ForwardedWarmUp(inbox, until, request.prompt.hashes, now)
         self._foreign[ReplicaId(place.target)] = foreign
         self.counts.peer_requests += 1
-        self._attempts.begin(RequestRecord(request), place, now)
+        attempts.begin(self._state, RequestRecord(request), place, now)
 
     def _begin(self, request: Request, place: PlacementResult, now: float) -> None:
         self._last_key = request.key
         record = RequestRecord(request)
         self._under_way[request.key] = record
         self.counts.begun += 1
-        self._effects.append(fx.OpenWarmUp(request, request.prompt.hashes[-1]))
-        self._attempts.begin(record, place, now)
+        self._state.emit(fx.OpenWarmUp(request, request.prompt.hashes[-1]))
+        attempts.begin(self._state, record, place, now)
 
     def _request(self, kept: HotPrefix, now: float) -> Request:
         return Request(
@@ -389,7 +368,7 @@ class Warming:
             arrived_at=now,
             deadline=now + DEADLINE_S,
             hops=0,
-            origin=self._region,
+            origin=self._state.region,
             priority=Priority.LOW,
             residency=kept.residency,
             warm=True,

@@ -8,6 +8,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Destination
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId, RequestId, RouterId
 from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
@@ -84,6 +85,13 @@ def foreign(key: int, text: str = "A", arrived_at: float = 0.0, **fields: Any) -
     """A request that region eu forwarded to us; its answer goes to `inbox-<key>`."""
     theirs = {"hops": 1, "origin": EU, "answer_inbox": f"inbox-{key}"}
     return request(key, text, arrived_at, **(theirs | fields))
+
+
+def state(**settings: Any) -> RouterState:
+    """What region us's router knows at its start."""
+    return RouterState(
+        region=US, router=ROUTER, epoch=1, settings=RouterSettings(**settings), dice=Random(1)
+    )
 
 
 def core(seed: int = 1, peers: tuple[RegionId, ...] = (), **settings: Any) -> RouterCore:

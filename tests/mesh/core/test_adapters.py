@@ -2,6 +2,7 @@
 
 import pytest
 
+from mesh.core.lifecycle import ends
 from mesh.core.membership.region_digest import ADAPTERS_PUBLISHED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -47,7 +48,7 @@ class Region:
     @property
     def digest(self):
         self.now += 0.02  # sooner it is the same one
-        return self.core._cluster_events.fresh(self.now)
+        return ends.fresh_digest(self.core.state, self.now)
 
 
 def sent(effects: list) -> fx.Dispatch | fx.Forward | None:

@@ -201,7 +201,7 @@ def test_a_prompt_that_was_never_computed_is_not_taken_for_held():
     region = priced()
     first, _ = chosen(region, 1, tokens=8000)
     hashes = build.prompt("ABCD").hashes
-    [index] = region.core._placer.replica_indexes
+    [index] = region.core.state.placer.replica_indexes
     assert index.depth(first, hashes)[0] == len(hashes)
     region.feed(ev.ClientGone(1))
     assert index.depth(first, hashes)[0] == 0
@@ -215,7 +215,7 @@ def test_peers_hear_of_replicas_that_answer_and_no_warm_up_goes_to_a_pair(nixl):
     [digest] = only(nixl.feed(ev.Tick()), fx.PublishDigest)
     assert (digest.digest.replicas_ready, digest.digest.replicas_free) == (3, 3)
     assert digest.digest.models.keys() == {build.MODEL} and not digest.digest.models_by_path
-    idle = IdleReplicas(RouterSettings(), nixl.core.replicas, nixl.core._placer)
+    idle = IdleReplicas(RouterSettings(), nixl.core.replicas, nixl.core.state.placer)
     assert idle.look(1, nixl.now) == 1
 
 
@@ -262,7 +262,7 @@ def test_the_prefix_index_leads_to_the_prefill_replica_that_computed_it():
     region.says("d1", part("decode", "sglang", address=None))
     for name in prefills:  # more replicas hold something than are candidates
         other = build.prompt("XYZ", 500).hashes
-        region.core._placer.index.insert(name, other, region.now)
+        region.core.state.placer.index.insert(name, other, region.now)
     first, _ = chosen(region, 1, tokens=8000)
     region.now += 0.82  # as long as it takes, so that the replica doesn't count as a faster one
     region.feed(ev.PrefillEnded(1, 1))
@@ -275,7 +275,7 @@ def test_what_a_prefill_replica_has_evicted_is_forgotten():
     region = Region("mesh")
     region.says("p", part("prefill", "sglang"))
     region.says("d", part("decode", "sglang", address=None))
-    [index] = region.core._placer.replica_indexes
+    [index] = region.core.state.placer.replica_indexes
     region.asks(1, tokens=900)
     region.feed(ev.PrefillEnded(1, 1, Served(900, 0, 1)))
     old = build.prompt("OLD", 900).hashes

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mesh.core import recording
+from mesh.core.lifecycle import timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
@@ -111,10 +112,10 @@ def test_what_replicas_hold_is_known_to_the_next_policy(before, after):
     placed = router.core.inflight[1].replica
     router.answer(1, prompt_tokens=100, output_tokens=5)
     router.follow(policy=after)
-    index = router.core._placer.index
+    index = router.core.state.placer.index
     assert index.depth(placed, build.prompt("ABCDEFGHI").hashes)[0] == 8
     router.follow(policy=before)
-    assert router.core._placer.index.depth(placed, build.prompt("ABCDEFGH").hashes)[0] == 8
+    assert router.core.state.placer.index.depth(placed, build.prompt("ABCDEFGH").hashes)[0] == 8
 
 
 def test_a_policy_of_one_class_gets_a_copy():
@@ -122,7 +123,7 @@ def test_a_policy_of_one_class_gets_a_copy():
     router.see("us-0")
     router.ask(1, "ABCD")
     router.follow(policy_by_priority=((Priority.HIGH, "skywalker"),))
-    pairs = router.core._placer._pairs
+    pairs = router.core.state.placer._pairs
     mesh, other = (pairs[name].local.indexes for name in ("mesh", "skywalker"))
     kind = CandidateKind.REPLICA
     assert mesh[kind].held("us-0") == other[kind].held("us-0") != []
@@ -139,10 +140,10 @@ def test_learned_speeds_are_kept_and_weighed_as_the_options_say():
         router.ask(key, "ABCD"[key % 4] * 4)
         router.now += 0.3
         router.answer(key, prompt_tokens=100, output_tokens=20)
-    [before] = router.core._placer._pairs["mesh"].local._models.values()
+    [before] = router.core.state.placer._pairs["mesh"].local._models.values()
     speed = before.replicas["us-0"].speed
     router.follow(policy="mesh:0.5/0.3")
-    [after] = router.core._placer._pairs["mesh:0.5/0.3"].local._models.values()
+    [after] = router.core.state.placer._pairs["mesh:0.5/0.3"].local._models.values()
     assert after.replicas["us-0"].speed == speed
     assert after.stall_weight == 0.3
 
@@ -152,7 +153,7 @@ def test_e2_goes_on_with_its_loads_over_another_window():
     router.see("us-0", "us-1")
     placed = router.ask(1, "ABCD").replica
     router.follow(policy="e2:7")
-    policy = router.core._placer._pairs["e2:7"].local
+    policy = router.core.state.placer._pairs["e2:7"].local
     assert policy._window.window_s == 7.0
     assert policy._accounts[placed].requests == 1
     assert policy.hit_ratio(build.request(2, "ABCD")) == 1.0
@@ -190,7 +191,7 @@ def published(router) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def test_the_hold_order_holds_for_those_that_wait_already():
     router = Router(policy="skywalker")
     busy(router)
-    router.core._placer.index.enter("us-0", build.prompt("ABCDEFGHIJ").hashes, router.now)
+    router.core.state.placer.index.enter("us-0", build.prompt("ABCDEFGHIJ").hashes, router.now)
     router.ask(1, "X")
     router.ask(2, "ABCDEFGHIJ")
     assert [one.key for one in router.core.held] == [1, 2]
@@ -220,8 +221,8 @@ def test_forwarding_ends_and_begins_again():
 def test_the_limits_of_waits_and_of_peers_requests_follow():
     router = Router(policy="skywalker", queue_delay_s_max=0.0)
     router.follow(queue_delay_s_max=7.0, own_ttft_goal_s=0.5)
-    assert router.core._admission.delay.limit_s == 7.0
-    assert router.core._forwarded_requests._goal_s == 0.5
+    assert timeouts.queue_delay_s(router.core.state, build.request(1)) == 7.0
+    assert router.core.state.settings.own_ttft_goal_s == 0.5
 
 
 def test_warming_begins_and_ends():
@@ -251,7 +252,7 @@ def test_what_was_settled_at_the_start_stays():
             RouterSettings(hold_max=1, lease_s=0.0, index_blocks_max=1, trie_bytes_per_s=0)
         )
     )
-    assert router.core._settings == RouterSettings(policy="mesh")
+    assert router.core.state.settings == RouterSettings(policy="mesh")
 
 
 def test_a_policy_that_is_unknown_changes_nothing_because_the_host_has_checked_it():
@@ -264,7 +265,7 @@ class Restless(Chaos):
 
     def __init__(self, seed):
         super().__init__(seed)
-        self.wanted = self.core._settings
+        self.wanted = self.core.state.settings
         # The most that any policy may do; what each of them may not has its own tests.
         self.ledger.settings = replace(self.wanted, policy="mesh")
 
@@ -312,7 +313,7 @@ def test_every_request_ends_once_whatever_changes_meanwhile(seed):
 @example(1)
 def test_a_recording_with_changes_replays_to_the_same_effects(seed):
     chaos = Restless(seed)
-    start = chaos.core._settings
+    start = chaos.core.state.settings
     chaos.run(200)
     chaos.other_settings()
     pairs = zip(chaos.history, chaos.effects, strict=True)

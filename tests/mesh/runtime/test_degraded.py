@@ -67,7 +67,7 @@ async def deafen(mesh):
     [subscription] = [each for each in subscriptions if each.subject == heartbeats]
     await subscription.unsubscribe()
     replicas, clock = mesh.routers["us"].core.replicas, asyncio.get_running_loop().time
-    overdue_s = mesh.routers["us"].core._settings.heartbeat_lost_s
+    overdue_s = mesh.routers["us"].core.state.settings.heartbeat_lost_s
     await mesh.until(
         lambda: all(clock() - each.seen_at > overdue_s for each in replicas), "both to be overdue"
     )

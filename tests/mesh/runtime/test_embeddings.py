@@ -130,7 +130,7 @@ async def test_embeddings_count_as_no_first_token_and_are_no_prefix(simulated):
     assert (await post(simulated, chat("y" * 2000, stream=True)))[0] == 200
     name = "mesh_request_ttft_seconds_count"
     assert simulated.sample("us", name, served="local") == 1, "of the chat alone"
-    index = simulated.routers["us"].core._placer.index
+    index = simulated.routers["us"].core.state.placer.index
     assert index is not None
     assert 0 < index.blocks("us-0") < 12, "of the chat alone"
 

@@ -67,7 +67,7 @@ async def test_a_conversation_goes_on_where_it_is_kept(nats_server):
                 assert keeper_of(third.id) == keeper_of(each.id)
                 assert third.usage.input_tokens > second.usage.input_tokens
         core = mesh.routers["us"].core
-        assert not any(map(is_keeper_name, core._cluster_events.models._seen_at))
+        assert not any(map(is_keeper_name, core.state.models._seen_at))
 
 
 async def test_what_is_not_stored_is_the_engines_404(nats_server):

@@ -96,7 +96,7 @@ async def test_the_official_client_gets_a_message_whole_and_streamed(simulated):
 
 async def test_a_chat_and_a_message_of_the_same_words_are_one_prefix(simulated):
     assert (await post(simulated, chat(LONG)))[0] == 200
-    index = simulated.routers["us"].core._placer.index
+    index = simulated.routers["us"].core.state.placer.index
     assert index is not None
     of_chat = index.blocks("us-0")
     assert of_chat > 8
@@ -107,7 +107,7 @@ async def test_a_chat_and_a_message_of_the_same_words_are_one_prefix(simulated):
 
 async def test_counting_leaves_no_prefix(simulated):
     assert (await sent(simulated, asked(system=LONG), COUNT_TOKENS))[0] == 200
-    index = simulated.routers["us"].core._placer.index
+    index = simulated.routers["us"].core.state.placer.index
     assert index is not None
     assert index.blocks("us-0") == 0
 

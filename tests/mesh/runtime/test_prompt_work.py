@@ -59,8 +59,8 @@ async def test_each_is_answered_by_the_simulated_engine_and_counted(simulated):
     assert (status, text["prompt"]) == (200, "hello there")
     assert simulated.sample("us", "mesh_output_tokens_total") == 0
     core = simulated.routers["us"].core
-    assert core._placer.index is not None
-    assert core._placer.index.blocks("us-0") == 0
+    assert core.state.placer.index is not None
+    assert core.state.placer.index.blocks("us-0") == 0
     assert core.replicas.get("us-0").heartbeat.decode_tokens_per_s is None
     assert not core.inflight
 

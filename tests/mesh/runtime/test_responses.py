@@ -75,7 +75,7 @@ async def test_the_official_client_gets_a_response_whole_and_streamed(simulated)
 )
 async def test_a_chat_and_a_response_of_the_same_words_are_one_prefix(simulated, given):
     assert (await post(simulated, chat(LONG)))[0] == 200
-    index = simulated.routers["us"].core._placer.index
+    index = simulated.routers["us"].core.state.placer.index
     assert index is not None
     of_chat = index.blocks("us-0")
     assert of_chat > 8

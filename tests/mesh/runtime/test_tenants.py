@@ -76,7 +76,7 @@ async def test_a_tenant_finds_its_prompts_in_another_region(tmp_path):
         await mesh.until_peer("us", "eu")
         first = await receipt(mesh, "sk-a")
         assert first["peer"] == "eu"
-        placer, prompts = mesh.routers["eu"].core._placer, mesh.routers["us"].requests._prompts
+        placer, prompts = mesh.routers["eu"].core.state.placer, mesh.routers["us"].requests._prompts
         text = PromptText(b"\x00user\x00" + PROMPT.encode())
         for tenant, holds in (("acme", True), ("beta", False), ("", False)):
             asked = build.request(1, prompt=prompts.read("tiny", text, "", tenant), model="tiny")

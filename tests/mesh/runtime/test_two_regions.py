@@ -164,9 +164,7 @@ async def test_a_refusal_tells_the_asker_how_the_region_is_now(two):
     old = us.core.peers.get("eu").digests["r1"]
     capacity = {name: replace(it, free=it.ready) for name, it in old.models.items()}
     wrong = replace(old, seq=old.seq + 1, replicas_free=1, models=capacity)
-    await two.until(
-        lambda: eu.core._cluster_events._digest._seq > wrong.seq, "eu to have said more"
-    )
+    await two.until(lambda: eu.core.state.digest._seq > wrong.seq, "eu to have said more")
     us.requests.messages.receive_digest(Msg(None, subjects.digest("eu"), data=encode_state(wrong)))
     task = asyncio.create_task(post(two, chat()))
     await two.until(lambda: forwards(two, "refused") >= 1, "the peer to refuse")

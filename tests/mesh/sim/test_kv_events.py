@@ -32,7 +32,7 @@ def played(*faults, exact):
 def stale(world):
     """Blocks that the router takes for held and the engine has not."""
     [router] = world.all_routers()
-    [index] = router.core._placer.replica_indexes
+    [index] = router.core.state.placer.replica_indexes
     return {
         (name, block)
         for name, replica in world.replicas.items()

@@ -32,7 +32,7 @@ def chaos_lines(seed: int, policies: Sequence[str] = tuple(POLICIES)) -> list[by
         router=build.ROUTER,
         epoch=1,
         seed=seed,
-        settings=chaos.core._settings,
+        settings=chaos.core.state.settings,
     )
     pairs = zip(chaos.history, chaos.effects, strict=True)
     steps = [recording.encode_step(now, event, effects) for (event, now), effects in pairs]
@@ -196,7 +196,7 @@ def test_the_text_for_another_policy_with_the_same_decisions(lines, file):
         dice=Random(SEED),
     )
     steps = [recording.decode_line(line) for line in kept[1:-1]]
-    head = replace(recording.decode_header(lines[0]), settings=core._settings)
+    head = replace(recording.decode_header(lines[0]), settings=core.state.settings)
     again = [
         recording.encode_step(step.now, step.event, core.handle(step.event, step.now))
         for step in steps

@@ -160,7 +160,7 @@ def _told_per_s(rate: int, is_new: bool) -> float:
     effects: list[fx.Effect] = []
     settings = RouterSettings(trie_bytes_per_s=10**8)
     origin = Origin(RegionId("us"), RouterId("r1"))
-    gossip = Gossip(origin, 1, settings, effects)
+    gossip = Gossip(origin, 1, settings, effects.append)
     assert gossip.outgoing is not None
     dice = Random(7)
     paths = [[dice.getrandbits(64) for _ in range(PATH_BLOCKS)] for _ in range(PROMPTS)]

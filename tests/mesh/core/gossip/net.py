@@ -52,7 +52,7 @@ class Node:
     def restart(self) -> None:
         self.epoch += 1
         self.effects: list[fx.Effect] = []
-        self.gossip = Gossip(self.origin, self.epoch, self.settings, self.effects)
+        self.gossip = Gossip(self.origin, self.epoch, self.settings, self.effects.append)
         self.index: PrefixIndex[str] = PrefixIndex(65_536)
         self.index.outgoing = self.gossip.outgoing
         self.gossip.siblings.join(self.index)

@@ -18,7 +18,7 @@ US = Origin("us", "r1")
 
 def gossip(**settings):
     effects = []
-    return Gossip(US, 1, RouterSettings(**settings), effects), effects
+    return Gossip(US, 1, RouterSettings(**settings), effects.append), effects
 
 
 @pytest.mark.parametrize("seed", SEEDS)

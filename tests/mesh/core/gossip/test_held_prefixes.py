@@ -52,7 +52,7 @@ class Scene:
 
     @property
     def index(self):
-        [index] = self.core._placer.replica_indexes
+        [index] = self.core.state.placer.replica_indexes
         return index
 
     @property

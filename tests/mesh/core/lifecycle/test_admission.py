@@ -1,32 +1,23 @@
 """Admission: what is expected, what is too late, and a Retry-After that is true."""
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.admission import (
-    JITTER_RATIO,
-    LATEST_S,
-    RETRY_AFTER_S_MAX,
-    SLO_MARGIN,
-    Admission,
-    LateFirstToken,
-)
+from mesh.core.lifecycle import admission
+from mesh.core.lifecycle.admission import SLO_MARGIN, LateFirstToken, retry_after_s
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.rates import KEPT_S
-from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
-from mesh.core.requests.hold_queue import HoldQueue
 from mesh.core.requests.record import RequestRecord
-from mesh.core.view.replica_table import ReplicaTable
+from mesh.core.requests.retry_after import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Priority
-from schemas.ids import RouterId
-from tests.mesh.core.build import request
+from schemas.ids import ReplicaId
+from tests.mesh.core.build import beat, request, state
 
 PACE_PER_S = 2.0
 
@@ -34,37 +25,28 @@ PACE_PER_S = 2.0
 class Door:
     """A line that has moved at PACE_PER_S, with `waiting` in it since time 0."""
 
-    def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1, shorter_first=False):
-        self.held, self.inflight = HoldQueue(1000), {}
-        self.serving = serving
-        self.judges_load = shorter_first
-        settings = RouterSettings(queue_delay_s_max=limit_s)
-        self.admission = Admission(
-            *(self.held, self.inflight, settings, Random(1)),
-            lambda kind, now, enough: min(self.serving, enough),
-            ReplicaTable(RouterId("r"), settings),
-            self,
-        )
+    def __init__(self, waiting=0, *, moved=True, limit_s=0.0, shorter_first=False):
+        policy = "mesh" if shorter_first else "least-load"  # of which the first judges load
+        self.state = state(policy=policy, queue_delay_s_max=limit_s)
+        self.held = self.state.held
+        self.state.replicas.see(beat("a"), 0.0)
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
             self.put(request(key, arrived_at=0.0))
         for key in range(10 if moved else 0):
             self.now += 1 / PACE_PER_S
             self.held.release(request(key, arrived_at=0.0))
-            self.admission.released(request(key), self.now)
-
-    def hit_ratio(self, one):
-        return 0.0
+            admission.released(self.state, request(key), self.now)
 
     def put(self, one):
         self.held.put(one)
-        self.inflight[one.key] = record = RequestRecord(one)
+        self.state.inflight[one.key] = record = RequestRecord(one)
         record.hold(self.now)
-        self.admission.waits(one, self.now)
+        admission.waits(self.state, one, self.now)
 
     def late(self, slo_s, place=None, waited_s=0.0):
         asked = request(999, arrived_at=self.now - waited_s, slo_ttft_s=slo_s)
-        return self.admission.late(RequestRecord(asked), place, self.now)
+        return admission.late(self.state, RequestRecord(asked), place, self.now)
 
 
 def place(seconds=None, queue_s=0.0, target=None):
@@ -84,7 +66,7 @@ def test_at_a_cold_start_no_request_is_shed():
 
 def test_its_place_in_line_at_the_pace_of_the_line():
     door = Door(7)
-    assert door.admission.expected_s(request(999, arrived_at=door.now), None, door.now) == (
+    assert admission.expected_s(door.state, request(999, arrived_at=door.now), None, door.now) == (
         pytest.approx(8 / PACE_PER_S)
     )
 
@@ -92,23 +74,24 @@ def test_its_place_in_line_at_the_pace_of_the_line():
 def test_a_higher_class_expects_less():
     door = Door(7)
     asked = [request(999, arrived_at=door.now, priority=each) for each in Priority]
-    waits = [door.admission.expected_s(one, None, door.now) for one in asked]
+    waits = [admission.expected_s(door.state, one, None, door.now) for one in asked]
     assert waits == [pytest.approx(1 / PACE_PER_S), pytest.approx(4.0), pytest.approx(4.0)]
 
 
 def test_line_and_engine_queue_drain_side_by_side():
     door, asked = Door(7), request(999, arrived_at=5.0)
     expected = [
-        door.admission.expected_s(asked, place(3.0, queue_s), door.now) for queue_s in (2.0, 0.0)
+        admission.expected_s(door.state, asked, place(3.0, queue_s), door.now)
+        for queue_s in (2.0, 0.0)
     ]
     assert expected == [pytest.approx(1.0 + 4.0), pytest.approx(3.0 + 4.0)]
-    assert door.admission.expected_s(asked, place(9.0, 8.0), door.now) == pytest.approx(9.0)
+    assert admission.expected_s(door.state, asked, place(9.0, 8.0), door.now) == pytest.approx(9.0)
 
 
 def test_who_is_placed_does_not_wait_in_line():
     door = Door(7)
-    assert door.admission.expected_s(request(999), place(0.3, 0.1, "a"), door.now) == 0.3
-    assert door.admission.expected_s(request(999), place(target="a"), door.now) is None
+    assert admission.expected_s(door.state, request(999), place(0.3, 0.1, "a"), door.now) == 0.3
+    assert admission.expected_s(door.state, request(999), place(target="a"), door.now) is None
 
 
 @given(st.floats(0.01, 10.0), st.floats(0.0, 10.0), st.floats(0.001, 100.0), st.booleans())
@@ -133,33 +116,33 @@ def is_told(after_s, wait_s):
 
 def test_retry_after_is_when_those_before_it_are_gone():
     door, asked = Door(9), request(999, arrived_at=50.0)
-    assert is_told(door.admission.retry_after_s(asked, None, door.now), 9 / PACE_PER_S)
+    assert is_told(retry_after_s(door.state, asked, None, door.now), 9 / PACE_PER_S)
     door, first = Door(9), request(998, arrived_at=5.0, priority=Priority.HIGH)
-    assert is_told(door.admission.retry_after_s(first, None, door.now), 1.0)
-    assert LATEST_S <= Door(500).admission.retry_after_s(asked, None, 5.0) <= RETRY_AFTER_S_MAX
+    assert is_told(retry_after_s(door.state, first, None, door.now), 1.0)
+    assert LATEST_S <= retry_after_s(Door(500).state, asked, None, 5.0) <= RETRY_AFTER_S_MAX
 
 
 def test_retry_after_is_when_the_line_is_short_enough_to_be_joined():
     door, asked = Door(39, limit_s=10.0), request(999, arrived_at=5.0)
-    assert is_told(door.admission.retry_after_s(asked, None, door.now), 39 / PACE_PER_S - 10.0)
+    assert is_told(retry_after_s(door.state, asked, None, door.now), 39 / PACE_PER_S - 10.0)
 
 
 def test_a_held_request_is_not_ahead_of_itself():
     door = Door(1)
     [held] = door.held
-    assert is_told(door.admission.retry_after_s(held, None, door.now), 1.0)
+    assert is_told(retry_after_s(door.state, held, None, door.now), 1.0)
 
 
 def test_retry_after_is_when_it_would_be_in_time():
     asked = request(999, arrived_at=50.0, slo_ttft_s=2.0)
-    assert is_told(Door().admission.retry_after_s(asked, LateFirstToken(12.0, 2.0), 5.0), 10.0)
-    assert is_told(Door(9).admission.retry_after_s(asked, LateFirstToken(3.0, 2.0), 5.0), 4.5)
+    assert is_told(retry_after_s(Door().state, asked, LateFirstToken(12.0, 2.0), 5.0), 10.0)
+    assert is_told(retry_after_s(Door(9).state, asked, LateFirstToken(3.0, 2.0), 5.0), 4.5)
 
 
 def test_of_a_crowd_each_gets_a_later_time():
     door = Door(39, limit_s=10.0)
     told = [
-        door.admission.retry_after_s(request(n, arrived_at=5.0), None, door.now)
+        retry_after_s(door.state, request(n, arrived_at=5.0), None, door.now)
         for n in range(100, 160)
     ]
     for number, after_s in enumerate(told):
@@ -168,31 +151,30 @@ def test_of_a_crowd_each_gets_a_later_time():
 
 def test_a_queue_without_replicas_keeps_its_pace():
     door, asked = Door(9), request(999, arrived_at=1000.0)
-    expected_s = door.admission.expected_s(asked, None, door.now)
-    door.serving = 0
-    door.admission.look(door.now)
-    assert door.admission.expected_s(asked, None, door.now + KEPT_S) == expected_s
-    door.serving = 1
-    door.admission.look(door.now + KEPT_S)
-    assert door.admission.expected_s(asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
+    expected_s = admission.expected_s(door.state, asked, None, door.now)
+    door.state.replicas.remove(ReplicaId("a"))
+    admission.look(door.state, door.now)
+    assert admission.expected_s(door.state, asked, None, door.now + KEPT_S) == expected_s
+    door.state.replicas.see(beat("a", 2), door.now)
+    admission.look(door.state, door.now + KEPT_S)
+    assert admission.expected_s(door.state, asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
 
 
 def test_requests_without_replicas_are_not_ahead_of_others():
     door, asked = Door(9), request(999, arrived_at=1000.0)
-    expected_s = door.admission.expected_s(asked, None, door.now)
+    expected_s = admission.expected_s(door.state, asked, None, door.now)
     for key in range(500, 530):
         door.put(request(key, residency=("eu",)))
-    assert door.admission.expected_s(asked, None, door.now) > 3 * expected_s
-    door.admission._serving = lambda kind, now, enough: int(not kind[1])
-    door.admission.look(door.now)
-    assert door.admission.expected_s(asked, None, door.now) == expected_s
-    assert is_told(door.admission.retry_after_s(asked, None, door.now), 9 / PACE_PER_S)
+    assert admission.expected_s(door.state, asked, None, door.now) > 3 * expected_s
+    admission.look(door.state, door.now)
+    assert admission.expected_s(door.state, asked, None, door.now) == expected_s
+    assert is_told(retry_after_s(door.state, asked, None, door.now), 9 / PACE_PER_S)
 
 
 def test_lines_of_different_models_have_their_own_pace():
     door = Door(7)
     other = request(999, arrived_at=door.now, model="other")
-    assert door.admission.expected_s(other, None, door.now) is None
+    assert admission.expected_s(door.state, other, None, door.now) is None
 
 
 # At 0.09 ms a token they give way for 6, and for 0.3 s.
@@ -213,7 +195,7 @@ def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them(shorter_fi
 
     def refused(key, prompt):
         newcomer = request(key, arrived_at=door.now, prompt=prompt)
-        return door.admission.delay.too_long(RequestRecord(newcomer), None, door.now)
+        return admission.too_long(door.state, RequestRecord(newcomer), None, door.now)
 
     assert (refused(901, SHORT) is None) is shorter_first
     assert str(refused(902, LONG)) == "expected wait 15.5 s > limit 10 s"
@@ -222,17 +204,17 @@ def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them(shorter_fi
 def test_a_prompt_that_goes_first_may_wait_for_the_only_replica_whatever_the_pace():
     door = with_long_prompts(limit_s=0.4, arrived_at=4.95, shorter_first=True)
     first = request(901, arrived_at=door.now, prompt=SHORT)
-    assert door.admission.delay.too_long(RequestRecord(first), None, door.now) is None
+    assert admission.too_long(door.state, RequestRecord(first), None, door.now) is None
     door.put(first)
     second = RequestRecord(replace(first, key=902))
-    assert door.admission.delay.too_long(second, None, door.now) is not None
+    assert admission.too_long(door.state, second, None, door.now) is not None
 
 
 def test_short_prompts_that_were_held_since_the_last_try_are_waited_for():
     door, admitted = with_long_prompts(shorter_first=True), 0
     for key in range(900, 1000):
         newcomer = request(key, arrived_at=door.now, prompt=SHORT)
-        if door.admission.delay.too_long(RequestRecord(newcomer), None, door.now) is None:
+        if admission.too_long(door.state, RequestRecord(newcomer), None, door.now) is None:
             door.put(newcomer)
             admitted += 1
     assert admitted == 10.0 * PACE_PER_S
@@ -244,5 +226,5 @@ def test_retry_after_is_by_the_turns_too(prompt, wait_s):
     [*_, last] = door.held
     door.held.remove(last)
     door.put(refused := replace(last, key=900, prompt=prompt))
-    after_s = door.admission.retry_after_s(refused, None, door.now)
+    after_s = retry_after_s(door.state, refused, None, door.now)
     assert wait_s <= after_s <= wait_s * (1.0 + JITTER_RATIO) + 1.0

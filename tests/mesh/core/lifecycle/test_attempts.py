@@ -1,19 +1,14 @@
 """Attempts: what they occupy, their receipts, and how they are left."""
 
-from random import Random
-
 import pytest
 
-from mesh.core.lifecycle.attempts import Attempts
+from mesh.core.lifecycle import attempts
 from mesh.core.model import effects as fx
-from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.record import RequestRecord, RequestState
-from mesh.core.view.peers import PeerTable
-from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ReplicaId
-from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, request
+from tests.mesh.core.build import EU, US, beat, digest, foreign, request, state
 
 LOCAL = PlacementResult(Placement.LOCAL, "a", "because", "prefix-tree")
 PEER = PlacementResult(Placement.PEER, "eu", "because", "prefix-tree")
@@ -24,19 +19,9 @@ class Bench:
     """Attempts over one replica and one peer."""
 
     def __init__(self):
-        settings = RouterSettings(policy="skywalker")
-        self.replicas = ReplicaTable(ROUTER, settings)
-        self.peers = PeerTable(settings, US)
-        self.effects = []
-        self.placer = Placer(settings, self.replicas, self.peers, Random(1), None, US)
-        self.attempts = Attempts(
-            region=US,
-            replicas=self.replicas,
-            peers=self.peers,
-            placer=self.placer,
-            effects=self.effects,
-            terms={},
-        )
+        self.state = state(policy="skywalker")
+        self.replicas, self.peers = self.state.replicas, self.state.peers
+        self.effects, self.placer = self.state.effects, self.state.placer
         self.replicas.see(beat("a"), 0.0)
         self.peers.see(digest("eu"), 0.0)
 
@@ -53,7 +38,7 @@ def bench():
 
 def test_a_local_attempt_occupies_a_replica_until_it_is_left(bench):
     record = RequestRecord(request(1))
-    bench.attempts.begin(record, LOCAL, 1.0)
+    attempts.begin(bench.state, record, LOCAL, 1.0)
     receipt, dispatch = bench.effects
     assert dispatch == fx.Dispatch(1, 1, A, record.handoff, None)
     assert (receipt.decision.replica, receipt.decision.peer, receipt.decision.hops) == (
@@ -62,22 +47,22 @@ def test_a_local_attempt_occupies_a_replica_until_it_is_left(bench):
         0,
     )
     assert bench.on_the_way == (1, 1)
-    bench.attempts.began(record, 0.0, shows_ttft=True)
+    attempts.began(bench.state, record, 0.0, shows_ttft=True)
     assert bench.on_the_way == (1, 0)
-    bench.attempts.leave(record, 0.0)
+    attempts.leave(bench.state, record, 0.0)
     record.end()
     assert bench.on_the_way == (0, 0)
 
 
 def test_a_forwarded_attempt_counts_against_the_peer(bench):
     record = RequestRecord(request(1))
-    bench.attempts.begin(record, PEER, 1.0)
+    attempts.begin(bench.state, record, PEER, 1.0)
     receipt, forward = bench.effects
     assert forward == fx.Forward(1, 1, EU)
     assert (receipt.decision.replica, receipt.decision.peer, receipt.decision.hops) == (None, EU, 1)
     assert list(bench.peers.get(EU).forwarded_at) == [1.0]
-    bench.attempts.began(record, 0.0, shows_ttft=True)
-    bench.attempts.leave(record, 0.0)
+    attempts.began(bench.state, record, 0.0, shows_ttft=True)
+    attempts.leave(bench.state, record, 0.0)
     assert bench.on_the_way == (0, 0)
 
 
@@ -85,14 +70,14 @@ def test_receipts_number_the_attempts_and_add_up_the_waiting(bench):
     record = RequestRecord(request(1))
     for begins_at in (1.0, 3.0):
         record.hold(begins_at - 0.5)
-        bench.attempts.begin(record, LOCAL, begins_at)
+        attempts.begin(bench.state, record, LOCAL, begins_at)
     decisions = [effect.decision for effect in bench.effects if isinstance(effect, fx.Decided)]
     assert [(one.attempt, one.held_s) for one in decisions] == [(1, 0.5), (2, 1.0)]
 
 
 def test_a_peers_request_is_answered_past_this_router(bench):
     record = RequestRecord(foreign(1, deadline=9.0))
-    bench.attempts.begin(record, LOCAL, 1.0)
+    attempts.begin(bench.state, record, LOCAL, 1.0)
     assert record.state is RequestState.ENDED
     receipt, dispatch = bench.effects
     assert dispatch == fx.Dispatch(1, 1, A, 1, "inbox-1")
@@ -102,13 +87,13 @@ def test_a_peers_request_is_answered_past_this_router(bench):
 
 def test_a_place_that_did_not_take_it_rests(bench):
     record = RequestRecord(request(1))
-    bench.attempts.begin(record, LOCAL, 1.0)
-    bench.attempts.rest(record, 1.0)
+    attempts.begin(bench.state, record, LOCAL, 1.0)
+    attempts.rest(bench.state, record, 1.0)
     assert bench.replicas.get(A).refused_at == 1.0
     record.hold(1.0)
-    bench.attempts.begin(record, PEER, 2.0)
+    attempts.begin(bench.state, record, PEER, 2.0)
     record.replica = ReplicaId("eu-0")
-    bench.attempts.rest(record, 2.0)
+    attempts.rest(bench.state, record, 2.0)
     assert bench.peers.get(EU).refused_at == 2.0
 
 
@@ -122,15 +107,15 @@ def test_a_place_that_did_not_take_it_rests(bench):
 )
 def test_a_cancel_goes_to_the_replica_or_peer(bench, place, replica, expected):
     record = RequestRecord(request(1))
-    bench.attempts.begin(record, place, 1.0)
+    attempts.begin(bench.state, record, place, 1.0)
     record.replica = replica
-    bench.attempts.cancel(record)
+    attempts.cancel(bench.state, record)
     assert bench.effects[-1] == expected
 
 
 @pytest.mark.parametrize(("place", "reason"), [(LOCAL, "a"), (PEER, "eu")])
 def test_a_prompt_is_remembered_where_it_went(bench, place, reason):
-    bench.attempts.begin(RequestRecord(request(1, "ABCD")), place, 0.0)
+    attempts.begin(bench.state, RequestRecord(request(1, "ABCD")), place, 0.0)
     bench.replicas.see(beat("b"), 0.0)
     bench.peers.see(digest("ap"), 0.0)
     bench.peers.see(digest("eu", 2, free=3), 0.0)

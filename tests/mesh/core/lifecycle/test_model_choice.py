@@ -130,14 +130,13 @@ def test_what_a_region_keeps_stays_with_the_model_that_made_it():
 
 def test_what_is_chosen_is_served_or_may_come_back():
     core = region()
-    choice = core.model_choice
     path = "/v1/chat/completions"
-    by_number = {choice.of("chat", one, path, (), 0.1) for one in range(40)}
+    by_number = {core.model_for("chat", one, path, (), 0.1) for one in range(40)}
     assert by_number == {"stable", "canary"}  # a full one serves
     beat(core, "us-1", "other", 0.2, seq=2)
-    assert {choice.of("chat", one, path, (), 0.2) for one in range(40)} == {"stable"}
-    empty = build.core(models=RULES).model_choice
-    assert {empty.of("chat", one, path, (), 0.1) for one in range(40)} == by_number
+    assert {core.model_for("chat", one, path, (), 0.2) for one in range(40)} == {"stable"}
+    empty = build.core(models=RULES)
+    assert {empty.model_for("chat", one, path, (), 0.1) for one in range(40)} == by_number
 
 
 def test_only_a_target_on_a_replica_with_the_label_is_chosen_for_a_labelled_request():
@@ -146,7 +145,7 @@ def test_only_a_target_on_a_replica_with_the_label_is_chosen_for_a_labelled_requ
     beat(core, "us-1", "canary", 0.0, residency=("us",))
     path = "/v1/chat/completions"
     for labels, targets in (((), {"stable", "canary"}), (("us",), {"canary"})):
-        found = {core.model_choice.of("chat", one, path, labels, 0.1) for one in range(40)}
+        found = {core.model_for("chat", one, path, labels, 0.1) for one in range(40)}
         assert found == targets
 
 

@@ -2,31 +2,56 @@
 
 import pytest
 
-from mesh.core.lifecycle.admission import HELD_FACTOR, QueueDelay
+from mesh.core.lifecycle import admission
+from mesh.core.lifecycle.admission import HELD_FACTOR
+from mesh.core.model.rates import ReleasePace
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
-from mesh.core.requests.hold_queue import HoldQueue, kind_of
+from mesh.core.requests.hold_queue import kind_of
 from mesh.core.requests.record import RequestRecord
 from schemas.decision import Placement
 from schemas.exchange import Priority
-from tests.mesh.core.build import MODEL, request
+from tests.mesh.core.build import MODEL, beat, request, state
 
 LIMIT_S = 10.0
+
+
+class SteadyPace(ReleasePace):
+    """A pace that does not depend on the past."""
+
+    def __init__(self, per_s):
+        super().__init__()
+        self._steady_per_s = per_s
+
+    def per_s(self, now):
+        return self._steady_per_s
 
 
 class Line:
     """`waiting` of a model since time 0, in a line that moves at `per_s`, if that is known."""
 
     def __init__(self, waiting=0, per_s=None, serving=1, limit_s=LIMIT_S):
-        self.held, self.per_s, self.serving = HoldQueue(1000), per_s, serving
-        self.inflight, self.absent = {}, set()
-        self.delay = QueueDelay(
-            *(limit_s, self.held, self.inflight, self._line_s, self._ahead),
-            lambda kind, now, enough: min(self.serving, enough),
-            self.absent,
+        # Replicas send one heartbeat here: none may be late.
+        self.state = state(
+            policy="least-load",
+            queue_delay_s_max=limit_s,
+            heartbeat_late_s=1e6,
+            heartbeat_lost_s=1e6,
         )
+        self.held, self.inflight = self.state.held, self.state.inflight
+        self.moves_at(per_s)
+        self.serve(serving)
         for key in range(waiting):
             self.put(request(key))
+
+    def moves_at(self, per_s):
+        self.state.paces[MODEL] = SteadyPace(per_s)
+
+    def serve(self, replicas):
+        for name in [*self.state.replicas.by_name]:
+            self.state.replicas.remove(name)
+        for number in range(replicas):
+            self.state.replicas.see(beat(f"us-{number}"), 0.0)
 
     def put(self, one, since=0.0):
         self.held.put(one)
@@ -34,18 +59,12 @@ class Line:
         record.hold(since)
         return record
 
-    def _line_s(self, one, now):
-        return None if self.per_s is None else (self.held.ahead(one) + 1) / self.per_s
-
-    def _ahead(self, one):
-        return self.held.ahead(one, self.absent)
-
     def newcomer(self, now=0.0, place=None, **fields):
         asked = request(999, arrived_at=now, **fields)
-        return self.delay.too_long(RequestRecord(asked), place, now)
+        return admission.too_long(self.state, RequestRecord(asked), place, now)
 
     def held_one(self, now, key):
-        return self.delay.too_long(self.inflight[key], None, now)
+        return admission.too_long(self.state, self.inflight[key], None, now)
 
 
 def place(queue_s, placement=Placement.HOLD):
@@ -98,7 +117,7 @@ def test_who_goes_to_a_peer_waits_there_and_not_here():
 def test_who_was_let_in_is_refused_when_the_line_has_become_slow():
     line = Line(50, per_s=10.0)
     assert [line.held_one(LIMIT_S + 0.1, key) for key in (1, 49)] == [None, None]
-    line.per_s = 2.0
+    line.moves_at(2.0)
     assert line.held_one(LIMIT_S - 0.1, 49) is None, "its limit has not passed"
     assert line.held_one(LIMIT_S + 0.1, 49).wait_s == pytest.approx(LIMIT_S + 0.1 + 25.0)
     assert line.held_one(LIMIT_S + 0.1, 15) is None, "it will be served within twice the limit"
@@ -126,7 +145,7 @@ def test_an_attempt_that_failed_was_no_wait():
 def test_who_comes_back_is_no_newcomer():
     back = RequestRecord(request(999))
     back.attempt = 1
-    assert Line(150, per_s=10.0).delay.too_long(back, None, 25.0) is None
+    assert admission.too_long(Line(150, per_s=10.0).state, back, None, 25.0) is None
 
 
 def test_a_peers_wait_in_other_regions_counts_and_not_its_attempts():
@@ -142,35 +161,33 @@ def test_as_many_as_there_are_replicas_may_wait_for_a_long_job():
     line = Line(3, per_s=0.01, serving=3)
     assert [line.held_one(50.0, key) for key in range(3)] == [None] * 3
     assert line.newcomer() is not None
-    line.serving = 4
+    line.serve(4)
     assert line.newcomer() is None
 
 
 def test_while_no_replica_serves_all_wait_and_then_time_begins_anew():
     line = Line(5, per_s=10.0, serving=0)
-    line.per_s = 0.1
+    line.moves_at(0.1)
     assert line.newcomer(now=40.0) is None
-    line.absent.add(kind_of(request(0)))
     for now in (10.0, 40.0):
-        line.delay.look(now)
+        admission.look(line.state, now)
         assert line.held_one(now, 4) is None
-    line.serving, line.per_s = 1, 0.5
-    line.absent.clear()
-    line.delay.look(40.1)
+    line.serve(1)
+    line.moves_at(0.5)
+    admission.look(line.state, 40.1)
     assert line.held_one(40.0 + LIMIT_S, 4) is None
     assert line.held_one(40.1 + LIMIT_S, 4).wait_s == pytest.approx(LIMIT_S + 0.1 + 10.0)
     for key in range(5):
         line.held.remove(request(key))
-    line.delay.look(60.0)
-    assert line.delay._unserved_at == {}, "of no held request"
+    admission.look(line.state, 60.0)
+    assert line.state.unserved_at == {}, "of no held request"
 
 
 def test_it_knows_the_kinds_that_are_held():
     line = Line(2, serving=0)
     line.put(request(7, residency=("eu",)))
-    line.absent.update(line.held.held_kinds)
-    line.delay.look(1.0)
-    assert line.delay._unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
+    admission.look(line.state, 1.0)
+    assert line.state.unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
 
 
 def test_requests_without_replicas_are_no_crowd_for_others():
@@ -178,7 +195,7 @@ def test_requests_without_replicas_are_no_crowd_for_others():
     for key in range(50):
         line.put(request(key, residency=("eu",)))
     assert line.newcomer(now=LIMIT_S + 0.1) is not None
-    line.absent.add((MODEL, ("eu",), False))
+    admission.look(line.state, 0.0)
     assert line.newcomer(now=LIMIT_S + 0.1) is None, "neither by their wait"
     line.put(request(60), since=0.0)
     assert line.held_one(HELD_FACTOR * LIMIT_S + 0.1, 60) is None, "nor by their number"

@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.release_order import SORTED_MAX, ReleaseOrder
+from mesh.core.lifecycle import release_order
+from mesh.core.lifecycle.release_order import SORTED_MAX
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
-from mesh.core.model.settings import RouterSettings
-from mesh.core.requests.hold_queue import HoldQueue, kind_of
-from mesh.core.view.replica_table import ReplicaTable
+from mesh.core.requests.hold_queue import kind_of
 from schemas.exchange import Priority
-from schemas.ids import RouterId
-from tests.mesh.core.build import beat, request
+from tests.mesh.core.build import beat, request, state
 
 LONG, SHORT = Prompt(2000, ()), Prompt(100, ())  # at 1 ms a token they give way for 30 s, and 3 s
 
@@ -24,11 +22,11 @@ class Queue:
     """Held requests, and a replica that needs a millisecond a token."""
 
     def __init__(self, *held: Request):
-        self.held, self.cached, self.judges_load = HoldQueue(1000), {}, True
-        replicas = ReplicaTable(RouterId("r"), RouterSettings())
-        replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
+        self.state = state(queue_delay_s_max=0.0)
+        self.held, self.cached, self.judges_load = self.state.held, {}, True
+        self.state.placer = self
+        self.state.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
         self.looked_up = 0
-        self.order = ReleaseOrder(self.held, replicas, self, lambda one: 30.0)
         for one in held:
             self.put(one)
 
@@ -38,10 +36,10 @@ class Queue:
 
     def put(self, one):
         self.held.put(one)
-        self.order.joined(one)
+        release_order.joined(self.state, one)
 
     def turns(self):
-        return [one.key for one in self.order.in_order(1e6)]
+        return [one.key for one in release_order.in_order(self.state, 1e6)]
 
 
 def asked(key, at=0.0, prompt=LONG, **fields):
@@ -68,7 +66,7 @@ def test_a_newcomer_is_told_the_place_that_it_gets(requests, tried):
     queue = Queue(*held)
     if tried:
         queue.turns()
-    told = queue.order.ahead(newcomer)
+    told = release_order.ahead(queue.state, newcomer)
     queue.held.put(newcomer)
     assert told == queue.turns().index(newcomer.key)
 
@@ -83,7 +81,7 @@ def test_those_who_are_held_know_their_place_also_when_others_have_left_and_come
             queue.turns()
         if dice.random() < 0.3:
             queue.held.remove(dice.choice(held))
-    told = {one.key: queue.order.ahead(one) for one in held if one in queue.held}
+    told = {one.key: release_order.ahead(queue.state, one) for one in held if one in queue.held}
     assert told == {key: place for place, key in enumerate(queue.turns())}
 
 
@@ -92,7 +90,7 @@ def test_one_that_leaves_and_comes_back_is_not_before_itself(requests, at):
     held = held_as(requests)
     queue, gone = Queue(*held), held[0]
     back = replace(gone, arrived_at=float(at))
-    told = queue.order.ahead(back, gone=gone)
+    told = release_order.ahead(queue.state, back, gone=gone)
     queue.held.remove(gone)
     queue.put(back)
     assert told == queue.turns().index(back.key)
@@ -100,29 +98,29 @@ def test_one_that_leaves_and_comes_back_is_not_before_itself(requests, at):
 
 def test_a_short_newcomer_is_not_told_to_wait_for_long_ones():
     queue = Queue(asked(1), asked(2), asked(3))
-    assert queue.order.ahead(asked(9, at=5.0, prompt=SHORT)) == 0
-    assert queue.order.ahead(asked(10, at=5.0)) == 3
-    assert queue.order.ahead(asked(11, at=28.0, prompt=SHORT)) == 3
+    assert release_order.ahead(queue.state, asked(9, at=5.0, prompt=SHORT)) == 0
+    assert release_order.ahead(queue.state, asked(10, at=5.0)) == 3
+    assert release_order.ahead(queue.state, asked(11, at=28.0, prompt=SHORT)) == 3
 
 
 def test_another_models_crowd_leaves_no_turns():
     crowd = [asked(key, model="a") for key in range(SORTED_MAX)]
     queue = Queue(*crowd, asked(901, at=1.0, model="b"))
     newcomer = asked(902, at=2.0, prompt=SHORT, model="b")
-    assert queue.order.ahead(newcomer) == 1
+    assert release_order.ahead(queue.state, newcomer) == 1
     queue.put(newcomer)
     assert queue.turns()[-2:] == [901, 902]
     queue.held.remove(crowd[0])
     queue.held.remove(crowd[1])
-    assert queue.turns()[-2:] == [902, 901] and queue.order.ahead(newcomer) == 0
+    assert queue.turns()[-2:] == [902, 901] and release_order.ahead(queue.state, newcomer) == 0
 
 
 def test_one_that_is_held_for_another_model_now_has_no_turn_of_the_old_one():
     queue = Queue(asked(1), asked(2, prompt=SHORT))
-    assert queue.order.ahead(asked(1)) == 1
+    assert release_order.ahead(queue.state, asked(1)) == 1
     queue.held.remove(asked(2))
     queue.put(asked(2, prompt=SHORT, model="b"))
-    assert queue.order.ahead(asked(1)) == 0
+    assert release_order.ahead(queue.state, asked(1)) == 0
 
 
 def test_while_nothing_is_tried_no_more_is_kept_than_twice_what_is_sorted():
@@ -130,7 +128,7 @@ def test_while_nothing_is_tried_no_more_is_kept_than_twice_what_is_sorted():
     for key in range(10 * SORTED_MAX):
         queue.put(asked(key))
         queue.held.remove(asked(key))
-    assert len(queue.order._turns) <= 2 * SORTED_MAX
+    assert len(queue.state.turns) <= 2 * SORTED_MAX
 
 
 def test_what_is_cached_of_a_newcomer_is_looked_up_once():
@@ -138,22 +136,22 @@ def test_what_is_cached_of_a_newcomer_is_looked_up_once():
     queue.turns()
     before, newcomer = queue.looked_up, asked(9, at=5.0)
     queue.cached = {9: 0.95}
-    assert [queue.order.ahead(newcomer) for _ in range(3)] == [0, 0, 0]
+    assert [release_order.ahead(queue.state, newcomer) for _ in range(3)] == [0, 0, 0]
     assert queue.looked_up == before + 1
 
 
 def test_where_the_policy_does_not_judge_load_it_is_the_place_by_arrival():
     queue = Queue(asked(1), asked(2))
     queue.judges_load = False
-    assert queue.order.ahead(asked(9, at=5.0, prompt=SHORT)) == 2
+    assert release_order.ahead(queue.state, asked(9, at=5.0, prompt=SHORT)) == 2
     assert queue.turns() == [1, 2]
 
 
 def test_beyond_the_first_ones_it_is_the_place_by_arrival():
     queue = Queue(*(asked(key) for key in range(SORTED_MAX)))
-    assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == SORTED_MAX
+    assert release_order.ahead(queue.state, asked(999, at=5.0, prompt=SHORT)) == SORTED_MAX
     queue.held.remove(asked(0))
-    assert queue.order.ahead(asked(999, at=5.0, prompt=SHORT)) == 0
+    assert release_order.ahead(queue.state, asked(999, at=5.0, prompt=SHORT)) == 0
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -164,6 +162,6 @@ def test_requests_that_no_replica_serves_do_not_count_unless_it_is_one_of_them(o
     newcomer = asked(9, at=1.0, prompt=LONG)
     if own:
         newcomer = replace(newcomer, residency=("eu",))
-    assert queue.order.ahead(newcomer, {kind_of(labelled)}) == (3 if own else 2)
+    assert release_order.ahead(queue.state, newcomer, {kind_of(labelled)}) == (3 if own else 2)
     short = replace(newcomer, key=10, prompt=SHORT)
-    assert queue.order.ahead(short, {kind_of(labelled)}) == 0
+    assert release_order.ahead(queue.state, short, {kind_of(labelled)}) == 0

@@ -1,5 +1,6 @@
 """One model's backlog takes nothing from the requests for another."""
 
+from mesh.core.lifecycle import timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import ModelRule
@@ -61,8 +62,8 @@ def test_a_models_own_limits_are_for_its_requests_alone():
     assert placements(arrive(core, 2, SATURATED)) == {2: Placement.SHED}
     assert placements(arrive(core, 3, QUIET)) == {3: Placement.HOLD}
     assert placements(arrive(core, 4, QUIET)) == {4: Placement.HOLD}
-    limits = core._admission.delay
-    assert [limits.limit_of(build.request(9, model=name)) for name in (SATURATED, QUIET)] == [2, 0]
+    asked = [build.request(9, model=name) for name in (SATURATED, QUIET)]
+    assert [timeouts.queue_delay_s(core.state, one) for one in asked] == [2, 0]
 
 
 def test_a_changed_rule_holds_for_what_comes_then():

@@ -34,7 +34,8 @@ def back(*, owed=True, ours=OURS):
 
 
 def expire(table, now, *, living=True, waits=True):
-    return table.expire(now, lambda region: living, lambda attempt: waits)
+    ours = [attempt for watch in table.watched.values() for attempt in watch.ours]
+    return table.expire(now, [EU] if living else [], ours if waits else [])
 
 
 def test_a_replica_without_awaited_answers_is_not_watched():

@@ -45,7 +45,7 @@ def test_what_peers_tell_counts_where_it_goes_deeper():
 
 def test_a_peer_whose_stream_has_a_gap_does_not_count_until_it_is_closed():
     """The policy reads what the router's gossip keeps, so doubt is known to it at once."""
-    gossip = Gossip(Origin("us", "r1"), 1, RouterSettings(), [])
+    gossip = Gossip(Origin("us", "r1"), 1, RouterSettings(), [].append)
     indexed, eu, hashes = Indexed(Random(1), 100), Target("eu", 0, PEER), request(1, "ABC")
     indexed.indexes[PEER].announced = gossip.remote
     blocks = hashes.prompt.hashes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.lifecycle.admission import (
+from mesh.core.requests.retry_after import (
     JITTER_RATIO,
     LATEST_S,
     RETRY_AFTER_S_MAX,
