@@ -23,14 +23,12 @@ from json.encoder import encode_basestring_ascii as _escaped
 from math import floor, inf
 from queue import Empty, SimpleQueue
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
+from mesh.session.record import Ending
 from schemas.decision import Decision
-
-if TYPE_CHECKING:
-    from mesh.adapters.ended_requests import EndedRequest
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +127,7 @@ class AccessLog:
         self._every_s = every_s
         self._where, self._wall_clock = where, wall_clock
         self._words = self._json if style is AccessLogFormat.JSON else self._logfmt
-        self.waiting: list[EndedRequest] = []
+        self.waiting: list[Ending] = []
         self._writer = LineWriter(descriptor)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -145,7 +143,7 @@ class AccessLog:
             self._loop = None
             await asyncio.to_thread(self._writer.close)
 
-    def write(self, ended: "EndedRequest") -> None:
+    def write(self, ended: Ending) -> None:
         if not self.waiting:
             if self._loop is None:
                 return
@@ -161,15 +159,12 @@ class AccessLog:
             if self.waiting:
                 self._loop.call_soon(self.pass_on)
 
-    def _logfmt(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
+    def _logfmt(self, waiting: Iterable[Ending], wall_s: float) -> list[str]:
         """`wall_s`: what the event loop's clock lacks to the time of day. The first to end is the
         first of those that wait."""
         lines, where, second, second_at = [], self._where, "", -inf
-        for (
-            request, trace, method, route, outcome, status, model, tenant, origin, region, replica,
-            peer_held_s, (prompt, cached, output, _), sent_bytes, is_stream, fault, detail,
-            arrived_at, started_at, ended_at, decided, _, asked, is_copy,
-        ) in waiting:  # fmt: skip
+        for one in waiting:
+            ended_at, request, decided, region = one.ended_at, one.request, one.decided, one.region
             if ended_at - second_at >= 1.0:
                 second_s = floor(ended_at + wall_s)
                 second, second_at = _second(second_s), second_s - wall_s
@@ -179,31 +174,35 @@ class AccessLog:
                 made = decided.decision
                 held = f"{made.held_s:.3f}" if made.held_s else "0.000"
                 served = _served_by(
-                    region, replica, made.prefill, made.placement, made.hops, made.attempt
+                    region, one.replica, made.prefill, made.placement, made.hops, made.attempt
                 )
                 reason = _escaped(made.reason[:VALUE_CHARS_MAX])
                 placed = f"{served} held_s={held} reason={reason}"
             elif region:
-                placed = f" region={quoted_once(region)} replica={quoted_once(replica)}"
-            if fault or detail or peer_held_s:
-                more = _unusual(fault, detail, trace, peer_held_s)
-            elif trace:
-                more = f" trace={trace}"
-            if is_stream and started_at is not None:
-                more += f" ttft_s={started_at - arrived_at:.3f}"
+                placed = f" region={quoted_once(region)} replica={quoted_once(one.replica)}"
+            if one.fault or one.detail or one.peer_held_s:
+                more = _unusual(one.fault, one.detail, one.trace, one.peer_held_s)
+            elif one.trace:
+                more = f" trace={one.trace}"
+            if one.is_stream and one.started_at is not None:
+                more += f" ttft_s={one.started_at - one.arrived_at:.3f}"
+            prompt, cached, output, _ = one.numbers
             if prompt >= 0 and cached >= 0 and output >= 0:
                 tokens = f" tokens_in={prompt} tokens_cached={cached} tokens_out={output}"
             elif prompt >= 0 or output >= 0:
                 tokens = _tokens(prompt, cached, output)
+            about = _about(
+                one.method, one.route, one.model, one.asked, one.is_copy, one.tenant, one.origin,
+                one.outcome, one.status,
+            )  # fmt: skip
             lines.append(
                 f"ts={second}.{int((ended_at - second_at) * 1000.0):03d}Z router={where} id={name}"
-                f"{_about(method, route, model, asked, is_copy, tenant, origin, outcome, status)}"
-                f"{placed}{more}{tokens} duration_s={ended_at - arrived_at:.3f} "
-                f"bytes={sent_bytes}\n"
+                f"{about}{placed}{more}{tokens} duration_s={ended_at - one.arrived_at:.3f} "
+                f"bytes={one.sent_bytes}\n"
             )
         return lines
 
-    def _json(self, waiting: Iterable["EndedRequest"], wall_s: float) -> list[str]:
+    def _json(self, waiting: Iterable[Ending], wall_s: float) -> list[str]:
         named = (fields(one, _time(one.ended_at + wall_s), self._where) for one in waiting)
         return [orjson.dumps(one).decode() + "\n" for one in named]
 
@@ -218,7 +217,7 @@ def _time(at: float) -> str:
     return f"{_second(second)}.{int((at - second) * 1000.0):03d}Z"
 
 
-def fields(one: "EndedRequest", ts: str, where: str) -> dict[str, Any]:
+def fields(one: Ending, ts: str, where: str) -> dict[str, Any]:
     """What a line says, by name."""
     decision: Decision | None = None if one.decided is None else one.decided.decision
     prompt, cached, output, _ = one.numbers

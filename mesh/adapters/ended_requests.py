@@ -1,8 +1,8 @@
 """Requests that have ended at this router, for the access log and for `mesh explain`.
 
 A client's request ends once, whatever became of it: answered, failed, shed, refused before it was
-read, or left by its client. A peer's ends here when it is placed or refused. Values hold no prompt
-and no key. They are kept as they were at hand and put into words when somebody asks.
+read, or left by its client. A peer's ends here when it is placed or refused. What is kept is its
+`Ending`, as it was at hand; it is put into words when somebody asks.
 """
 
 import time
@@ -12,22 +12,20 @@ from dataclasses import replace
 from heapq import nlargest
 from itertools import islice
 from math import isfinite
-from sys import intern
-from typing import NamedTuple
 
 from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
 from mesh.adapters.read_request import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.client_request import SENT, ClientRequest, lost
-from mesh.session.record import STEPS_MAX, OpenRequest, Step
+from mesh.session.record import STEPS_MAX, Ending, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
 from schemas.exchange import Placed
 from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
 from schemas.http import Fault, error_body
-from schemas.ids import ModelId, RegionId, RouterId
+from schemas.ids import RegionId, RouterId
 from schemas.state import rounded as rounded_s
 
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
@@ -35,38 +33,6 @@ KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
 LEFT = "client_gone"
 NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
-
-Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
-UNKNOWN: Numbers = -1, -1, -1, -1.0
-
-
-class EndedRequest(NamedTuple):
-    """One request. Times are seconds on the event loop's clock; -1 and "" where unknown."""
-
-    request: str
-    trace: str
-    method: str
-    route: str
-    outcome: str
-    status: int  # 0: of a peer's request, which this router does not answer
-    model: str
-    tenant: str
-    origin: str  # the region that asked; "" for a client of this router
-    region: str  # that served
-    replica: str
-    peer_held_s: float
-    numbers: Numbers
-    sent_bytes: int
-    is_stream: bool
-    fault: str  # code of the error that the router answered with
-    detail: str
-    arrived_at: float
-    started_at: float | None  # its first byte
-    ended_at: float
-    decided: fx.Decided | None  # the last one
-    steps: tuple[Step, ...]
-    asked: str = ""  # what its client asked for, if that is not `model`
-    is_copy: bool = False
 
 
 class EndedRequests:
@@ -83,96 +49,18 @@ class EndedRequests:
     ) -> None:
         self._region, self._router, self._clock = region, router, clock
         self._wall_clock = wall_clock
-        self._kept: deque[EndedRequest] = deque(maxlen=kept_max)
+        self._kept: deque[Ending] = deque(maxlen=kept_max)
         self._keep = self._kept.append
         self._write = _unwritten if log is None else log.write
-        self._unwritten: list[EndedRequest] = [] if log is None else log.waiting
+        self._unwritten: list[Ending] = [] if log is None else log.waiting
 
-    def add(self, ended: EndedRequest) -> None:
+    def add(self, ended: Ending) -> None:
+        """A request has ended so."""
         self._keep(ended)
         if self._unwritten:  # as most times: without a call
             self._unwritten.append(ended)
         else:
             self._write(ended)
-
-    def of_client(
-        self, record: ClientRequest, outcome: str, status: int, detail: str | None = None
-    ) -> None:
-        """A client's request has ended."""
-        self.add(self._of_client(record, outcome, status, detail))
-
-    def _of_client(
-        self, record: ClientRequest, outcome: str, status: int, detail: str | None
-    ) -> EndedRequest:
-        request, answer, failure = record.request, record.answer, record.failure
-        fault = ""
-        if answer is None:
-            region = replica = ""
-            numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
-        else:
-            region, replica = answer.region or "", answer.replica or ""
-            sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
-            peer_held_s = record.bounded_peer_held_s(self._clock()) if answer.peer_held_s else 0.0
-            numbers = UNKNOWN if end is None else (
-                end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s,
-            )  # fmt: skip
-        if failure is not None:
-            fault = failure.fault.value.code
-            if record.first_byte_at is None:
-                form = error_form(record.path)
-                sent_bytes = len(error_body(failure.fault, failure.message, form=form))
-        elif record.pass_engine_error and record.engine_error is not None:
-            sent_bytes = len(record.engine_error.body)
-        return EndedRequest(
-            request.request_id, record.spans.trace_id, record.method, record.path, outcome, status,
-            intern(request.model), record.tenant or "", "", region, replica, peer_held_s,
-            numbers, sent_bytes, is_stream, fault, detail or "",
-            request.arrived_at, record.first_byte_at,
-            self._clock(), record.decided, record.steps,
-            "" if request.asked is None else request.asked.model,
-        )  # fmt: skip
-
-    def of_copy(
-        self,
-        record: OpenRequest,
-        asked: ModelId,
-        outcome: str,
-        status: int,
-        detail: str,
-        started_at: float | None,
-    ) -> None:
-        """The copy of a client's request for `asked` has ended; it is in no list of requests."""
-        request, answer = record.request, record.answer
-        region = replica = ""
-        numbers, sent_bytes, is_stream = UNKNOWN, 0, False
-        if answer is not None:
-            region, replica, end = answer.region or "", answer.replica or "", answer.end
-            sent_bytes, is_stream = answer.taken_bytes, answer.is_event_stream
-            if end is not None:
-                numbers = end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s
-        copy = EndedRequest(
-            request.request_id, "", "POST", record.path, outcome, status, request.model,
-            record.tenant or "", "", region, replica, 0.0, numbers, sent_bytes, is_stream, "",
-            detail, request.arrived_at, started_at, self._clock(), None, (), asked, is_copy=True,
-        )  # fmt: skip
-        self.add(copy)
-
-    def of_peer(self, record: OpenRequest, refusal: str | None) -> None:
-        """A peer's request was placed here, or refused."""
-        outcome = "placed" if refusal is None else "refused"
-        self.add(self._of_peer(record, outcome, refusal or ""))
-
-    def _of_peer(self, record: OpenRequest, outcome: str, refusal: str) -> EndedRequest:
-        request, decided = record.request, record.decided
-        replica = "" if decided is None else decided.decision.replica or ""
-        region, now = self._region if replica else "", self._clock()
-        # By its own arrival it also has the wait at home; it is decided on as soon as it is here.
-        arrived_at = record.steps[0].at if record.steps else now
-        return EndedRequest(
-            request.request_id, record.spans.trace_id, "", "ingress", outcome, 0, request.model, "",
-            request.origin, region, replica, 0.0, UNKNOWN, 0, False, "", refusal,
-            arrived_at, None, now, decided, record.steps,
-        )  # fmt: skip
 
     def of_http(
         self,
@@ -197,29 +85,17 @@ class EndedRequests:
         outcome = outcome or shown_outcome("ok", status)
         arrived_at = now if arrived_at is None else arrived_at
         self.add(
-            EndedRequest(
-                request_id,
-                "",
-                method,
-                route,
+            Ending(
                 outcome,
                 status,
-                model,
-                "",
-                "",
-                "",
-                "",
-                0.0,
-                UNKNOWN,
-                sent_bytes,
-                False,
-                code,
-                "",
-                arrived_at,
-                None,
-                now,
-                None,
-                (),
+                ended_at=now,
+                request=request_id,
+                method=method,
+                route=route,
+                model=model,
+                sent_bytes=sent_bytes,
+                fault=code,
+                arrived_at=arrived_at,
             )
         )
 
@@ -259,10 +135,9 @@ class EndedRequests:
         for record in opened:
             if name not in (record.request.request_id, record.spans.trace_id):
                 continue
-            if isinstance(record, ClientRequest):
-                found.append(self._of_client(record, explain.OPEN, 0, None))
-            elif record.request.answer_inbox is not None:
-                found.append(self._of_peer(record, explain.OPEN, ""))
+            is_clients = isinstance(record, ClientRequest) and not record.request.shadow
+            if is_clients or record.request.answer_inbox is not None:
+                found.append(record.ending_at(self._clock(), explain.OPEN))
         return self._answer(found[-explain.LIVES_MAX :])
 
     def nothing(self) -> RouterRequests:
@@ -278,7 +153,7 @@ class EndedRequests:
 
     def recent(self, number: int) -> RouterRequests:
         """Clients' requests that ended last, the newest last, and counts of the last minute's."""
-        now, counted = self._clock(), list[EndedRequest]()
+        now, counted = self._clock(), list[Ending]()
         is_forgetting = len(self._kept) == self._kept.maxlen
         reaches_s = now - self._kept[0].ended_at if is_forgetting else explain.COUNTED_S
         for one in reversed(self._kept):
@@ -294,7 +169,7 @@ class EndedRequests:
         answer = self._answer([one._replace(steps=()) for one in reversed(newest)])
         return replace(answer, flows=_flows(counted), counted_s=counted_s)
 
-    def _answer(self, found: list[EndedRequest]) -> RouterRequests:
+    def _answer(self, found: list[Ending]) -> RouterRequests:
         wall_s = self._wall_clock() - self._clock()
         return RouterRequests(
             region=self._region,
@@ -304,7 +179,7 @@ class EndedRequests:
             requests=tuple(self._life(one, wall_s) for one in found),
         )
 
-    def _life(self, one: EndedRequest, wall_s: float) -> RequestLife:
+    def _life(self, one: Ending, wall_s: float) -> RequestLife:
         """`wall_s`: what the event loop's clock lacks to the time of day."""
         prompt, cached, output, agent_ttft_s = one.numbers
         prefill_replica = None if one.decided is None else one.decided.decision.prefill
@@ -342,18 +217,18 @@ class EndedRequests:
         )
 
 
-def _unwritten(one: EndedRequest) -> None:
+def _unwritten(one: Ending) -> None:
     """Where there is no access log."""
 
 
-def _badness(one: EndedRequest) -> tuple[bool, float]:
+def _badness(one: Ending) -> tuple[bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
     return one.outcome not in NOT_FAILED, began_at - one.arrived_at
 
 
-def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
+def _flows(ended: Iterable[Ending]) -> tuple[RequestFlow, ...]:
     """These requests, counted by the region that served them."""
-    places: dict[str, list[EndedRequest]] = {}
+    places: dict[str, list[Ending]] = {}
     for one in ended:
         places.setdefault(one.region, []).append(one)
     return tuple(
@@ -371,7 +246,7 @@ def _flows(ended: Iterable[EndedRequest]) -> tuple[RequestFlow, ...]:
     )
 
 
-def _prefill_s(one: EndedRequest) -> float | None:
+def _prefill_s(one: Ending) -> float | None:
     """From the last attempt's dispatch until its prefill replica had computed the prompt; None
     where the first byte came before that."""
     dispatched_at = prefill_s = None

@@ -18,7 +18,7 @@ from mesh.batch.output_line import Result
 from mesh.batch.records import StoreError, StoreFull
 from mesh.core.model import events as ev
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import Observer, OpenRequest
+from mesh.session.record import Ending, Observer, OpenRequest
 from schemas import exchange
 from schemas.batch import BatchJob, JobStatus, Task
 from schemas.ids import RegionId
@@ -178,12 +178,12 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
     def frames_missing(self) -> None:
         self.frames_lost.inc()
 
-    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
+    def request_ended(self, record: OpenRequest, ending: Ending) -> None:
         origin = record.request.origin
         known = origin if origin in self._regions else OTHER
-        self.peer_lines.labels(known, "placed" if refusal is None else "refused").inc()
-        if refusal is not None:
-            self.ingress_refusals.labels(refusal).inc()
+        self.peer_lines.labels(known, ending.outcome).inc()
+        if ending.detail:
+            self.ingress_refusals.labels(ending.detail).inc()
 
 
 class _Collected(Collector):

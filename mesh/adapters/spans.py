@@ -101,7 +101,7 @@ class _Spans(Trace):
             began_ns=self._began_ns,
             ended_ns=ended_ns,
             attributes=attributes,
-            error=ending.message,
+            error=ending.detail,
         )
 
     def _send_child(
@@ -176,8 +176,8 @@ class UnsampledRequest(Trace):
         if self._parent is not None and self._parent.state:
             headers[trace_context.STATE] = self._parent.state
 
-    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
-        tail, duration_s = self._tail, now - record.request.arrived_at
+    def end(self, record: OpenRequest, ending: Ending) -> None:
+        tail, duration_s = self._tail, ending.ended_at - record.request.arrived_at
         if tail is None:
             return
         ttft_s, is_stream = _first_byte(record)
@@ -191,7 +191,7 @@ class UnsampledRequest(Trace):
             assert context is not None
             context = context._replace(is_remote=False)
             kept = RequestSpans(self._tracer, self._parent, context, self._host)
-            kept.end_kept(record, ending, now, self._sent, reason)
+            kept.end_kept(record, ending, self._sent, reason)
 
 
 class RequestSpans(_Spans):
@@ -224,29 +224,26 @@ class RequestSpans(_Spans):
         context.write(headers)
         return context
 
-    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
-        self._tracer.later(partial(self._send, record, ending, now, time_ns(), ""))
+    def end(self, record: OpenRequest, ending: Ending) -> None:
+        self._tracer.later(partial(self._send, record, ending, time_ns(), ""))
 
     def end_kept(
         self,
         record: OpenRequest,
         ending: Ending,
-        now: float,
         sent: Sequence[fx.Dispatch | fx.Forward],
         reason: str,
     ) -> None:
         """The end of a request that was not sampled, with the attempts that left for the bus."""
         ended_ns = time_ns()
-        self._began_ns = ended_ns - round((now - record.request.arrived_at) * NS)
+        self._began_ns = ended_ns - round((ending.ended_at - record.request.arrived_at) * NS)
         self._sent = {effect.attempt: (effect, self._context, 0) for effect in sent}
-        self._send(record, ending, now, ended_ns, reason)
+        self._send(record, ending, ended_ns, reason)
 
-    def _send(
-        self, record: OpenRequest, ending: Ending, now: float, ended_ns: int, kept_because: str
-    ) -> None:
+    def _send(self, record: OpenRequest, ending: Ending, ended_ns: int, kept_because: str) -> None:
         ttft_s, is_stream = _first_byte(record)
         first_ns = ended_ns if ttft_s is None else self._began_ns + round(ttft_s * NS)
-        times = _Times(now, self._began_ns, ended_ns, min(first_ns, ended_ns))
+        times = _Times(ending.ended_at, self._began_ns, ended_ns, min(first_ns, ended_ns))
         self._send_steps(record, times, _STARTED if ttft_s is not None else ending)
         for number, sent in self._prefills.items():
             until_ns, event = self._prefills_ended.get(number, (times.ended_ns, None))
@@ -339,7 +336,7 @@ class RequestSpans(_Spans):
             about,
             context=context,
             kind=SpanKind.PRODUCER,
-            error=ending.message,
+            error=ending.detail,
         )
 
 
@@ -412,12 +409,12 @@ class IngressSpan(_Spans):
 
     prefill_dispatched = dispatched
 
-    def end(self, record: OpenRequest, ending: Ending, now: float) -> None:
+    def end(self, record: OpenRequest, ending: Ending) -> None:
         if self.is_recording:
-            self._tracer.later(partial(self._send, record, ending, now, time_ns()))
+            self._tracer.later(partial(self._send, record, ending, time_ns()))
 
-    def _send(self, record: OpenRequest, ending: Ending, now: float, ended_ns: int) -> None:
-        times = _Times(now, self._began_ns, ended_ns, ended_ns)
+    def _send(self, record: OpenRequest, ending: Ending, ended_ns: int) -> None:
+        times = _Times(ending.ended_at, self._began_ns, ended_ns, ended_ns)
         for step in record.steps:
             if not isinstance(step.what, fx.Decided):
                 continue
@@ -433,7 +430,7 @@ class IngressSpan(_Spans):
         about |= {"mesh.request_id": request.request_id, "mesh.origin": self._origin}
         about |= {"mesh.outcome": ending.outcome}
         if ending.error_type:
-            ending = ending._replace(message=f"refused: {ending.error_type}")
+            ending = ending._replace(detail=f"refused: {ending.error_type}")
         name = f"{names.PROCESS} {template}"
         self._send_root(name, SpanKind.CONSUMER, ended_ns, about, ending)
 

@@ -49,7 +49,7 @@ from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.ticks import keep_ticking
-from mesh.session.record import Observer, OpenRequest
+from mesh.session.record import Ending, Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.batch import BatchJob
@@ -111,8 +111,8 @@ class _Served(Observer):
     def frames_missing(self) -> None:
         self._runner.metrics.frames_missing()
 
-    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        self._runner.metrics.forwarded(record, refusal)
+    def request_ended(self, record: OpenRequest, ending: Ending) -> None:
+        self._runner.metrics.request_ended(record, ending)
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         self._runner.limited.warning(what, "unreadable", text, *args)

@@ -45,7 +45,6 @@ from mesh.session.client_request import ClientRequest
 from mesh.session.record import (
     NO_TRACE,
     Decide,
-    Ending,
     Trace,
 )
 from mesh.session.session import Session
@@ -137,9 +136,7 @@ class RequestManager:
     def _construct_models(self) -> None:
         core, bodies, clock = self._core, self.bodies, self._clock
         self.mapping = ModelMapping(core, bodies, clock)
-        self.copies = ShadowCopies(
-            core, self.session, self._prompts, bodies, self._metrics, self.ended, clock
-        )
+        self.copies = ShadowCopies(core, self.session, self._prompts, bodies, self._metrics, clock)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Admit new requests by this; those under way go on as they began."""
@@ -356,8 +353,8 @@ class RequestManager:
         failure = record.answer.engine_failure
         status = record.answer.head.status
         if failure is None:
-            self._close(record, "ok", status)
-        elif self._close(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):
+            self.session.end(record, "ok", status)
+        elif self.session.end(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
@@ -375,7 +372,7 @@ class RequestManager:
             kind = record.failure.fault.value.code
         if outcome == "failed" and status < STATUS_SERVER_ERROR:
             kind = ""  # the client's mistake
-        if self._close(record, outcome, status, kind, message):
+        if self.session.end(record, outcome, status, kind, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING
             log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 
@@ -393,7 +390,7 @@ class RequestManager:
             else:
                 record.count_last_hold(self._clock())
                 gone = CLIENT_GONE, STATUS_CLIENT_GONE, CLIENT_GONE, "the client hung up"
-                self._close(record, *gone)
+                self.session.end(record, *gone)
         elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
@@ -404,33 +401,6 @@ class RequestManager:
     def _end_after_last_event(self, record: ClientRequest) -> None:
         self.feed(ev.ClientGone(record.request.key))  # without effect if the end came
         self.finished(record)
-
-    def _close(
-        self,
-        record: ClientRequest,
-        outcome: str,
-        status: int,
-        error_type: str = "",
-        message: str = "",
-    ) -> bool:
-        """It is over, with that HTTP status. False if it was before."""
-        if not self.session.close(record):
-            return False
-        if record.request.asked is not None:
-            self._metrics.mapped(record.request.asked.model, record.request.model)
-        now, spans = self._clock(), record.spans
-        duration_s = now - record.request.arrived_at
-        self._metrics.ended(
-            outcome,
-            labels_of(self._metrics, record),
-            duration_s,
-            streamed=record.answer is not None and record.answer.is_event_stream,
-            trace_id=exemplar_of(record),
-        )
-        self.ended.of_client(record, outcome, status, message)
-        if spans.is_traced and (error_type or duration_s >= spans.quiet_s):
-            spans.end(record, Ending(outcome, status, error_type, message), now)
-        return True
 
     def _spans(self, headers: Mapping[str, str]) -> Trace:
         """A request's spans; none where tracing is off and the client sent no trace."""

@@ -16,7 +16,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
 from mesh.session.client_request import ClientRequest
-from mesh.session.record import STEPS_MAX, Observer, OpenRequest, Step, StepKind
+from mesh.session.record import STEPS_MAX, Ending, Observer, OpenRequest, Step, StepKind
 from schemas import exchange
 from schemas.decision import Placement
 from schemas.exchange import Placed
@@ -128,14 +128,29 @@ class RequestObserver(Observer):
     def residency_refused(self, asker: str) -> None:
         self._metrics.residency_refused.labels(asker).inc()
 
-    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        if record.request.warm:
+    def request_ended(self, record: OpenRequest, ending: Ending) -> None:
+        request, metrics = record.request, self._metrics
+        if request.warm:
             return
-        self._ended.of_peer(record, refusal)
-        result = "placed" if refusal is None else "refused"
-        self._metrics.ingress.labels(record.request.origin, result).inc()
-        if refusal is not None:
-            self._metrics.ingress_refusals.labels(refusal).inc()
+        self._ended.add(ending)
+        outcome = ending.outcome
+        if request.answer_inbox is not None:
+            metrics.ingress.labels(request.origin, outcome).inc()
+            if ending.detail:
+                metrics.ingress_refusals.labels(ending.detail).inc()
+        elif request.shadow:
+            metrics.copy_ended(request.model, outcome)
+        else:
+            assert isinstance(record, ClientRequest)
+            if ending.asked:
+                metrics.mapped(ending.asked, request.model)
+            metrics.ended(
+                outcome,
+                labels_of(metrics, record),
+                ending.ended_at - ending.arrived_at,
+                streamed=ending.is_stream,
+                trace_id=exemplar_of(record),
+            )
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         self._log.warning(what, "unreadable", text, *args)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.process import LimitedLog
-from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
 from mesh.core.model import events as ev
@@ -24,7 +23,7 @@ from mesh.core.router import RouterCore
 from mesh.runtime.model_mapping import conversation, placed
 from mesh.session.body_model import with_model
 from mesh.session.client_request import ClientRequest
-from mesh.session.record import OpenRequest
+from mesh.session.record import Ending
 from mesh.session.session import Session
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Priority
@@ -37,11 +36,19 @@ SKIPPED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.RESIDENCY, Fault.DRAINING)
 
 
 @dataclass(slots=True, kw_only=True)
-class CopyRequest(OpenRequest):
-    """A copy from its dispatch to its end."""
+class CopyRequest(ClientRequest):
+    """A copy from its dispatch to its end; nothing of it is sent to a client."""
 
     asked: ModelId  # what the client asked for
-    first_byte_at: float | None = None
+
+    def ending_at(
+        self, at: float, outcome: str, status: int = 0, error_type: str = "", detail: str = ""
+    ) -> Ending:
+        ending = ClientRequest.ending_at(self, at, outcome, status, error_type, detail)
+        taken = 0 if self.answer is None else self.answer.taken_bytes
+        return ending._replace(
+            asked=self.asked, sent_bytes=taken, is_copy=True, fault="", decided=None
+        )
 
 
 class ShadowCopies:
@@ -54,11 +61,10 @@ class ShadowCopies:
         prompts: PromptReader,
         bodies: BodyBudget,
         metrics: RouterMetrics,
-        ended: EndedRequests,
         clock: Callable[[], float],
     ) -> None:
         self._core, self._session, self._prompts = core, session, prompts
-        self._bodies, self._metrics, self._ended = bodies, metrics, ended
+        self._bodies, self._metrics = bodies, metrics
         self._clock = clock
         self._open: dict[int, CopyRequest] = {}
         self._log = LimitedLog(logging.getLogger(__name__))
@@ -166,6 +172,4 @@ class ShadowCopies:
 
     def _close(self, copy: CopyRequest, outcome: str, status: int, detail: str = "") -> None:
         self._open.pop(copy.request.key, None)
-        if self._session.close(copy):
-            self._metrics.copy_ended(copy.request.model, outcome)
-            self._ended.of_copy(copy, copy.asked, outcome, status, detail, copy.first_byte_at)
+        self._session.end(copy, outcome, status, detail=detail)

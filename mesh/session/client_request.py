@@ -1,11 +1,14 @@
 """A client's request from its admission to its end, with what its receipt says of the wait."""
 
 from dataclasses import dataclass, replace
+from sys import intern
 
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import NO_TEXT, TextSize
-from mesh.session.record import OpenRequest, Step
+from mesh.session.record import UNKNOWN, Ending, OpenRequest, Step
 from schemas.decision import Decision, Placement
+from schemas.engine_routes import error_form
+from schemas.http import error_body
 
 RETURNED = ev.AttemptRefused, ev.AttemptFailed  # to the hold queue, if it did not fail at once
 
@@ -43,6 +46,53 @@ class ClientRequest(OpenRequest):
             peer_held_s=peer_held_s,
             attempts_s=max(0.0, wait_s - decision.held_s - peer_held_s),
             ttft_s=wait_s if answer.is_event_stream else None,
+        )
+
+    def ending_at(
+        self, at: float, outcome: str, status: int = 0, error_type: str = "", detail: str = ""
+    ) -> Ending:
+        request, answer, failure = self.request, self.answer, self.failure
+        asked = request.asked
+        region = replica = fault = ""
+        numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
+        if answer is not None:
+            region, replica = answer.region or "", answer.replica or ""
+            sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
+            if answer.peer_held_s:
+                peer_held_s = self.bounded_peer_held_s(at)
+            if end is not None:
+                numbers = end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s
+        if failure is not None:
+            fault = failure.fault.value.code
+            if self.first_byte_at is None:
+                form = error_form(self.path)
+                sent_bytes = len(error_body(failure.fault, failure.message, form=form))
+        elif self.pass_engine_error and self.engine_error is not None:
+            sent_bytes = len(self.engine_error.body)
+        return Ending(
+            outcome,
+            status,
+            error_type,
+            detail,
+            at,
+            request=request.request_id,
+            trace=self.spans.trace_id,
+            method="POST" if self.call is None else self.call.method,
+            route=self.path,
+            model=intern(request.model),
+            asked="" if asked is None else asked.model,
+            tenant=self.tenant or "",
+            region=region,
+            replica=replica,
+            peer_held_s=peer_held_s,
+            numbers=numbers,
+            sent_bytes=sent_bytes,
+            is_stream=is_stream,
+            fault=fault,
+            arrived_at=request.arrived_at,
+            started_at=self.first_byte_at,
+            decided=self.decided,
+            steps=self.steps,
         )
 
     def note_return(self, at: float) -> None:

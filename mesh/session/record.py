@@ -45,8 +45,8 @@ class Trace:
     def prefill_ended(self, attempt: int, event: ev.Event | None) -> None:
         """An attempt's prefill stage ended so; None: it was cancelled."""
 
-    def end(self, record: "OpenRequest", ending: "Ending", now: float) -> None:
-        """The request is over, now by the clock of its steps."""
+    def end(self, record: "OpenRequest", ending: "Ending") -> None:
+        """The request is over."""
 
 
 NO_TRACE = Trace()
@@ -61,19 +61,6 @@ class DirectWriter(Protocol):
 
 def nobody_waits() -> None:
     """The `changed` of a request that no client of this router sent."""
-
-
-class Ending(NamedTuple):
-    """How a request ended.
-
-    `status`: of HTTP. `error_type`: the kind of error where it is one, of a few. `message`: for
-    people.
-    """
-
-    outcome: str
-    status: int
-    error_type: str = ""
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +88,45 @@ class Step(NamedTuple):
     at: float
     what: StepKind
     outcome: str = ""
+
+
+Numbers = tuple[int, int, int, float]  # prompt, cached and output tokens, TTFT at the agent
+UNKNOWN: Numbers = -1, -1, -1, -1.0
+
+
+class Ending(NamedTuple):
+    """How a request ended, and all that is told of it afterwards: no prompt, and no key.
+
+    It is set once, by `Session.end`, and whoever tells of the request reads it: the access log,
+    metrics, spans and the requests that are kept. Times are seconds on the event loop's clock; -1
+    and "" where unknown.
+    """
+
+    outcome: str
+    status: int = 0  # of HTTP; 0 of a peer's request, which this router does not answer
+    error_type: str = ""  # the kind of error where it is one, of a few
+    detail: str = ""  # for people
+    ended_at: float = 0.0
+    request: str = ""
+    trace: str = ""
+    method: str = ""
+    route: str = ""
+    model: str = ""
+    asked: str = ""  # what its client asked for, if that is not `model`
+    tenant: str = ""
+    origin: str = ""  # the region that asked; "" for a client of this router
+    region: str = ""  # that served
+    replica: str = ""
+    peer_held_s: float = 0.0
+    numbers: Numbers = UNKNOWN
+    sent_bytes: int = 0
+    is_stream: bool = False
+    is_copy: bool = False
+    fault: str = ""  # code of the error that the router answered with
+    arrived_at: float = 0.0
+    started_at: float | None = None  # its first byte
+    decided: fx.Decided | None = None  # the last one
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,6 +160,7 @@ class OpenRequest:
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
     kv_room: int = 0  # of its attempt on a pair
     kv_params: str = ""  # what the prefill engine of its attempt handed out, as JSON
+    ending: Ending | None = None  # once it is over
 
     @property
     def method(self) -> str:
@@ -151,6 +178,31 @@ class OpenRequest:
     def decision(self) -> Decision | None:
         """The receipt of the last placement."""
         return None if self.decided is None else self.decided.decision
+
+    def ending_at(
+        self, at: float, outcome: str, status: int = 0, error_type: str = "", detail: str = ""
+    ) -> Ending:
+        """What is told of it if it ends so, at that time; a peer's is placed here, or refused."""
+        request, decision = self.request, self.decision
+        replica = "" if decision is None else decision.replica or ""
+        return Ending(
+            outcome,
+            status,
+            error_type,
+            detail,
+            at,
+            request=request.request_id,
+            trace=self.spans.trace_id,
+            route="ingress",
+            model=request.model,
+            origin=request.origin,
+            region="" if decision is None or not replica else decision.region,
+            replica=replica,
+            # Its own arrival was at home; it is decided on as soon as it is here.
+            arrived_at=self.steps[0].at if self.steps else at,
+            decided=self.decided,
+            steps=self.steps,
+        )
 
 
 class Bus(Protocol):
@@ -228,8 +280,8 @@ class Observer:
     def residency_refused(self, asker: str) -> None:
         """A request may not go where it would have to: of a `client`, a `peer`, or its `body`."""
 
-    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        """A peer's request was placed here, or refused for this reason."""
+    def request_ended(self, record: OpenRequest, ending: Ending) -> None:
+        """A request is over. A peer's: it is placed here, or refused, with the reason as detail."""
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         """A message can't be read."""

@@ -16,7 +16,7 @@ from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
-from mesh.session.record import Bus, Decide, Ending, Failure, Observer, OpenRequest, PrefixStore
+from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
@@ -174,12 +174,31 @@ class Session:
             self.answers.give_credit(record.answer)
 
     def close(self, record: OpenRequest) -> bool:
-        """It is over. False if it was before."""
+        """It is over, and nothing is told of it. False if it was before."""
         if self._records.pop(record.request.key, None) is None:
             return False
         self._forget(record)
         self._stop_listening(record)
         return True
+
+    def end(
+        self, record: OpenRequest, outcome: str, status: int, error_type: str = "", detail: str = ""
+    ) -> bool:
+        """It is over, in this way (see `Ending`). False if it was before."""
+        if not self.close(record):
+            return False
+        self._ended(record, outcome, status, error_type, detail)
+        return True
+
+    def _ended(
+        self, record: OpenRequest, outcome: str, status: int, error_type: str, detail: str
+    ) -> None:
+        ending = record.ending_at(self._clock(), outcome, status, error_type, detail)
+        record.ending = ending
+        self._observer.request_ended(record, ending)
+        spans = record.spans
+        if spans.is_traced and (error_type or ending.ended_at - ending.arrived_at >= spans.quiet_s):
+            spans.end(record, ending)
 
     def _forget(self, record: OpenRequest) -> None:
         if record.kept_bytes:
@@ -390,10 +409,8 @@ class Session:
         self._forwarded_over(record, effect.reason)
 
     def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
-        if record.spans.is_traced:
-            ending = Ending("placed" if refusal is None else "refused", STATUS_OK, refusal or "")
-            record.spans.end(record, ending, self._clock())
-        self._observer.forwarded(record, refusal)
+        outcome, why = ("placed", "") if refusal is None else ("refused", refusal)
+        self._ended(record, outcome, 0, why, why)
         self._forget(record)
 
     def _tell_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
@@ -420,10 +437,7 @@ class Session:
         self.open(self._prefixes.open_warm_up(effect.request, effect.prefix))
 
     def _close_warm_up(self, effect: fx.CloseWarmUp) -> None:
-        record = self._records[effect.key]
-        self.close(record)
-        if record.spans.is_traced:
-            record.spans.end(record, Ending("ok", STATUS_OK), self._clock())
+        self.end(self._records[effect.key], "ok", STATUS_OK)
 
     def _stop_forwarded(self, effect: fx.StopForwarded) -> None:
         """A peer's warm-up, or a request whose prefill stage failed."""

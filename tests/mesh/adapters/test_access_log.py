@@ -15,9 +15,9 @@ from mesh.adapters.access_log import (
     parts,
     quoted_once,
 )
-from mesh.adapters.ended_requests import UNKNOWN, EndedRequest
 from mesh.core.model import effects as fx
 from mesh.explain.files import read_line
+from mesh.session.record import UNKNOWN, Ending
 from schemas.decision import Decision, Placement
 from tests.support.until import until
 
@@ -25,7 +25,7 @@ DECISION = Decision(
     request="r", region="us", policy="mesh", placement=Placement.PEER, peer="eu", hops=1,
     attempt=2, held_s=0.25, reason='first token in 0.3 s: the "least"',
 )  # fmt: skip
-HELD = EndedRequest(
+HELD = Ending(
     request="r", trace="ab" * 16, method="POST", route="/v1/completions", outcome="ok", status=200,
     model="tiny", tenant="acme", origin="", region="eu", replica="eu-0", peer_held_s=7.75,
     numbers=(10, 4, 3, 0.1), sent_bytes=97, is_stream=True, fault="", detail="", arrived_at=1.0,
@@ -37,7 +37,7 @@ PLAIN = HELD._replace(
 NASTY = ['a"b', "a b=c", "a\nts=x id=forged", "a\r\x1b[2Jb", "a\x7f\x85\u2028b", "\udcff", "\\"]
 
 
-def line(ended: EndedRequest, style: AccessLogFormat = AccessLogFormat.LOGFMT) -> str:
+def line(ended: Ending, style: AccessLogFormat = AccessLogFormat.LOGFMT) -> str:
     log = AccessLog("us/r1", style)
     [text] = log._words([ended], 1_700_000_000.25 - HELD.ended_at)
     return text

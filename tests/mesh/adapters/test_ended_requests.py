@@ -135,7 +135,7 @@ def test_a_peers_request_arrived_here_when_it_was_first_decided_on(is_held):
         record.decided = decided()
         record.steps = (Step(48.0, record.decided), Step(49.5, record.decided))
     ring = kept()  # at 50 s
-    ring.of_peer(record, None if is_held else "own_work")
+    ring.add(record.ending_at(50.0, "placed" if is_held else "refused"))
     [life] = ring.find("request-1").requests
     assert life.arrived_at == WALL_S + (48.0 if is_held else 50.0)
     assert life.ended_at == WALL_S + 50.0

@@ -51,7 +51,7 @@ def test_a_prefill_stage_has_a_span_of_its_own_whose_context_its_agent_gets(even
             note(record, event)
         decode = sent(spans, LOCAL)
         answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
-        spans.end(record, OK, NOW)
+        spans.end(record, OK._replace(ended_at=NOW))
         whole, stage = [span for span in ended() if span.name == WORK]
     assert described(whole) == ("UNSET", None, None), "the attempt goes on after its prefill stage"
     assert trace_context.read(decode).span_id == whole.context.span_id
@@ -81,6 +81,6 @@ def test_the_prefill_agent_of_a_peer_s_request_gets_the_context_of_its_span():
         span.prefill_dispatched(PREFILL, headers)
         record = OpenRequest(request=request(), spans=span)
         decided(record, Placement.LOCAL, replica="eu-0", prefill="eu-1")
-        span.end(record, Ending("placed", 200), NOW)
+        span.end(record, Ending("placed", 200)._replace(ended_at=NOW))
         whole = ended()[-1]
     assert trace_context.read(headers).span_id == whole.context.span_id

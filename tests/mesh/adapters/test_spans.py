@@ -123,7 +123,7 @@ def test_a_request_that_was_held_refused_and_answered(ended):
     second = sent(spans, FORWARD)
     answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
     record.answer.peer_held_s = 2.0
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     names = [span.name for span in ended()]
     assert names == [DECIDE, HOLD, DECIDE, WORK, DECIDE, INGRESS, ROOT]
     *children, root = ended()
@@ -157,7 +157,7 @@ def test_unknown_numbers_and_the_time_to_the_first_byte_of_a_plain_answer_are_le
     decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
     answered(record, End("done", "", -1, -1, 5, 0.1), 3.5, stream=False)
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     root = ended()[-1].attributes
     assert root["gen_ai.usage.output_tokens"] == 5
     absent = ("usage.input_tokens", "cache_read", "ttft", "first_chunk", "stream", "server.")
@@ -179,7 +179,7 @@ def test_the_status_says_what_went_wrong(ended, ending, status, description):
     spans = request_trace(tracing.active)
     record = client(spans)
     decided(record, Placement.HOLD)
-    spans.end(record, ending, NOW)
+    spans.end(record, ending._replace(ended_at=NOW))
     assert [span.name for span in ended()] == [DECIDE, HOLD, ROOT]
     root = ended()[-1]
     code = "ERROR" if ending.error_type else "UNSET"
@@ -194,7 +194,7 @@ def test_a_stream_that_broke_has_the_status_that_was_sent(ended):
     decided(record, Placement.LOCAL, replica="us-0")
     sent(spans, LOCAL)
     answered(record, None, 0.5)
-    spans.end(record, FAILED, NOW)
+    spans.end(record, FAILED._replace(ended_at=NOW))
     *_, attempt, root = ended()
     assert root.attributes["http.response.status_code"] == 200
     assert described(root) == ("ERROR", "no engine answers", "engine_failed")
@@ -214,7 +214,7 @@ def test_an_attempt_that_was_given_up_says_so(ended):
         elif attempt == 3:
             note(record, ev.AttemptFailed(1, 1, "an error", 500))
     decided(record, Placement.SHED)
-    spans.end(record, FAILED, NOW)
+    spans.end(record, FAILED._replace(ended_at=NOW))
     attempts = [described(span) for span in ended() if span.kind is SpanKind.PRODUCER]
     assert attempts == [
         ("ERROR", "reset", "engine_lost"),
@@ -229,7 +229,7 @@ def test_a_request_under_a_label_says_so_of_its_destination(ended):
     record = client(spans, residency=("eu-only",))
     decided(record, Placement.PEER, peer="eu", attempt=2)
     sent(spans, FORWARD)
-    spans.end(record, FAILED, NOW)
+    spans.end(record, FAILED._replace(ended_at=NOW))
     [attempt] = [span for span in ended() if span.kind is SpanKind.PRODUCER]
     assert attempt.name == "publish mesh.{region}.ingress.{label}"
     assert "messaging.destination.name" not in attempt.attributes
@@ -243,7 +243,7 @@ def test_a_wait_after_a_refusal_is_a_hold(ended):
     note(record, ev.AttemptRefused(1, 1, "full", "us", "us-0", 1, 1))
     decided(record, Placement.LOCAL, replica="us-0", attempt=2, held_s=0.25)
     sent(spans, fx.Dispatch(1, 2, "us-0", 2, None))
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     names = [span.name for span in ended()]
     assert names == [DECIDE, WORK, HOLD, DECIDE, WORK, ROOT]
     hold = ended()[2]
@@ -254,7 +254,7 @@ def test_a_wait_after_a_refusal_is_a_hold(ended):
 def test_what_a_warm_up_is_called(ended, warm):
     spans = request_trace(tracing.active)
     record = OpenRequest(request=request(warm=warm), spans=spans)
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     [root] = ended()
     assert (root.name, root.kind) == (
         ("mesh.warm_up", SpanKind.INTERNAL) if warm else (ROOT, SpanKind.SERVER)
@@ -272,7 +272,7 @@ def test_a_request_that_is_not_sampled_makes_no_spans_and_says_so_to_others(unsa
     decided(record, Placement.LOCAL, replica="us-0")
     headers = sent(spans, LOCAL)
     answered(record, End("done", "", 9, 4, 2, 0.1), 3.5)
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     assert not spans.is_recording
     assert unsampled() == ()
     told = trace_context.read(headers)
@@ -307,7 +307,7 @@ def test_a_request_that_failed_or_was_slow_is_traced_nevertheless(
     headers = sent(spans, LOCAL)
     if ttft_s is not None:
         answered(record, End("done", "", 9, 4, 2, 0.1), ttft_s, stream=stream)
-    spans.end(record, ending, NOW)
+    spans.end(record, ending._replace(ended_at=NOW))
     names = [DECIDE, HOLD, DECIDE, WORK, ROOT]
     assert [span.name for span in unsampled()] == ([] if reason is None else names)
     if reason is not None:
@@ -341,7 +341,7 @@ def test_embeddings_name_the_model_as_its_engine_does(ended):
     spans = request_trace(tracing.active)
     path = "/v1/embeddings"
     asked = request(model=served_name("tiny", path))
-    spans.end(ClientRequest(request=asked, path=path, spans=spans), OK, NOW)
+    spans.end(ClientRequest(request=asked, path=path, spans=spans), OK._replace(ended_at=NOW))
     [root] = ended()
     assert root.name == "embeddings tiny"
     assert root.attributes["gen_ai.request.model"] == "tiny"
@@ -363,7 +363,7 @@ def test_a_call_about_a_response_has_its_method_and_not_its_id(ended, method, pa
         call=ResponseCall(method, path, kept),
         spans=spans,
     )
-    spans.end(record, OK, NOW)
+    spans.end(record, OK._replace(ended_at=NOW))
     [root] = ended()
     assert (root.name, root.attributes["http.request.method"]) == (name, method)
     assert root.attributes["http.route"] == path
@@ -378,7 +378,7 @@ def test_an_attempt_begins_when_it_is_sent_whatever_the_loop_s_clock_says(ended)
     before_ns = time_ns()
     sent(spans, FORWARD)
     after_ns = time_ns()
-    spans.end(record, OK, NOW + 5.0)
+    spans.end(record, OK._replace(ended_at=NOW + 5.0))
     [attempt] = [span for span in ended() if span.name == INGRESS]
     assert before_ns <= attempt.start_time <= after_ns
 
@@ -391,7 +391,7 @@ def test_a_peer_s_decision_is_not_before_its_message(ended):
     record = OpenRequest(request=request(), spans=span)
     decided(record, Placement.LOCAL, replica="eu-0")
     stale_s = 0.002  # since this turn of the loop began
-    span.end(record, Ending("placed", 200), record.steps[-1].at + stale_s)
+    span.end(record, Ending("placed", 200)._replace(ended_at=record.steps[-1].at + stale_s))
     decision, whole = ended()
     assert decision.start_time == decision.end_time == whole.start_time
 
@@ -400,7 +400,7 @@ def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):
     span = ingress_trace(SAMPLED, "us", "mesh.eu.ingress")
     record = OpenRequest(request=request(), spans=span)
     decided(record, Placement.LOCAL, replica="eu-0", held_s=7.75)
-    span.end(record, Ending("placed", 200), NOW)
+    span.end(record, Ending("placed", 200)._replace(ended_at=NOW))
     hold, *others = ended()
     assert [one.name for one in (hold, *others)] == [
         HOLD,
@@ -419,7 +419,9 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
     if not refused:
         decided(record, Placement.LOCAL, replica="eu-0")
         headers = sent(span, LOCAL)
-    span.end(record, Ending("refused" if refused else "placed", 200, refused), NOW)
+    span.end(
+        record, Ending("refused" if refused else "placed", 200, refused)._replace(ended_at=NOW)
+    )
     ingress = ended()[-1]
     assert ingress.parent.span_id == trace_context.read(SAMPLED).span_id
     assert ingress.name == "process mesh.{region}.ingress.{label}"
