@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
-.PHONY: study-loss study-kv-events study-proactive study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
+.PHONY: study-loss study-kv-events study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -167,9 +167,6 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
-
-study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: what it brings and costs
-	$(STUDY).proactive $(SIZE)
 
 study-lora: $(STAMP) ## LoRA adapters that replicas load for requests: knowing of them, and blind
 	$(PLAIN).lora $(SIZE)

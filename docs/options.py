@@ -50,7 +50,6 @@ TABLES: dict[str, type[settings.Table]] = {
     "[regions.NAME]": topology.RegionTable,
     "[[links]]": settings.LinkTable,
     "[routing], [regions.NAME.routing]": settings.RoutingTable,
-    "[routing.proactive]": settings.ProactiveTable,
     '[models."NAME"]': model_table.ModelTable,
     "[tenants.NAME]": tenant_table.TenantTable,
     "[nats]": topology.NatsLimits,
@@ -158,9 +157,6 @@ def routing_defaults() -> dict[str, Any]:
         "queue_delay_s_max": own.queue_delay_s_max,
         "own_ttft_goal_ms": None if goal_s is None else goal_s * 1000,
         "gossip_kib_per_s": own.trie_bytes_per_s / 1024,
-        "kv_used_max": own.warm_kv_used_max,
-        "memory_mib": own.warm_bytes_max / 1024**2,
-        "trend_minutes": own.warm_trend_s / 60,
     }
 
 
@@ -171,7 +167,7 @@ def _default(table: type[settings.Table], name: str) -> str:
     [about] = [part for part in field.metadata if isinstance(part, settings.Option)]
     value = field.get_default(call_default_factory=True)
     if isinstance(value, settings.Table) or value in (None, (), {}):
-        is_routing = table in (settings.RoutingTable, settings.ProactiveTable)
+        is_routing = table is settings.RoutingTable
         return _shown(routing_defaults().get(name)) if is_routing else about.default
     return _shown(value)
 

@@ -52,7 +52,6 @@ from schemas.settings import (
     Advice,
     LinkTable,
     Option,
-    ProactiveTable,
     RoutingScope,
     RoutingTable,
     Table,
@@ -398,8 +397,6 @@ _TABLES: dict[str, type[Table]] = {
 
 
 def _known_keys(loc: KeyPath) -> Collection[str]:
-    if "proactive" in loc[:-1]:
-        return ProactiveTable.model_fields
     if "routing" in loc[:-1]:
         return RoutingTable.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology

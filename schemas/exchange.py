@@ -50,7 +50,6 @@ H_SESSION = "Mesh-Session"  # the conversation that it is part of, if the client
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
-H_WARM = "Mesh-Warm"  # "1": a warm-up, which no client waits for; only where there is idle time
 H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
@@ -142,7 +141,6 @@ class Refusal(StrEnum):
     NOT_KEPT = "not_kept"  # a peer region without the replica that kept the response; none has it
     KEEPER_DRAINS = "keeper_drains"  # a peer region whose replica that keeps it takes no work now
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
-    NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
     NO_OFFLINE_ROOM = "no_offline_room"  # offline work, and the replica or region takes no more now
     RESIDENCY = "residency"  # the replica, or all of the region, lacks a wanted label
 

@@ -123,12 +123,6 @@ REQUEST = (
             chars_max=CALL_CHARS_MAX,
         ),
         Header(
-            exchange.H_WARM,
-            r"^1$",
-            "No client waits: it is computed on an idle replica to be cached, and gives way to "
-            "every other request.",
-        ),
-        Header(
             exchange.H_OFFLINE,
             r"^1$",
             "A line of a batch job: computed with what online requests leave, and given back when "

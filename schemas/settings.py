@@ -181,25 +181,6 @@ class RoutingScope(StrEnum):
     REGION_LOCAL = "region-local"
 
 
-class ProactiveTable(Table):
-    """`[routing.proactive]`: hot prefixes computed on idle replicas before they are requested."""
-
-    idle_share: Annotated[
-        UnitRatio, Option("Part of the replicas' idle time that may be spent; 0: none.")
-    ] = 0.0
-    kv_used_max: Annotated[
-        KvUsedMax | None, Option("A replica that uses more of its KV memory is left alone.")
-    ] = None
-    memory_mib: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=4096), WHOLE] | None,
-        Option("Memory for beginnings of prompts, in MiB."),
-    ] = None
-    trend_minutes: Annotated[
-        Annotated[float, Field(strict=True, gt=0, le=1440)] | None,
-        Option("Demand for a prefix rises if it does over this time."),
-    ] = None
-
-
 class RoutingTable(Table):
     """`[routing]`: how routers place requests. A region's keys go before the mesh's."""
 
@@ -253,9 +234,6 @@ class RoutingTable(Table):
         Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX), WHOLE] | None,
         Option("Peers' requests are refused if they delay this region's first tokens beyond it."),
     ] = None
-    proactive: Annotated[
-        ProactiveTable | None, Option("Compute hot prefixes in idle time: `[routing.proactive]`.")
-    ] = None
     gossip_kib_per_s: Annotated[
         Annotated[int, Field(strict=True, ge=0, le=65_536), WHOLE] | None,
         Option("Prefix gossip on each link; 0: none, between routers of one region neither."),
@@ -269,7 +247,7 @@ class RoutingTable(Table):
 
     def as_settings(self) -> dict[str, Any]:
         """What is set here as fields of the core's `RouterSettings`, in their units."""
-        kib, goal_ms, warm = self.gossip_kib_per_s, self.own_ttft_goal_ms, self.proactive
+        kib, goal_ms = self.gossip_kib_per_s, self.own_ttft_goal_ms
         found: dict[str, Any] = {
             "policy": self.policy,
             "policy_by_priority": tuple(self.policy_by_priority.items()),
@@ -281,19 +259,11 @@ class RoutingTable(Table):
             "trie_bytes_per_s": None if kib is None else 1024 * kib,
             "siblings_bytes_per_s": 0 if kib == 0 else None,
         }
-        if warm is not None:
-            mib, minutes = warm.memory_mib, warm.trend_minutes
-            found |= {
-                "warm_idle_share": warm.idle_share,
-                "warm_kv_used_max": warm.kv_used_max,
-                "warm_bytes_max": None if mib is None else 1024 * 1024 * mib,
-                "warm_trend_s": None if minutes is None else 60.0 * minutes,
-            }
         return {name: value for name, value in found.items() if value is not None}
 
 
-# Keys that an operator may order for running routers, with those of `[routing.proactive]`. Others
-# are built into what routers agree on with each other, or allocate at their start.
+# Keys that an operator may order for running routers. Others are built into what routers agree on
+# with each other, or allocate at their start.
 ORDERED_KEYS = (
     "policy",
     "policy_by_priority",
@@ -302,21 +272,16 @@ ORDERED_KEYS = (
     "hops_max",
     "queue_delay_s_max",
     "own_ttft_goal_ms",
-    "proactive",
 )
-ORDERED_PROACTIVE_KEYS = ("idle_share", "kv_used_max")
-ORDERED_NAMES = (*ORDERED_KEYS, *(f"proactive.{name}" for name in ORDERED_PROACTIVE_KEYS))
 
 
 def ordered_table(keys: Mapping[str, Any]) -> RoutingTable:
     """An operator's choices for running routers. Raises ValueError that names key and remedy."""
-    proactive = keys.get("proactive")
-    inner = [f"proactive.{name}" for name in proactive] if isinstance(proactive, Mapping) else []
-    for name in (*keys, *inner):
-        if name not in ORDERED_NAMES:
-            is_known = name in RoutingTable.model_fields or name.startswith("proactive.")
+    for name in keys:
+        if name not in ORDERED_KEYS:
+            is_known = name in RoutingTable.model_fields
             why = "can't change in a running router" if is_known else "is no key of [routing]"
-            there = ", ".join(ORDERED_NAMES)
+            there = ", ".join(ORDERED_KEYS)
             raise ValueError(f"{name[:POLICY_CHARS_MAX]} {why}; there are {there}")
     try:
         return RoutingTable.model_validate(dict(keys))

@@ -382,7 +382,7 @@ class Digest:
     """Round trips to the other regions: the nearest one adopts first. Sent once a second; where
     there are none, the last ones that this router sent hold."""
     warm_tokens: Count | None = None
-    """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
+    """Of routers up to 0.1 that computed prefixes in advance; no longer sent, and not read."""
     cards: Cards = field(default_factory=dict)
     """What engines report of its models, the first of them. Sent once a second; where there are
     none, the last ones hold."""

@@ -80,7 +80,7 @@ def tables_of(model: type) -> set[type]:
 
 def test_the_defaults_of_routing_are_the_routers_own():
     """Each key that an operator may leave out has what holds then, or has none."""
-    names = {*RoutingTable.model_fields} - {"policy_by_priority", "proactive"}
+    names = {*RoutingTable.model_fields} - {"policy_by_priority"}
     assert names <= set(options.routing_defaults())
 
 

@@ -55,8 +55,8 @@ def _tell_engine(state: AgentState) -> None:
 
 def reason_against(state: AgentState, work: WorkRequest, now: float) -> Refusal | None:
     """Why the agent loads no adapter for this request; None if it does. None is loaded for
-    offline work or warm-ups."""
-    adapter, may_load = work.model, not (work.offline or work.warm)
+    offline work."""
+    adapter, may_load = work.model, not work.offline
     known = adapter in state.replica.adapters
     if not (known and may_load and state.engine.answers_on(work.path)):
         return Refusal.WRONG_MODEL

@@ -48,7 +48,7 @@ def ended(state: AgentState, event: RelayEnded, now: float) -> None:
         began_at = record.first_token_at(streamed=event.streamed)
         alone, odd = record.alone and not work.is_decode, work.is_odd
         engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, odd=odd)
-        state.served_total += not work.warm
+        state.served_total += 1
     elif not is_done and engine.loaded.on_demand:
         engine.loaded.failed(work.model, now)
     if state.replica.counts_own and work.generates:

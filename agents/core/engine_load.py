@@ -375,7 +375,7 @@ class EngineLoad:
         """Learn from a finished response.
 
         `began_at`: its first token; None if it was not streamed. `alone`: no other request was
-        before its first token when it was sent. `odd`: a warm-up, or embeddings: no example of what
+        before its first token when it was sent. `odd`: embeddings: no example of what
         clients' answers take of the engine.
         """
         if not odd:

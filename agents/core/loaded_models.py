@@ -3,7 +3,7 @@
 Engines that load on demand (Ollama, llama-swap, llama.cpp's router mode, transformers serve, LM
 Studio) list what they could serve. A request for a model that is not loaded loads it, often in the
 place of the one that clients use, and each one starts its time of idleness anew. So an agent asks
-by itself (probes of speed, of a hang, warm-ups) only for a model that `LoadedModels.may_ask`:
+by itself (probes of speed, of a hang) only for a model that `LoadedModels.may_ask`:
 - an engine of one model that says nothing of loading has it loaded;
 - where the engine says what is loaded, a loaded one;
 - else, and while it is not known whether the engine says it, the one whose answer a client got

@@ -113,8 +113,6 @@ def _reason_against(state: AgentState, work: WorkRequest, size: int, now: float)
         reason = adapters.reason_against(state, work, now)
         if reason is not None:
             return reason
-    if work.warm and not engine.loaded.may_ask(work.model, now):
-        return Refusal.WRONG_MODEL  # nobody asked for what the engine would have to load
     if work.residency and not replica.fits_residency(work.residency):
         return Refusal.RESIDENCY
     if work.offline:

@@ -29,7 +29,6 @@ from schemas.exchange import (
     H_RESIDENCY,
     H_STAGE,
     H_TERM,
-    H_WARM,
 )
 from schemas.ids import (
     ModelId,
@@ -69,7 +68,6 @@ class WorkRequest:
     prefill_tokens: int | None = None
     may_queue: bool = False  # to be taken though other work is pending
     residency: Labels = ()  # only where one of these labels holds; empty: anywhere
-    warm: bool = False  # a warm-up: no example of what clients request
     offline: bool = False  # a line of a batch job: takes what online requests leave
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
@@ -84,7 +82,7 @@ class WorkRequest:
     @property
     def is_odd(self) -> bool:
         """Whether its answer is no example of what clients' answers take of the engine."""
-        return self.warm or not self.generates or self.is_prefill
+        return not self.generates or self.is_prefill
 
     @property
     def role(self) -> KvRole | None:
@@ -124,7 +122,6 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
         may_queue=headers.get(H_MAY_QUEUE) == "1",
         residency=_optional(headers, H_RESIDENCY, parse_labels) or (),
-        warm=headers.get(H_WARM) == "1",
         offline=headers.get(H_OFFLINE) == "1",
         owner=_owner(headers),
         term=_number(headers.get(H_TERM, "")),

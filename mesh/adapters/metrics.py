@@ -292,7 +292,6 @@ class _CoreState(Collector):
         yield from self._peers()
         yield from self._gossip()
         yield from self._ownership()
-        yield from self._warming()
         yield from self._left_out()
 
     def _inflight(self) -> Metric:
@@ -445,36 +444,6 @@ class _CoreState(Collector):
         )
         yield CounterMetricFamily(
             "mesh_hand_backs", "Times that one was handed back.", value=ownership.hand_backs
-        )
-
-    def _warming(self) -> Iterator[Metric]:
-        warming = self._core.warming
-        counts = warming.counts
-        ends = CounterMetricFamily(
-            "mesh_warm_ups", "Warm-ups of hot prefixes, by outcome.", labels=["outcome"]
-        )
-        ends.add_metric(["ended"], counts.ended)
-        ends.add_metric(["stopped"], counts.stopped)
-        ends.add_metric(["failed"], counts.failed)
-        yield ends
-        yield CounterMetricFamily(
-            "mesh_warmed_tokens",
-            "Prompt tokens that idle replicas of this region computed in advance.",
-            value=warming.tokens,
-        )
-        budget = warming.budget
-        yield CounterMetricFamily(
-            "mesh_warm_seconds", "Idle prefill seconds spent on it.", value=budget.spent_s
-        )
-        yield CounterMetricFamily(
-            "mesh_idle_seconds",
-            "Idle seconds of replicas, this router's part; counted where it may warm.",
-            value=budget.idle_s,
-        )
-        yield GaugeMetricFamily(
-            "mesh_kept_prefix_bytes",
-            "Bytes of requests' beginnings that are kept for it.",
-            value=warming.hot.kept_bytes,
         )
 
 

@@ -135,7 +135,7 @@ def request_trace(
     tail: TailRule | None = None,
     host: str = "",
 ) -> Trace:
-    """Of one client's request, or of a warm-up; `end` must be called once.
+    """Of one client's request; `end` must be called once.
 
     `tail` decides about a request that is not sampled; `host` is the request's header.
     """
@@ -253,8 +253,7 @@ class RequestSpans(_Spans):
             about["mesh.kept_because"] = kept_because
         request = record.request
         name = f"{names.operation(record.path)} {model_of(request.model)}"
-        kind = SpanKind.INTERNAL if request.warm else SpanKind.SERVER
-        self._send_root("mesh.warm_up" if request.warm else name, kind, ended_ns, about, ending)
+        self._send_root(name, SpanKind.SERVER, ended_ns, about, ending)
 
     def _about(
         self, record: OpenRequest, ending: Ending, *, is_stream: bool, has_begun: bool
@@ -268,8 +267,6 @@ class RequestSpans(_Spans):
             about[names.STREAM] = True
         if answer is not None and (end := answer.end) is not None:
             about |= names.tokens(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
-        if request.warm:
-            return about
         about |= {
             names.METHOD: record.method,
             names.ROUTE: record.path,

@@ -25,13 +25,13 @@ from schemas.control import RegionControl
 from schemas.exchange import Priority
 from schemas.explain import RoutingInForce
 from schemas.ids import RegionId
-from schemas.settings import ORDERED_NAMES, number_in
+from schemas.settings import ORDERED_KEYS, number_in
 
 LOOK_S = 0.2
 ANSWER_S = 1.0
 WITHIN_S = 10.0
-NESTED = ("policy_by_priority", "proactive")
-CLEARED_NAMES = (*ORDERED_NAMES, *(f"policy_by_priority.{priority}" for priority in Priority))
+NESTED = ("policy_by_priority",)
+CLEARED_NAMES = (*ORDERED_KEYS, *(f"policy_by_priority.{priority}" for priority in Priority))
 
 Keys = dict[str, Any]
 
@@ -54,8 +54,8 @@ def command() -> None:
 
     What is set goes before mesh.toml and the routers' options, also for routers that start later,
     until it is cleared. Keys are those of `[routing]`: policy, policy_by_priority.high (normal,
-    low), pushing, hold_order, hops_max, queue_delay_s_max, own_ttft_goal_ms, proactive.idle_share,
-    proactive.kv_used_max. `mesh changes` lists who set what, and why.
+    low), pushing, hold_order, hops_max, queue_delay_s_max, own_ttft_goal_ms.
+    `mesh changes` lists who set what, and why.
     """
 
 

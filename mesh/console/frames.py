@@ -37,7 +37,6 @@ ROUTING = {
     "held for, at most (s)": "hold_s_max",
     "queue delay, at most (s)": "queue_delay_s_max",
     "own first tokens within (s)": "own_ttft_goal_s",
-    "idle time for warming": "warm_idle_share",
 }
 
 

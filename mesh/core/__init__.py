@@ -46,7 +46,6 @@ The packages are floors; each imports only those above it in this list (an impor
     membership    leases, adoption of regions, the region's digest
     state         what a router knows: its tables, without a rule
     lifecycle     attempts, admission, timeouts, when held requests are tried
-    warming       prefixes computed before they are requested (optional)
     offline       lines of batch jobs: the core of a batch runner, beside that of a router
     cluster_events, router, recording
 

@@ -117,7 +117,10 @@ def decode_header(line: bytes) -> RecordingHeader:
         )
     settings = found.get("settings")
     if isinstance(settings, dict):
-        found["settings"] = settings = with_moved_options(settings)
+        settings = with_moved_options(settings)
+        if not settings.get("warm_idle_share"):  # of 0.1's warming, which was off
+            settings = {n: value for n, value in settings.items() if not n.startswith("warm_")}
+        found["settings"] = settings
         _refuse_unknown(RouterSettings, settings)
     return _read(RecordingHeader, found)
 

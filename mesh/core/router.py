@@ -38,7 +38,6 @@ from mesh.core.policies import PolicyMakers
 from mesh.core.requests.hold_queue import make_order
 from mesh.core.requests.record import RequestRecord, RequestState
 from mesh.core.state import RouterState
-from mesh.core.warming.warming import Warming
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId
@@ -77,16 +76,6 @@ class RouterCore:
         self.inflight, self.held = state.inflight, state.held
         self.gossip, self.held_prefixes = state.gossip, state.held_prefixes
         self.ownership = state.ownership
-        self.warming = Warming(state)
-        self._handlers = self._with_warming()
-
-    def _with_warming(self) -> Mapping[type, Handler]:
-        return self.warming.among({**HANDLERS, ev.SettingsChanged: self._on_settings})
-
-    def _on_settings(self, state: RouterState, event: ev.SettingsChanged, now: float) -> None:
-        _on_settings(state, event, now)
-        self.warming.follow(state.settings)
-        self._handlers = self._with_warming()
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """The effects of one event, in order. `now`: seconds, never going back."""
@@ -95,7 +84,7 @@ class RouterCore:
             attempts.learn(state)
         if now >= state.ownership.release_at:
             cluster_events.release_expired_leases(state, now)
-        self._handlers[type(event)](state, event, now)
+        HANDLERS[type(event)](state, event, now)
         effects = state.effects.copy()
         state.effects.clear()
         return effects
@@ -385,6 +374,7 @@ HANDLERS: Mapping[type, Handler] = {
     ev.AnswerEnded: _on_ended,
     ev.BusLost: lambda state, event, now: state.replicas.bus.lost(now),
     ev.BusReturned: _on_bus_returned,
+    ev.SettingsChanged: _on_settings,
     ev.Drain: _on_drain,
     ev.DrainOver: lambda state, event, now: ends.drained(state, state.inflight.values(), now),
     ev.Tick: _on_tick,

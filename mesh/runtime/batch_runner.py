@@ -23,7 +23,6 @@ from infra.bus import BusAddress
 from infra.process import LimitedLog, end_all
 from mesh.adapters.batch_bus import RunnerBus, RunnerListeners
 from mesh.adapters.bus import has_headers
-from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.process_page import ProcessPage
 from mesh.adapters.read_request import BodyBudget
 from mesh.adapters.runner_metrics import RunnerMetrics
@@ -176,7 +175,6 @@ class BatchRunner:
             decide=self.core.handle,
             clock=clock,
             bus=self._bus,
-            prefixes=KeptPrefixes(),
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=keys,
             observer=_Served(self),

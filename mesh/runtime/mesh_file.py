@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 from infra.toml_positions import key_text
 from infra.topology import Topology, load
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies import find_maker, make_policy
-from mesh.core.policies.base import PrefixFollowing
+from mesh.core.policies import find_maker
 from schemas.ids import RegionId
 from schemas.settings import RoutingTable
 
@@ -47,13 +45,6 @@ def policy_problems(settings: RouterSettings) -> Iterator[tuple[str, str]]:
         if (problem := _policy_problem(name)) is not None:
             yield key, problem
             return
-    policy = make_policy(settings.policy, settings, Random(0))
-    if settings.warm_idle_share and not isinstance(policy, PrefixFollowing):
-        yield (
-            "proactive",
-            f"policy {settings.policy!r} doesn't know what replicas hold; leave idle_share 0, or "
-            "take a policy that follows prefixes",
-        )
 
 
 def _policy_problem(name: str) -> str | None:

@@ -68,8 +68,6 @@ KEYS = {
     "ground": "residency and confined_to",
     "trie_bytes_per_s": "routing.gossip_kib_per_s",
     "siblings_bytes_per_s": "routing.gossip_kib_per_s",  # the only one without peers
-    "warm_bytes_max": "routing.proactive.memory_mib",
-    "warm_trend_s": "routing.proactive.trend_minutes",
 }
 
 

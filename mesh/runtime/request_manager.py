@@ -17,7 +17,6 @@ from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
-from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import PREVIOUS, BodyBudget, ParsedRequest, RequestRefused
 from mesh.adapters.response_calls import unknown_response
@@ -110,7 +109,6 @@ class RequestManager:
             decide=decide,
             clock=clock,
             bus=bus,
-            prefixes=KeptPrefixes(),
             secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
             observer=RequestObserver(config, metrics, self._prompts, clock, self.ended),

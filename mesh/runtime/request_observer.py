@@ -33,8 +33,7 @@ def logs_decisions() -> bool:
 
 
 class RequestObserver(Observer):
-    """Metrics, steps and log lines of one router's requests. Warm-ups are not counted as a
-    client's."""
+    """Metrics, steps and log lines of one router's requests."""
 
     def __init__(
         self,
@@ -61,12 +60,10 @@ class RequestObserver(Observer):
         request, placement = record.request, effect.decision.placement
         if request.shadow:
             return
-        if not request.warm and (placement is Placement.LOCAL or placement is Placement.PEER):
+        if placement is Placement.LOCAL or placement is Placement.PEER:
             self._metrics.hold.observe(_held_since_last_s(record, effect.decision.held_s))
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
             record.steps += (Step(self._clock(), effect),)
-        if request.warm:
-            return
         if request.answer_inbox is None:
             self._metrics.placements_by_kind(placement.value).inc()
 
@@ -130,8 +127,6 @@ class RequestObserver(Observer):
 
     def request_ended(self, record: OpenRequest, ending: Ending) -> None:
         request, metrics = record.request, self._metrics
-        if request.warm:
-            return
         self._ended.add(ending)
         outcome = ending.outcome
         if request.answer_inbox is not None:

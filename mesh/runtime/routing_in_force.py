@@ -34,8 +34,6 @@ def ordered_settings(configured: RouterSettings, keys: Mapping[str, Any]) -> Rou
     if table.policy is None:
         classes = dict(configured.policy_by_priority) | table.policy_by_priority
         changes["policy_by_priority"] = tuple(classes.items())
-    if table.proactive is not None and "idle_share" not in table.proactive.model_fields_set:
-        del changes["warm_idle_share"]
     settings = with_changes(configured, replace(configured, **changes))
     for key, problem in policy_problems(settings):
         raise ValueError(f"{key}: {problem}")
@@ -55,10 +53,6 @@ def as_keys(settings: RouterSettings) -> dict[str, Any]:
         "hops_max": settings.hops_max,
         "queue_delay_s_max": settings.queue_delay_s_max,
         "own_ttft_goal_ms": None if goal_s is None else round(goal_s * 1000),
-        "proactive": {
-            "idle_share": settings.warm_idle_share,
-            "kv_used_max": settings.warm_kv_used_max,
-        },
     }
 
 
@@ -91,21 +85,9 @@ class RouterRouting:
         self._follow(settings, f"order {seq} ({who})")
 
     def reconfigure(self, configured: RouterSettings) -> None:
-        """The file was read again; the last order goes before it if it fits, else the one before
-        it, which was in force until now."""
+        """The file was read again; what is followed of orders goes before it."""
         self._configured = with_changes(self._configured, configured)
-        self._refused, kept = None, self._ordered
-        settings, self._ordered = self._configured, {}
-        for keys in (self._wanted, kept):
-            try:
-                settings = ordered_settings(self._configured, keys)
-            except ValueError as error:
-                if keys is self._wanted:
-                    self._refuse(f"order {self._seq} over mesh.toml as it was read again", error)
-                continue
-            self._ordered = keys
-            break
-        self._follow(settings, "mesh.toml")
+        self._follow(ordered_settings(self._configured, self._ordered), "mesh.toml")
 
     def answer(self) -> explain.RoutingInForce:
         """For people who ask over the bus."""

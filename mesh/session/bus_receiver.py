@@ -154,7 +154,7 @@ class BusReceiver:
         if not isinstance(event, _GOES_ON):
             self._over(record, answer, event)
             return
-        if isinstance(event, ev.PlacedByPeer) and answer.region and not record.request.warm:
+        if isinstance(event, ev.PlacedByPeer) and answer.region:
             self._observer.placed_by_peer(record, answer)
         self._feed(event)
 

@@ -102,8 +102,6 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
         headers[exchange.H_SESSION] = request.session
     if request.residency:
         headers[exchange.H_RESIDENCY] = labels_text(request.residency)
-    if request.warm:
-        headers[exchange.H_WARM] = "1"
     if request.offline:
         headers[exchange.H_OFFLINE] = "1"
     return headers
@@ -195,7 +193,6 @@ def read_forwarded(
             priority=priority,
             slo_ttft_s=_slo_s(headers),
             session=_session(headers),
-            warm=exchange.H_WARM in headers,
             offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
             answer_tokens=None if path in GENERATING_PATHS else 0,

@@ -1,7 +1,7 @@
 """One request that is open at this router, and what the session needs of its host.
 
-A client's request, a peer's and a warm-up are the same record: a peer's has `answer_inbox` in its
-`request`, so that its answer goes straight to the asking router; a warm-up has no client.
+A client's request and a peer's are the same record: a peer's has `answer_inbox` in its
+`request`, so that its answer goes straight to the asking router.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -285,19 +285,6 @@ class Observer:
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         """A message can't be read."""
-
-
-class PrefixStore(Protocol):
-    """Keeps beginnings of clients' requests, to have them computed in advance."""
-
-    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
-        """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
-
-    def drop(self, prefix: int) -> None:
-        """Forget it."""
-
-    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
-        """A warm-up's record, with what is kept as its body."""
 
 
 # A router's core, or a batch runner's, which has more events and effects.

@@ -1,4 +1,4 @@
-"""One router's requests, from clients, peers and warm-ups: every event in, every effect performed.
+"""One router's requests, from clients and peers: every event in, every effect performed.
 
 `feed` lets the core decide about one event and performs what it says, in order; an event that
 comes up meanwhile waits until that is done. Attempts of one request follow each other, and each
@@ -16,7 +16,7 @@ from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
-from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
+from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
@@ -44,7 +44,6 @@ class Session:
         decide: Decide,
         clock: Callable[[], float],
         bus: Bus,
-        prefixes: PrefixStore,
         secret: Callable[[], str],
         keys: Iterator[int],
         observer: Observer | None = None,
@@ -58,12 +57,12 @@ class Session:
         """
         self.region, self.router = region, router
         self._decide, self._clock = decide, clock
-        self._bus, self._prefixes = bus, prefixes
+        self._bus = bus
         self._secret = secret
         self.keys = keys
         self._observer = observer or Observer()
         self._give_back = give_back
-        self._records: dict[int, OpenRequest] = {}  # clients' and warm-ups, by key
+        self._records: dict[int, OpenRequest] = {}  # clients', by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._prefills: dict[int, OpenRequest] = {}  # stages on prefill replicas, by key
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
@@ -83,7 +82,7 @@ class Session:
         self.performers = self._performers()
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:
-        bus, prefixes = self._bus, self._prefixes
+        bus = self._bus
         return {
             fx.Decided: self._decided,
             fx.Dispatch: self._dispatch,
@@ -97,15 +96,11 @@ class Session:
             fx.RefusePeer: self._refuse_peer,
             fx.TellHeld: lambda effect: bus.answer_peer(effect.answer_inbox, Held(effect.hops)),
             fx.TellLost: self._tell_lost,
-            fx.KeepPrefix: self._keep_prefix,
-            fx.DropPrefix: lambda effect: prefixes.drop(effect.prefix),
-            fx.OpenWarmUp: self._open_warm_up,
-            fx.CloseWarmUp: self._close_warm_up,
             fx.StopForwarded: self._stop_forwarded,
         }
 
     def __len__(self) -> int:
-        """Clients and warm-ups that have not been answered to the end."""
+        """Clients that have not been answered to the end."""
         return len(self._records)
 
     def __iter__(self) -> Iterator[OpenRequest]:
@@ -214,9 +209,6 @@ class Session:
         self._stop_listening(record)
         if record.stage_of is not None:
             self._prefill_over(record, record.stage_of, answer, event)
-            return
-        if record.request.warm:
-            self.feed(_warm_up_outcome(answer, event))
             return
         if isinstance(event, ev.AnswerEnded):
             if answer.end is not None:
@@ -367,8 +359,7 @@ class Session:
 
     def _not_sent(self, record: OpenRequest, answer: AnswerReceiver) -> None:
         failed = _not_taken(answer)
-        if not record.request.warm:
-            self._observer.attempt_failed(record, failed)
+        self._observer.attempt_failed(record, failed)
         self.feed(failed)
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
@@ -404,7 +395,7 @@ class Session:
         """Refuse a peer's request; the asking router places it elsewhere."""
         record = self._forwarded.pop(effect.key)
         self._tell_refused(effect.answer_inbox, effect.reason, effect.fresh)
-        if effect.reason is Refusal.RESIDENCY and not record.request.warm:
+        if effect.reason is Refusal.RESIDENCY:
             self._observer.residency_refused("peer")
         self._forwarded_over(record, effect.reason)
 
@@ -424,38 +415,11 @@ class Session:
         lost = exchange.Lost(effect.region or self.region, effect.replica)
         self._bus.answer_peer(effect.answer_inbox, lost)
 
-    # Warm-ups: requests without a client.
-
-    def _keep_prefix(self, effect: fx.KeepPrefix) -> None:
-        record = self._records.get(effect.key)
-        body_bytes = None
-        if record is not None:
-            body_bytes = self._prefixes.keep(effect.prefix, record, effect.blocks)
-        self.feed(ev.PrefixKept(effect.prefix, body_bytes))
-
-    def _open_warm_up(self, effect: fx.OpenWarmUp) -> None:
-        self.open(self._prefixes.open_warm_up(effect.request, effect.prefix))
-
-    def _close_warm_up(self, effect: fx.CloseWarmUp) -> None:
-        self.end(self._records[effect.key], "ok", STATUS_OK)
-
     def _stop_forwarded(self, effect: fx.StopForwarded) -> None:
-        """A peer's warm-up, or a request whose prefill stage failed."""
+        """A peer's request whose prefill stage failed."""
         self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)
 
 
 def _not_taken(answer: AnswerReceiver) -> ev.AttemptFailed:
     detail = "the bus does not take it"
     return ev.AttemptFailed(answer.key, answer.attempt, detail, blameless=True)
-
-
-def _warm_up_outcome(answer: AnswerReceiver, event: ev.Event) -> ev.Event:
-    """How a warm-up ended. An error that the same body would get again is an answered failure."""
-    if isinstance(event, ev.AttemptFailed):  # 5xx and 429 pass
-        return ev.AttemptFailed(event.key, event.attempt, event.detail)
-    if isinstance(event, ev.AnswerEnded) and answer.head is not None:
-        status = answer.head.status
-        if status >= STATUS_CLIENT_ERROR:
-            detail = f"the engine answered {status}"
-            return ev.AttemptFailed(event.key, event.attempt, detail, status)
-    return event

@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import BLOCK_BYTES
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.replay.tally import RequestOutcome
-from mesh.session.record import OpenRequest
 from mesh.session.session import STATUS_OK, Session
 from mesh.sim.network import BUS_S
 from mesh.sim.session_host import SessionHost, TwinRequest
 from mesh.sim.workload import (
-    HASH_TOKENS,
-    OpenTree,
     RequestEnd,
-    RequestNode,
-    Segment,
     SentRequest,
-    keys_of,
 )
 from schemas.exchange import Priority
 from schemas.http import Fault
@@ -39,26 +32,17 @@ MODEL = ModelId("twin")
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 READ_LAST_S = 2 * BUS_S  # from a router's start: a request to the stream, and its answers
-ONE_TOKEN = Segment(0, 1)  # the answer of a warm-up
 
 
 class SimRouter(SessionHost):
-    """`open` it with a core; `crash` and `open` again for a fault.
-
-    It is its session's store of prefixes.
-    """
+    """`open` it with a core; `crash` and `open` again for a fault."""
 
     def __init__(self, world: "World", site: RegionId, name: RouterId) -> None:
         super().__init__(world, site, name)
         self.core: RouterCore | None = None
         self._by_number: dict[int, TwinRequest] = {}
-        self._kept: dict[int, tuple[Segment, ...]] = {}  # beginnings of prompts, by prefix number
         # The region's last-value stream, which a crash of the router doesn't clear.
         self._last_heartbeats: dict[ReplicaId, Heartbeat] = {}
-
-    @property
-    def _prefixes(self) -> "SimRouter":
-        return self
 
     def _new_session(self) -> Session:
         session = super()._new_session()
@@ -108,7 +92,6 @@ class SimRouter(SessionHost):
             self._answer(record.sent, RequestEnd(RequestOutcome.FAILED, CONNECTION_LOST))
         self._session = self._new_session()
         self._by_number.clear()
-        self._kept.clear()
 
     # Clients.
 
@@ -199,32 +182,6 @@ class SimRouter(SessionHost):
             self._last_heartbeats[heartbeat.replica] = heartbeat
         self.feed(ev.HeartbeatSeen(heartbeat))
 
-    # The session's store of prefixes: lists of segments, with the same keys as the whole.
-
-    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
-        """Keep the first blocks of the request's prompt. Returns their size in bytes."""
-        assert isinstance(record, TwinRequest)
-        self._kept[prefix] = cut(record.sent.node.prompt, blocks * HASH_TOKENS)
-        return blocks * BLOCK_BYTES
-
-    def drop(self, prefix: int) -> None:
-        self._kept.pop(prefix, None)
-
-    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
-        """A request without a client: it counts as ended from the beginning."""
-        node = RequestNode(prompt=self._kept[prefix], answer=ONE_TOKEN, priority=request.priority)
-        sent = SentRequest(
-            request.key,
-            self.site,
-            node,
-            OpenTree(None),
-            keys_of(node),
-            request.prompt,
-            self._queue.now,
-            ended=True,
-        )
-        return TwinRequest(request=request, sent=sent, receiver=self)
-
 
 def _complete(record: TwinRequest) -> RequestEnd:
     """The end of a request whose answer is complete."""
@@ -239,17 +196,6 @@ def _complete(record: TwinRequest) -> RequestEnd:
         hops=int(answer.asked is not None),
         attempts=answer.attempt,
     )
-
-
-def cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
-    """The first `tokens` of a prompt, or all of it."""
-    found = []
-    for part in prompt:
-        if tokens <= 0:
-            break
-        found.append(part._replace(tokens=min(part.tokens, tokens)))
-        tokens -= part.tokens
-    return tuple(found)
 
 
 def _model(sent: SentRequest) -> ModelId:

@@ -13,7 +13,7 @@ from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.request import Request
 from mesh.session.answer import EVENT_STREAM, WORKING, Held, Message
 from mesh.session.headers import read_forwarded
-from mesh.session.record import OpenRequest, PrefixStore
+from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from mesh.sim.workload import SentRequest
 from schemas import exchange, subjects
@@ -60,11 +60,6 @@ class SessionHost(ABC):
     def is_up(self) -> bool:
         """Whether the process runs."""
 
-    @property
-    @abstractmethod
-    def _prefixes(self) -> PrefixStore:
-        """Where the session keeps beginnings of prompts."""
-
     @abstractmethod
     def _decide(self, event: Any, now: float) -> list[Any]:
         """The core's effects."""
@@ -88,7 +83,6 @@ class SessionHost(ABC):
             decide=self._decide,
             clock=lambda: self._queue.now,
             bus=self,
-            prefixes=self._prefixes,
             secret=lambda: f"{next(self._tokens):x}",
             keys=self._keys,
         )

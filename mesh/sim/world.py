@@ -14,7 +14,6 @@ one, so that a leak in any table shows.
 - `trie_bytes_per_s`: prefix gossip over each link's directions, `us>eu`, over the whole run.
 - `offline`: batch jobs, if there are any (`mesh.sim.offline.report`).
 - `adapter_loads`: loads of LoRA adapters, of all engines, if there are adapters.
-- `warm_ups`: prefix warm-ups of all routers that are up.
 - `digest`: a hash of every request's end. Equal digests, equal runs.
 """
 
@@ -339,7 +338,6 @@ def report(world: World, workload: Workload) -> RunReport:
                 for (source, to), sent in sorted(world.gossip.sent_bytes.items())
             },
             **({} if config.adapters is None else {"adapter_loads": loads}),
-            "warm_ups": _warm_ups(world),
             "digest": requests.digest(),
             "policy": config.settings.policy,
             "topology": config.topology,
@@ -349,15 +347,3 @@ def report(world: World, workload: Workload) -> RunReport:
             "workload": {"name": workload.name, **workload.facts},
         }
     )
-
-
-def _warm_ups(world: World) -> dict[str, float]:
-    """Sums over all routers that are up."""
-    found = [router.core.warming for router in world.all_routers() if router.core]
-    counts = ("begun", "ended", "stopped", "failed", "peer_requests")
-    return {
-        **{name: sum(getattr(one.counts, name) for one in found) for name in counts},
-        "tokens": sum(one.tokens for one in found),
-        "idle_s": sum(one.budget.idle_s for one in found),
-        "spent_s": sum(one.budget.spent_s for one in found),
-    }

@@ -158,7 +158,6 @@ async def test_every_panel_has_an_answer_and_every_rule_is_evaluated(
 ):
     config = write_config(tmp_path, batch_runners=("batch-0",))
     with config.open("a") as text:
-        text.write("[routing]\nproactive = { idle_share = 0.1 }\n")
         text.write(f'[models.{ALIAS}]\nto = "{MODEL}"\nshadow = {{ other = 1.0 }}\n')
     panels = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in graphs}
     async with (

@@ -35,7 +35,6 @@ async def wrong_words_change_nothing(routing) -> None:
         (("set", "mars", "policy=mesh"), "no region 'mars'"),
         (("set", "us", "policy"), "'policy' is not KEY=VALUE"),
         (("clear", "us", "polcy"), "no order sets polcy; there are policy,"),
-        (("clear", "us", "proactive.idle_shar"), "no order sets proactive.idle_shar;"),
         (("clear", "us", "policy_by_priority.urgent"), "no order sets policy_by_priority.urgent;"),
         (("set", "hops_max=0"), "give a region first, or --all"),
     ):
@@ -114,7 +113,7 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         assert clients.failed == []
 
         # What is not set is cleared already: no record says so.
-        for words in (("us",), ("us", "policy"), ("us", "proactive.idle_share")):
+        for words in (("us",), ("us", "policy"), ("us", "hold_order")):
             said = await routing("clear", *words)
             assert said == (0, ["us: nothing changes", "us: in force at r1"])
 

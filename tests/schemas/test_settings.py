@@ -12,11 +12,10 @@ from infra.tenant_table import TenantTable
 from infra.topology import MeshTable, NatsLimits, RegionTable
 from mesh.cli.modelled import FieldText, fields_of
 from mesh.core.model.settings import RouterSettings
-from schemas.settings import LinkTable, ProactiveTable, RoutingTable, parse_pushing
+from schemas.settings import LinkTable, RoutingTable, parse_pushing
 
 TABLES = (
     RoutingTable,
-    ProactiveTable,
     LinkTable,
     NatsLimits,
     MeshTable,
@@ -136,22 +135,6 @@ def test_what_a_table_accepts_the_core_accepts(values):
             "hops_max": 0,
             "own_ttft_goal_ms": 3_600_000,
             "gossip_kib_per_s": 0,
-        },
-        {
-            "proactive": {
-                "idle_share": 1,
-                "kv_used_max": 1,
-                "memory_mib": 4096,
-                "trend_minutes": 1440,
-            }
-        },
-        {
-            "proactive": {
-                "idle_share": 0,
-                "kv_used_max": 1e-9,
-                "memory_mib": 1,
-                "trend_minutes": 1e-9,
-            }
         },
     ],
 )

@@ -52,8 +52,6 @@ def place(state: RouterState, request: Request, now: float) -> PlacementResult |
     """A placement on a local replica, a hold, or the reason for refusing it."""
     if state.draining:
         return Refusal.DRAINING
-    if request.warm:
-        return Refusal.NOT_IDLE
     if is_keeper_name(request.model):
         if _is_gone(state, request.model):
             return Refusal.NOT_KEPT

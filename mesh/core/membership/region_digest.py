@@ -68,7 +68,6 @@ class RegionalDigest:
         self._last: tuple[object, ...] = ()  # what mattered in the last one
         self._accepted = True
         self.arrivals = EventRate(RATE_S)  # of clients' requests
-        self.warm_tokens: Callable[[float], int | None] = lambda now: None
         self._residency = Residency(region, settings.ground)
         self._labels = tuple(sorted(settings.ground.carried_by(region)))
 
@@ -148,7 +147,6 @@ class RegionalDigest:
             models_by_label=self._by_label(now, listed),
             adopted=dict(adopted),
             rtt_s={peer: rounded(each_s) for peer, each_s in rtt_s.items()},
-            warm_tokens=self.warm_tokens(now),
             cards=cards,
             models_by_path=models_by_path(capacities),
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),

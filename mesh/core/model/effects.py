@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from mesh.core.model.request import Request
 from schemas.decision import Candidate, Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
@@ -238,37 +237,6 @@ class HearReplicas:
     wanted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KeepPrefix:
-    """Keep the first `blocks` of this request's prompt, as a request, under the name `prefix`."""
-
-    key: int
-    prefix: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropPrefix:
-    """Drop that prefix."""
-
-    prefix: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenWarmUp:
-    """Make a request of the text kept as `prefix`: it is being placed."""
-
-    request: Request
-    prefix: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseWarmUp:
-    """That request is over."""
-
-    key: int
-
-
 Effect = (
     Dispatch
     | DispatchPrefill
@@ -292,8 +260,4 @@ Effect = (
     | OwnershipChanged
     | AskHeld
     | HearReplicas
-    | KeepPrefix
-    | DropPrefix
-    | OpenWarmUp
-    | CloseWarmUp
 )

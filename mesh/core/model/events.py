@@ -203,14 +203,6 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixKept:
-    """The edge keeps that prefix's text in so many bytes; None: it can't."""
-
-    prefix: int
-    body_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class BusLost:
     """The router's bus connection is lost."""
 
@@ -268,7 +260,6 @@ Event = (
     | AnswerStarted
     | AttemptFailed
     | AnswerEnded
-    | PrefixKept
     | BusLost
     | BusReturned
     | SettingsChanged

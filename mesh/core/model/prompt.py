@@ -84,12 +84,6 @@ class Prompt:
             tokens += self.parts[before - 1][1]
         return max(0, round(tokens))
 
-    def beginning(self, blocks: int) -> "Prompt":
-        """Its first so many blocks, as a prompt of their own."""
-        parts = tuple(part for part in self.parts if part[0] <= blocks)
-        tokens = max(1, self.held_tokens(blocks))
-        return Prompt(tokens, self.hashes[:blocks], self.block_tokens, parts)
-
     def uncached_tokens(self, matched_blocks: int) -> int:
         """Tokens to compute where that many leading blocks are held; the last one always is."""
         return max(1, self.tokens - self.held_tokens(matched_blocks))

@@ -30,7 +30,6 @@ class Request:
     slo_ttft_s: float | None = None  # its objective: a later first token is of no use
     session: str | None = None  # of the conversation, if the client names one
     streams: bool = True  # its client asked for a stream, which shows when the first token comes
-    warm: bool = False  # a warm-up (`mesh.core.warming`)
     asked: Asked | None = None  # of a request that was mapped to `model`
     shadow: bool = False  # a copy whose answer nobody gets
     offline: bool = False  # a batch job's line, computed with what online requests leave

@@ -24,12 +24,10 @@ from schemas.settings import (
     HopsMax,
     IntAbove0,
     IntAtLeast0,
-    KvUsedMax,
     Option,
     PolicyName,
     PushingRule,
     QueueDelayS,
-    UnitRatio,
 )
 
 BlocksMax = Annotated[int, Field(strict=True, gt=0, le=BLOCKS_MAX), WHOLE]  # peers keep no more
@@ -105,12 +103,6 @@ class RouterSettings:
     # quarter of a second. 0: no gossip between routers of one region.
     siblings_bytes_per_s: IntAtLeast0 = 4_194_304
     trie_blocks_max: BlocksMax = 16_384  # published: 1 M tokens of prompts, 150 kB as one set
-    # Proactive warming (GORGO 8): part of the replicas' idle time that may be spent on computing
-    # hot prefixes before they are requested; 0: off.
-    warm_idle_share: UnitRatio = 0.0
-    warm_kv_used_max: KvUsedMax = 0.5  # a replica that uses more of its KV memory is not warmed
-    warm_bytes_max: IntAbove0 = 67_108_864  # of beginnings of requests kept for it
-    warm_trend_s: Above0 = 900.0  # demand is compared over this time
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
     models: tuple[ModelRule, ...] = ()  # what holds for single models, and aliases
 
@@ -131,8 +123,6 @@ CHANGEABLE = (
     "own_ttft_goal_s",
     "hops_max",
     "queue_delay_s_max",
-    "warm_idle_share",
-    "warm_kv_used_max",
     "models",
 )
 

@@ -14,7 +14,7 @@ from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastState
-from mesh.session.record import OpenRequest, PrefixStore
+from mesh.session.record import OpenRequest
 from mesh.session.session import STATUS_CLIENT_ERROR, Session
 from mesh.sim.network import BUS_S
 from mesh.sim.offline.store import ACK_WAIT_S, LineOutcome, LineResult, StoredJob
@@ -32,19 +32,6 @@ STORE_S = 2 * BUS_S  # there and back
 BYTES_PER_TOKEN = 4  # of a line's body
 
 
-class NoPrefixes:
-    """A batch runner computes nothing in advance."""
-
-    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
-        raise AssertionError("a batch runner keeps no prefix")
-
-    def drop(self, prefix: int) -> None:
-        raise AssertionError("a batch runner keeps no prefix")
-
-    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
-        raise AssertionError("a batch runner warms nothing up")
-
-
 @dataclass(slots=True)
 class FetchedLine:
     """A line that this runner has."""
@@ -53,9 +40,6 @@ class FetchedLine:
     number: int
     sent: SentRequest
     opened: TwinRequest | None = None  # while an attempt is under way
-
-
-NO_PREFIXES = NoPrefixes()
 
 
 class SimBatchRunner(SessionHost):
@@ -74,10 +58,6 @@ class SimBatchRunner(SessionHost):
     @property
     def is_up(self) -> bool:
         return self.core is not None
-
-    @property
-    def _prefixes(self) -> PrefixStore:
-        return NO_PREFIXES
 
     def _new_session(self) -> Session:
         session = super()._new_session()

@@ -121,7 +121,6 @@ def test_what_the_operator_loaded_is_counted_and_never_unloaded() -> None:
         ("other", {}),
         ("a", {"Mesh-Path": "/v1/embeddings"}),
         ("a", {"Mesh-Offline": "1"}),
-        ("a", {"Mesh-Warm": "1"}),
         ("/etc/passwd", {}),
     ],
 )

@@ -8,7 +8,7 @@ from agents.core import effects, events
 from agents.core.engine_health import BLIND_S
 from agents.core.loaded_models import LOAD_S_MAX, RECENT_S, LoadedModels, ModelState
 from agents.core.speed_probe import QUIET_S
-from schemas.exchange import Outcome, Refusal
+from schemas.exchange import Outcome
 from schemas.state import ADAPTERS_MAX, ModelCard
 from tests.agents.core.bench import IDLE, Bench, inbox
 from tests.agents.core.test_offline_admission import LINEAR
@@ -132,20 +132,6 @@ class OnDemandBench(Bench):
         return self.feed(
             events.EngineScraped(self.now, events.NOTHING_KNOWN, (B, A), states=self.states)
         )
-
-    def warm_up(self, number: int) -> list:
-        return self.work(number, **{"Mesh-Warm": "1"})
-
-
-def test_a_warm_up_loads_nothing() -> None:
-    bench = OnDemandBench()
-    for states, is_taken in (({}, False), ({A: UNLOADED}, False), ({A: LOADED}, True)):
-        bench.states = states
-        bench.scrape()
-        [effect] = bench.warm_up(len(states) + is_taken)
-        assert isinstance(effect, effects.StartRelay) is is_taken
-        if not is_taken:
-            assert effect.message.reason == Refusal.WRONG_MODEL
 
 
 def test_an_engine_that_may_hang_is_probed_with_the_model_that_a_client_waits_for() -> None:

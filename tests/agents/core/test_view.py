@@ -56,7 +56,7 @@ def test_decode_rates_come_from_streams(began_at, learned) -> None:
     assert view.prefix_hit_ratio == 0.5
 
 
-def test_a_warm_up_is_no_example_of_answers() -> None:
+def test_what_is_not_generated_is_no_example_of_answers() -> None:
     view = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
     view.learn(USAGE, 1.0, 2.0, 4.0, alone=True, odd=True)
     assert view.prefix_hit_ratio is None

@@ -113,7 +113,6 @@ class Asking:
             decide=lambda event, now: self.effects.get(type(event).__name__, []),
             clock=lambda: 5.0,
             bus=self,
-            prefixes=self,
             secret=lambda: "secret",
             keys=count(1),
         )

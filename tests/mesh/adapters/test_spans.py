@@ -250,17 +250,6 @@ def test_a_wait_after_a_refusal_is_a_hold(ended):
     assert hold.end_time - hold.start_time == NS // 4
 
 
-@pytest.mark.parametrize("warm", [False, True])
-def test_what_a_warm_up_is_called(ended, warm):
-    spans = request_trace(tracing.active)
-    record = OpenRequest(request=request(warm=warm), spans=spans)
-    spans.end(record, OK._replace(ended_at=NOW))
-    [root] = ended()
-    assert (root.name, root.kind) == (
-        ("mesh.warm_up", SpanKind.INTERNAL) if warm else (ROOT, SpanKind.SERVER)
-    )
-
-
 # Requests that are not sampled.
 
 

@@ -7,9 +7,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
-from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
-from mesh.core.warming.idle_replicas import IdleReplicas
 from schemas.decision import candidate_name, chosen_of, place_name
 from schemas.http import Fault
 from schemas.ids import ReplicaId
@@ -207,7 +205,7 @@ def test_a_prompt_that_was_never_computed_is_not_taken_for_held():
     assert index.depth(first, hashes)[0] == 0
 
 
-def test_peers_hear_of_replicas_that_answer_and_no_warm_up_goes_to_a_pair(nixl):
+def test_peers_hear_of_replicas_that_answer(nixl):
     nixl.says("whole")
     nixl.now += 1.0
     for name in ("p1", "p2", "d1", "d2", "whole"):
@@ -215,8 +213,6 @@ def test_peers_hear_of_replicas_that_answer_and_no_warm_up_goes_to_a_pair(nixl):
     [digest] = only(nixl.feed(ev.Tick()), fx.PublishDigest)
     assert (digest.digest.replicas_ready, digest.digest.replicas_free) == (3, 3)
     assert digest.digest.models.keys() == {build.MODEL} and not digest.digest.models_by_path
-    idle = IdleReplicas(RouterSettings(), nixl.core.replicas, nixl.core.state.placer)
-    assert idle.look(1, nixl.now) == 1
 
 
 # By price.

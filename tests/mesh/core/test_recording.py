@@ -80,8 +80,8 @@ def test_times_keep_every_bit(now):
 
 
 @given(st.sampled_from(HoldOrder), st.floats(0.01, 1.0))
-def test_a_header_reads_back_as_it_was(order, kv_used_max):
-    written = header(policy="round-robin", hold_order=order, warm_kv_used_max=kv_used_max)
+def test_a_header_reads_back_as_it_was(order, late_s):
+    written = header(policy="round-robin", hold_order=order, heartbeat_late_s=late_s)
     assert recording.decode_header(recording.encode_header(written)) == written
 
 
@@ -89,6 +89,17 @@ def test_a_header_of_an_earlier_version_has_settings_that_moved():
     line = recording.encode_header(header(policy="skywalker"))
     old = line.replace(b'"hold_max"', b'"explore_below":0.3,"e2_window_s":180.0,"hold_max"')
     assert recording.decode_header(old) == header(policy="skywalker:0.3")
+
+
+def test_a_header_with_warming_is_read_where_it_was_off():
+    line = recording.encode_header(header(policy="mesh"))
+    off, on = (
+        line.replace(b'"hold_max"', b'"warm_idle_share":%s,"warm_trend_s":900.0,"hold_max"' % share)
+        for share in (b"0.0", b"0.1")
+    )
+    assert recording.decode_header(off) == header(policy="mesh")
+    with pytest.raises(recording.RecordingInvalid, match="no warm_idle_share, warm_trend_s"):
+        recording.decode_header(on)
 
 
 def test_a_value_that_json_cannot_hold_is_a_type_error():

@@ -225,26 +225,6 @@ def test_the_limits_of_waits_and_of_peers_requests_follow():
     assert router.core.state.settings.own_ttft_goal_s == 0.5
 
 
-def test_warming_begins_and_ends():
-    router = Router(policy="mesh")
-    assert not router.core.warming.is_on
-    router.follow(warm_idle_share=0.5, warm_kv_used_max=0.25)
-    assert router.core.warming.is_on and router.core.warming.budget.share == 0.5
-    kept = []
-    for step in range(1, 30):
-        router.now += 0.1
-        router.see("us-0", kv_used_ratio=0.1)
-        router.feed(ev.Tick())
-        request = build.request(step, "S" * 10 + chr(0x60 + step), router.now)
-        effects = router.feed(ev.RequestArrived(request))
-        kept += [effect for effect in effects if isinstance(effect, fx.KeepPrefix)]
-        router.answer(step)
-    assert router.core.warming.budget.idle_s > 0.0 and kept
-    router.follow(warm_idle_share=0.0, policy="round-robin")
-    assert not router.core.warming.is_on
-    router.feed(ev.Tick())
-
-
 def test_what_was_settled_at_the_start_stays():
     router = Router(policy="mesh")
     router.feed(

@@ -105,25 +105,6 @@ def test_routers_know_the_ground_if_the_file_says_any():
     assert ground.carried_by(US) == set()
 
 
-def test_warming_is_off_unless_said_and_a_regions_table_goes_before_the_meshs():
-    assert router_settings(topology(), US).warm_idle_share == 0.0
-    said = "proactive = { idle_share = 0.1, memory_mib = 8, trend_minutes = 30, kv_used_max = 0.4 }"
-    settings = router_settings(topology(whole=said), US)
-    assert (settings.warm_idle_share, settings.warm_kv_used_max) == (0.1, 0.4)
-    assert (settings.warm_bytes_max, settings.warm_trend_s) == (8 * 1024 * 1024, 1800.0)
-    own = topology(whole=said, us="proactive = { idle_share = 0.0 }")
-    assert router_settings(own, US).warm_idle_share == 0.0
-
-
-def test_warming_needs_a_policy_that_follows_prefixes():
-    chosen = topology(whole='policy = "least-load"', us="proactive = { idle_share = 0.1 }")
-    with pytest.raises(
-        TopologyError,
-        match=r"^mesh\.toml:\d+:\d+: regions\.us\.routing\.proactive: policy 'least-load'",
-    ):
-        router_settings(chosen, US)
-
-
 def test_how_long_a_line_may_be_is_the_operators():
     chosen = topology(whole="queue_delay_s_max = 30", us="queue_delay_s_max = 0")
     us, eu = router_settings(chosen, US), router_settings(chosen, EU)

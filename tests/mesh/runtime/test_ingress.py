@@ -229,7 +229,6 @@ class Router(RouterBus):
             decide=lambda event, now: [event] if isinstance(event, fx.Effect) else [],
             clock=lambda: 100.0,
             bus=self,
-            prefixes=None,
             secret=str,
             keys=count(1),
             observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0, self.ended),

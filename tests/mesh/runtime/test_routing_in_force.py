@@ -13,7 +13,6 @@ from schemas.exchange import Priority
 from schemas.explain import RouterRequests, decode_answer, encode_answer
 from schemas.settings import (
     ORDERED_KEYS,
-    ORDERED_PROACTIVE_KEYS,
     Pushing,
     PushingKind,
     RoutingTable,
@@ -56,8 +55,6 @@ class Edge:
         ),
         ({"pushing": "outstanding:8"}, {"pushing": Pushing(PushingKind.OUTSTANDING, 8)}),
         ({"hops_max": 0, "own_ttft_goal_ms": 250}, {"hops_max": 0, "own_ttft_goal_s": 0.25}),
-        ({"proactive": {"kv_used_max": 0.25}}, {"warm_kv_used_max": 0.25}),
-        ({"proactive": {"idle_share": 0.1}}, {"warm_idle_share": 0.1}),
         ({}, {}),
     ],
 )
@@ -75,11 +72,9 @@ def test_an_order_goes_over_the_configured_keys_and_leaves_the_others(keys, chan
         ({"polcy": "mesh"}, "polcy is no key of [routing]; there are policy, "),
         ({"topology": "region-local"}, "topology can't change in a running router"),
         ({"gossip_kib_per_s": 0}, "gossip_kib_per_s can't change in a running router"),
-        ({"proactive": {"memory_mib": 1}}, "proactive.memory_mib can't change"),
-        ({"proactive": 1}, "proactive"),
+        ({"proactive": {"idle_share": 0.1}}, "proactive is no key of [routing]"),
         ({"hops_max": True}, "hops_max"),
         ({"queue_delay_s_max": "10"}, "queue_delay_s_max"),
-        ({"policy": "e2", "proactive": {"idle_share": 0.1}}, "proactive: policy 'e2' doesn't know"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_key_and_changes_nothing(keys, said):
@@ -102,10 +97,10 @@ def test_every_key_of_the_table_may_be_ordered_or_is_refused_by_name():
             with pytest.raises(ValueError, match="can't change in a running router"):
                 ordered_table({name: 1})
     shown = as_keys(RouterSettings())
-    assert (*shown, *shown["proactive"]) == (*ORDERED_KEYS, *ORDERED_PROACTIVE_KEYS)
+    assert tuple(shown) == ORDERED_KEYS
     changed = ordered_settings(RouterSettings(), {key: v for key, v in shown.items() if v})
     assert changed == RouterSettings()
-    assert len(CHANGEABLE) == len(ORDERED_KEYS) + 2, "proactive has two; models are not ordered"
+    assert len(CHANGEABLE) == len(ORDERED_KEYS) + 1, "models are not ordered"
 
 
 def test_the_same_order_again_and_records_about_drains_change_nothing(caplog):
@@ -129,19 +124,6 @@ def test_a_file_that_is_read_again_holds_where_no_order_does():
     edge.order(2)
     assert edge.routing.settings.policy == "skywalker"
     assert [str(event.settings.pushing) for event in edge.fed] == ["pending", "blind", "blind"]
-
-
-def test_an_order_that_no_longer_fits_to_the_file_is_refused():
-    edge = Edge()
-    edge.order(1, proactive={"idle_share": 0.5})
-    edge.routing.reconfigure(RouterSettings(policy="e2"))
-    answer = edge.routing.answer()
-    assert edge.routing.settings == RouterSettings(policy="e2")
-    assert answer.ordered == {} and "order 1 over mesh.toml as it was read again" in answer.refused
-    assert edge.order(2, proactive={"idle_share": 0.5}).refused
-    edge.routing.reconfigure(RouterSettings(policy="mesh"))
-    assert edge.routing.answer().refused is None
-    assert edge.routing.settings.warm_idle_share == 0.5
 
 
 def test_after_an_order_that_was_refused_the_one_before_it_stays_when_the_file_is_read_again():

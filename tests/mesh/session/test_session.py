@@ -52,7 +52,6 @@ class Router:
             decide=self.decide,
             clock=lambda: self.now,
             bus=self,
-            prefixes=self,
             secret=lambda: "secret",
             keys=count(1),
             observer=self.observer,

@@ -148,7 +148,7 @@ class RingAgent:
 
 
 class RingRouter:
-    """One router, its core and its session; it is its session's bus and store of prefixes."""
+    """One router, its core and its session; it is its session's bus."""
 
     def __init__(
         self, wire: Wire, name: str, region: str, peers: tuple[str, ...], seed: int, policy: str
@@ -173,14 +173,12 @@ class RingRouter:
             dice=Random(f"{self._seed} {self.name} {self.epoch}"),
             peers=self._peers,
         )
-        prefixes: Any = self
         self.session = Session(
             self.region,
             router,
             decide=self.core.handle,
             clock=self.loop.time,
             bus=self,
-            prefixes=prefixes,
             secret=lambda: f"{next(self._tokens):x}",
             keys=self._keys,
         )

@@ -292,9 +292,6 @@ def test_blocks_of_a_prompt_with_images_stand_for_its_tokens():
     assert tokens[13] == pytest.approx(2000 + 13 * 64 - 512, abs=10)  # the image ends in block 13
     assert prompt.tokens == pytest.approx(2000 + 2 * 1100 / 4, abs=10)
     assert prompt.uncached_tokens(len(prompt.hashes)) <= 64
-    begun = prompt.beginning(4)
-    assert (begun.tokens, len(begun.hashes), begun.parts) == (256, 4, ())
-    assert prompt.beginning(13).tokens == prompt.held_tokens(13)
 
 
 def test_images_teach_their_own_tokens_and_never_the_ratio_of_texts():

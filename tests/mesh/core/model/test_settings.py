@@ -17,7 +17,6 @@ MAY_BE_ZERO = {
     "trie_bytes_per_s",
     "siblings_bytes_per_s",
     "lease_s",
-    "warm_idle_share",
     "queue_delay_s_max",
 }
 
@@ -41,6 +40,3 @@ def test_values_must_fit_each_other():
         RouterSettings(heartbeat_late_s=3.0, heartbeat_lost_s=2.0)
     with pytest.raises(ValueError, match="digest_late_s"):
         RouterSettings(digest_late_s=2.0, digest_lost_s=1.0)
-    for part_of_one in ("warm_idle_share", "warm_kv_used_max"):
-        with pytest.raises(ValueError, match=part_of_one):
-            RouterSettings(**{part_of_one: 1.1})

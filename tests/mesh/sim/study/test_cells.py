@@ -59,7 +59,7 @@ def test_every_option_reaches_the_world() -> None:
         warmup_s=2,
         seed=7,
         hold_order="hit-ratio",
-        setting=("warm-kv-used-max=0.3", "hold_max=7"),
+        setting=("heartbeat-late-s=0.3", "hold_max=7"),
         profile=("a100-mistral-7b", "eu=a6000-mistral-7b"),
         topology="central:eu",
         pushing="outstanding:5",
@@ -70,7 +70,7 @@ def test_every_option_reaches_the_world() -> None:
     assert (config.heartbeat_s, config.gossip_s, config.loss) == (0.02, 0.05, 0.1)
     assert (config.jitter_s, config.timeout_s, config.warmup_s) == (0.003, 9.0, 2.0)
     assert (config.seed, config.topology) == (7, "central:eu")
-    assert config.settings.warm_kv_used_max == 0.3
+    assert config.settings.heartbeat_late_s == 0.3
     assert config.settings.hold_max == 7
     assert config.settings.policy == "least-load"
     assert str(config.settings.pushing) == "outstanding:5"

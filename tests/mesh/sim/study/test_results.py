@@ -16,7 +16,7 @@ REPLAYED = {
 }
 TWIN = {
     *("decisions", "decisions_per_s", "gpu_busy_s", "batch_occupancy", "forwarded", "digest"),
-    *("trie_bytes_per_s", "warm_ups"),
+    "trie_bytes_per_s",
     *("policy", "topology", "pushing", "load", "speed", "seed", "replicas", "profiles", "workload"),
 }
 
