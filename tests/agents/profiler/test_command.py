@@ -52,10 +52,13 @@ async def said_by(process: Process) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_whole_run_writes_a_profile_a_picture_and_a_table(tmp_path: Path) -> None:
+async def test_a_whole_run_writes_a_profile_a_picture_and_a_table(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "profile.json"
-    async with running(config(profile=L4_LLAMA, time_scale=6.0)) as engine:
-        options = ("--duration-s", "6", "--out", str(out), *LOOSE, "--burst-s", "0.5")
+    async with running(config(profile=L4_LLAMA, time_scale=6.0, max_seqs=2)) as engine:
+        options = ("--duration-s", "6", "--batch-max", "2", "--calibrate", "--out", str(out))
+        options = (*options, *LOOSE, "--burst-s", "0.5")
         async with profiling(engine.url, *options) as process:
             code, said, told = await said_by(process)
         assert code == 0, told
@@ -67,6 +70,9 @@ async def test_a_whole_run_writes_a_profile_a_picture_and_a_table(tmp_path: Path
     assert profile.limits_s == {Measure.TBT_P99: 60.0, Measure.TTFT_MEAN: 60.0}
     assert 0.0 < profile.predictor_error < 1.0
     assert profile.burst_s == 0.5
+    assert profile.curves is not None
+    assert profile.curves.chunk_tokens == profile.chunk_tokens
+    assert find_profile(str(out)).max_seqs == 2
     assert len(profile.trials) == 5  # of a search among 31 budgets
     assert all(trial.kept for trial in profile.trials)
     assert profile.latency_budget_s == max(trial.budget_s for trial in profile.trials)
@@ -100,19 +106,6 @@ async def test_an_engine_is_calibrated_without_any_objective(tmp_path: Path) -> 
     # Medians of rounds: a machine that stands still now and then doesn't move them far.
     assert found.alone_s(512) * FASTER == pytest.approx(L4_LLAMA.alone_s(512), rel=0.5)
     assert found.decode_s(2, 64) * FASTER == pytest.approx(L4_LLAMA.decode_s(2, 64), rel=0.5)
-
-
-async def test_a_profile_with_objectives_is_calibrated_too(tmp_path: Path) -> None:
-    out = tmp_path / "profile.json"
-    async with running(config(profile=L4_LLAMA, time_scale=6.0, max_seqs=2)) as engine:
-        options = ("--duration-s", "6", "--batch-max", "2", "--calibrate", "--out", str(out))
-        async with profiling(engine.url, *options, *LOOSE) as process:
-            code, _, told = await said_by(process)
-        assert code == 0, told
-    profile = decode_profile(out.read_bytes())
-    assert profile.curves is not None
-    assert profile.curves.chunk_tokens == profile.chunk_tokens
-    assert find_profile(str(out)).max_seqs == 2
 
 
 async def test_an_objective_that_online_requests_break_alone_is_named(tmp_path: Path) -> None:

@@ -215,45 +215,6 @@ async def test_held_requests_go_out_first_come_first_served(one, nats_server):
     await spy.close()
 
 
-async def test_a_deadline_ends_a_hanging_request_before_and_after_its_first_byte(one):
-    set_all(one, hang())
-    status, body, _ = await post(one, chat(stream=True), **{"x-mesh-timeout-s": "0.5"})
-    assert status == 504
-    assert orjson.loads(body)["error"]["code"] == "deadline_exceeded"
-    set_all(one, hang(event("begun")))  # well before the deadline, on any machine
-    status, body, _ = await post(one, chat(stream=True), **{"x-mesh-timeout-s": "3"})
-    assert status == 200
-    assert b"deadline" in body
-    asked = [engine for engine in one.engines if engine.seen]
-    assert asked
-    await one.until(lambda: all(e.hung_up.is_set() for e in asked), "engines to be freed")
-
-
-async def test_an_agent_that_dies_before_the_first_byte_is_replaced(one):
-    first, second = one.engines
-    set_all(one, hang())
-    task = asyncio.create_task(post(one, chat(stream=True)))
-    await one.until(lambda: first.seen or second.seen, "an engine to be asked")
-    dead, alive = ("us-0", second) if first.seen else ("us-1", first)
-    alive.behaviour = say("fine")
-    await one.kill_agent(dead)
-    status, body, _ = await task
-    assert (status, b"fine" in body) == (200, True)
-
-
-async def test_an_agent_that_dies_inside_an_answer_ends_it_with_an_error(one):
-    set_all(one, hang(event("begun")))
-    async with client() as session:
-        url = one.urls["us"] + "/v1/chat/completions"
-        async with session.post(url, json=chat(stream=True)) as answer:
-            first = await answer.content.readany()
-            dead = "us-0" if one.engines[0].seen else "us-1"
-            await one.kill_agent(dead)
-            rest = await answer.content.read()
-    assert first == event("begun")
-    assert b"error" in rest and b"[DONE]" not in rest
-
-
 async def test_an_agent_restarted_with_another_model_is_known_by_it(one, nats_server):
     await one.kill_agent("us-0")
     async with scripted_engine("other") as engine:

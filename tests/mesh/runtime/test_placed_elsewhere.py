@@ -89,6 +89,23 @@ async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
     assert wire.decode_as(exchange.Cancel, cancel.data).inbox == forwarded.reply
 
 
+async def test_what_a_refusal_names_makes_no_new_series(one):
+    asked = await one.bus.subscribe(subjects.ingress("eu"))
+    await flushed(one.bus)
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat(stream=True)))
+        forwarded = await asked.next_msg(timeout=20)
+        invented = wire.encode(exchange.Refused("invented", "ap", "g9", -1, -1))
+        await one.bus.publish(forwarded.reply, pack_frame(Frame.REFUSED, 0, invented))
+        await one.until(
+            lambda: one.sample("us", "mesh_refusals_total", reason="other") == 1.0, "the refusal"
+        )
+        assert one.sample("us", "mesh_forwards_total", peer="other", result="refused") == 1.0
+        assert one.sample("us", "mesh_refusals_total", reason="invented") == 0.0
+        await end_all([task])
+
+
 async def test_a_place_whose_name_is_none_is_no_place(one):
     asked = await one.bus.subscribe(subjects.ingress("eu"))
     await flushed(one.bus)

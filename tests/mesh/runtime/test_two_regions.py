@@ -17,8 +17,8 @@ from schemas.state import decode_heartbeat, encode_state
 from tests.support.flushed import flushed
 from tests.support.frames import frames_of
 from tests.support.nats_pair import nats_pair
-from tests.support.scripted_engine import event, hang, say, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
+from tests.support.scripted_engine import say, scripted_engine
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -54,13 +54,6 @@ async def two_regions(servers, **of_eu):
 async def two(servers):
     """What is said of eu's replica stays true for its router, whatever the replica says since."""
     async with two_regions(servers, **PATIENT) as mesh:
-        yield mesh
-
-
-@pytest.fixture
-async def two_of_which_one_may_die(servers):
-    """eu's router misses a replica as soon as routers do."""
-    async with two_regions(servers) as mesh:
         yield mesh
 
 
@@ -240,56 +233,11 @@ async def test_each_region_keeps_the_last_heartbeats_of_its_own(two, servers):
         assert decode_heartbeat(last.data).region == region
 
 
-async def test_the_client_hanging_up_frees_the_far_engine(two):
-    two.far.behaviour = hang(event("begun"))
-    async with client() as session:
-        url = two.urls["us"] + "/v1/chat/completions"
-        async with session.post(url, json=chat(stream=True)) as answer:
-            await answer.content.readany()
-            answer.close()
-    await two.until(two.far.hung_up.is_set, "the far engine to be freed")
-    assert not two.routers["us"].core.inflight
-
-
-async def test_a_far_agent_that_dies_before_a_byte_is_replaced_by_home(two_of_which_one_may_die):
-    two = two_of_which_one_may_die
-    two.far.behaviour = hang()
-    task = asyncio.create_task(post(two, chat(stream=True)))
-    await two.until(lambda: bool(two.far.seen), "the far engine to be asked")
-    two.near.waiting = 0
-    await two.kill_agent("eu-0")
-    status, body, _ = await task
-    assert (status, b"hello" in body) == (200, True)
-
-
-async def test_a_far_agent_that_dies_inside_an_answer_ends_it_with_an_error(
-    two_of_which_one_may_die,
-):
-    two = two_of_which_one_may_die
-    two.far.behaviour = hang(event("begun"))
-    async with client() as session:
-        url = two.urls["us"] + "/v1/chat/completions"
-        async with session.post(url, json=chat(stream=True)) as answer:
-            await answer.content.readany()
-            await two.kill_agent("eu-0")
-            rest = await answer.content.read()
-    assert b"error" in rest and b"[DONE]" not in rest
-
-
 @pytest.mark.parametrize("kib", [300, 4096])  # what fits one message, too
 async def test_a_large_body_reaches_the_far_engine_in_parts(two, kib):
     text = "far " * 256 * kib
     assert (await post(two, chat(text)))[0] == 200
     assert two.far.seen == [chat(text)]
-
-
-async def test_the_asking_router_dying_aborts_the_far_answer(two):
-    two.far.behaviour = hang(event("begun"))
-    task = asyncio.create_task(post(two, chat(stream=True)))
-    await two.until(lambda: bool(two.far.seen), "the far engine to be asked")
-    await two.routers["us"].close()
-    await two.until(two.far.hung_up.is_set, "the far engine to be freed")
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_round_trips_are_measured(two):

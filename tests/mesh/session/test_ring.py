@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from schemas.exchange import Frame
+from schemas.exchange import SILENCE_S_MAX, Frame
 from schemas.http import Fault
 from tests.support.ring.members import Ask
 from tests.support.ring.ring import Ring, frames_of, play_ring
@@ -16,7 +16,7 @@ from tests.support.ring.wire import Message, Trouble
 REGIONS = {"routers": ("us.r1", "eu.r1"), "agents": ("eu.g0", "eu.g1")}  # us forwards all
 ASKS_S = 3.0  # in which clients come
 GOOD = ("stream", "plain")
-BAD = ("cut", "error", "hang")
+BAD = ("cut", "error", "hang", "stall")
 
 
 def ask(dice: Random, kind: str) -> Ask:
@@ -30,7 +30,7 @@ def ask(dice: Random, kind: str) -> Ask:
     return Ask(
         answer,
         body_bytes=dice.choice((200, 200, 200_000)),
-        deadline_s=dice.choice((4.0, 25.0)) if kind == "hang" else 40.0,
+        deadline_s=dice.choice((4.0, 25.0)) if kind in ("hang", "stall") else 40.0,
         reads_every_s=dice.choice((0.0, 0.0, 0.0, 0.7)),
         hangs_up_after_s=dice.random() * 2 if dice.random() < 0.15 else None,
         streams_past=dice.random() < 0.7,
@@ -85,7 +85,7 @@ async def lossy(ring: Ring) -> None:
     await ring.end()
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(60))
 def test_what_a_later_frame_shows_to_be_missing_is_sent_again(seed):
     """So no answer that has begun is broken. Before, each attempt may fail, and the only peer."""
     ring = play_ring(seed, lossy, **(REGIONS if seed % 2 else {}))
@@ -93,12 +93,56 @@ def test_what_a_later_frame_shows_to_be_missing_is_sent_again(seed):
     assert set(outcomes(ring)) <= {"ok", Fault.ENGINE_FAILED.value.code}
 
 
+async def agent_lost(ring: Ring) -> None:
+    ask_all(ring, GOOD, 8)
+    ring.agent_restarts(ring.dice.random() * ASKS_S, 0.5)
+    await ring.end()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_lost_agent_costs_no_more_than_the_answers_that_it_had_begun(seed):
+    ring = play_ring(seed, agent_lost)
+    check(ring)
+    [lost] = [agent.name for agent in ring.agents if agent.epoch > 1]
+    for client in ring.clients:
+        assert client.outcome in ("ok", "broken", "gone")
+        if client.outcome == "broken":
+            assert f"<{lost}.".encode() in client.received
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_region_that_waits_for_a_lost_agent_is_told(seed):
+    """At once, and not after the longest silence; nothing of the answers is left."""
+    ring = play_ring(seed, agent_lost, **REGIONS)
+    check(ring)
+    assert set(outcomes(ring)) <= {"ok", "broken", Fault.ENGINE_FAILED.value.code}
+    assert max(client.took_s for client in ring.clients) < SILENCE_S_MAX
+
+
+async def hanging(ring: Ring) -> None:
+    for _ in range(6):
+        kind = ring.dice.choice(("hang", "stall"))
+        answer = {"kind": kind, "events": 4, "size": 50, "gap_s": 0.05}
+        ring.ask(ring.dice.random(), Ask(answer, deadline_s=3.0))
+    await ring.end()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_deadline_ends_a_request_before_and_after_its_first_byte(seed):
+    ring = play_ring(seed, hanging, **(REGIONS if seed % 2 else {}))
+    check(ring)
+    late = Fault.DEADLINE.value.code
+    for client in ring.clients:
+        assert client.outcome == ("broken" if client.received else late)
+        assert 2.9 < client.took_s < 3.3
+
+
 async def anything(ring: Ring) -> None:
     dice = ring.dice
     ask_all(ring, (*GOOD, *GOOD, *BAD), dice.randint(3, 9))
     trouble = Trouble(lost=dice.random() * 0.3, twice=dice.random() * 0.2, late=dice.random() * 0.3)
     for _ in range(dice.randint(1, 3)):
-        begin_s, lasts_s = dice.random() * ASKS_S, dice.choice((0.05, 0.5, 2.5))
+        begin_s, lasts_s = dice.random() * ASKS_S, dice.choice((0.05, 0.5, 2.5, 4.5))
         if dice.random() < 0.4:
             ring.bad_wire(begin_s, lasts_s, trouble)
         else:
@@ -109,7 +153,7 @@ async def anything(ring: Ring) -> None:
     await ring.end()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(120))
 def test_each_request_ends_once_with_a_true_prefix_and_nothing_stays_behind(seed):
     check(play_ring(seed, anything, **(REGIONS if seed % 3 == 0 else {})))
 

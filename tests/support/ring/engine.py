@@ -26,7 +26,6 @@ class Answer:
     status: int = 200
     said: bytes = b""
     is_whole: bool = False
-    is_good: bool = True
 
 
 def event(stamp: str, index: int, size: int) -> bytes:
@@ -52,7 +51,7 @@ class Engine:
         """A whole request has arrived."""
         wanted = json.loads(body)
         stamp = f"{self.name}.{len(self.answers)}"
-        answer = Answer(wanted["n"], stamp, is_good=wanted["kind"] not in ("cut", "error", "hang"))
+        answer = Answer(wanted["n"], stamp)
         self.answers.append(answer)
         self.loop.create_task(getattr(self, f"_{wanted['kind']}")(connection, answer, wanted))
 
@@ -66,6 +65,10 @@ class Engine:
     async def _cut(self, to: "EngineConnection", answer: Answer, wanted: dict[str, Any]) -> None:
         await self._events(to, answer, wanted, wanted["events"] // 2)
         to.end()
+
+    async def _stall(self, to: "EngineConnection", answer: Answer, wanted: dict[str, Any]) -> None:
+        """It begins, and says no more."""
+        await self._events(to, answer, wanted, wanted["events"] // 2)
 
     async def _plain(self, to: "EngineConnection", answer: Answer, wanted: dict[str, Any]) -> None:
         await asyncio.sleep(wanted["gap_s"])

@@ -15,7 +15,7 @@ from agents.adapters.outbox import BusConnection
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.events import EngineReading, EngineScraped
-from agents.core.heartbeat import ReplicaConfig
+from agents.core.replica_config import ReplicaConfig
 from agents.runtime.agent import Agent
 from mesh.adapters.bus import body_parts
 from mesh.core.model import effects as fx
@@ -164,6 +164,7 @@ class RingRouter:
 
     def start(self) -> None:
         self.epoch += 1
+        self.kept_bytes = 0  # of clients' bodies
         router = RouterId(self.name)
         self.core = RouterCore(
             region=self.region,
@@ -181,6 +182,7 @@ class RingRouter:
             bus=self,
             secret=lambda: f"{next(self._tokens):x}",
             keys=self._keys,
+            give_back=self._gave_back,
         )
         others = dict.fromkeys(
             (
@@ -197,6 +199,9 @@ class RingRouter:
         for peer in self._peers:
             member.subscribe(subjects.digest(peer), self._digest)
         self._tick(self.session, 0)
+
+    def _gave_back(self, size: int) -> None:
+        self.kept_bytes -= size
 
     def kill(self) -> None:
         """As kill -9: its clients' connections end with it."""
@@ -338,7 +343,9 @@ class RingClient:
         self.received = bytearray()
         self.outcome: str | None = None
         self.ends = 0
+        self.took_s = 0.0  # from its request to its end
         self._router, self._loop = router, router.loop
+        self._asked_at = router.loop.time()
         self._answer: AnswerReceiver | None = None  # once its first byte was sent
         self._is_behind = False  # it reads again later
         if not router.is_alive:
@@ -358,7 +365,9 @@ class RingClient:
             streams=ask.answer["kind"] != "plain",
         )
         self._session = router.session
-        self._record = OpenRequest(request=request, body=body, changed=self._changed)
+        kept = {"body": body, "kept_bytes": len(body)}
+        self._record = OpenRequest(request=request, changed=self._changed, **kept)
+        router.kept_bytes += len(body)
         router.clients[number] = self
         self._session.admit(self._record)
         if ask.hangs_up_after_s is not None:
@@ -425,4 +434,5 @@ class RingClient:
         """Its connection is over."""
         self.outcome = self.outcome or outcome
         self.ends += 1
+        self.took_s = self._loop.time() - self._asked_at
         self._router.clients.pop(self.number, None)

@@ -115,6 +115,7 @@ class Ring:
         sessions = [router.session for router in routers]
         return not (
             any(len(one) + one.forwarded + one.answers.missing for one in sessions)
+            or any(router.kept_bytes for router in routers)
             or any(len(router.core.inflight) + len(router.core.held) for router in routers)
             or any(agent.core.outstanding for agent in self.agents)
             or any(engine.open for engine in self.engines)
