@@ -11,6 +11,7 @@ compiler step for eight small messages).
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
 
 import msgpack
@@ -48,6 +49,7 @@ _CHECKS: dict[Any, Check] = {
 _CLASSES: dict[int, type[Any]] = {}
 _FIELDS: dict[int, tuple[tuple[str, Check], ...]] = {}
 _REQUIRED: dict[int, int] = {}  # how many fields have no default
+_ITEMS: dict[int, Callable[[Any], tuple[Any, ...]]] = {}  # tag, version and fields of a message
 
 M = TypeVar("M", bound=WireMessage)
 T = TypeVar("T")
@@ -65,6 +67,7 @@ def wire_message(*, tag: int, version: int = 1) -> Callable[[type[M]], type[M]]:
         _CLASSES[tag] = made
         _FIELDS[tag] = tuple((field.name, _CHECKS[hints[field.name]]) for field in fields(made))
         _REQUIRED[tag] = sum(field.default is MISSING for field in fields(made))
+        _ITEMS[tag] = attrgetter("TAG", "VERSION", *(field.name for field in fields(made)))
         return made  # type: ignore[no-any-return]
 
     return register
@@ -76,8 +79,7 @@ def registered() -> dict[int, type[Any]]:
 
 
 def encode(message: WireMessage) -> bytes:
-    values = (getattr(message, name) for name, _ in _FIELDS[message.TAG])
-    return msgpack.packb((message.TAG, message.VERSION, *values))
+    return msgpack.packb(_ITEMS[message.TAG](message))
 
 
 def decode(data: bytes | memoryview) -> Any:

@@ -11,9 +11,6 @@ CODE = ("mesh", "agents", "schemas", "infra")
 CONSTRUCTOR_ARGUMENTS_MAX = 7
 # How many arguments these take, and why they do.
 WIDE_CONSTRUCTORS = {
-    "agents/adapters/engine.py EngineClient": (12, "what is known of one engine, from options"),
-    "agents/adapters/relay.py Relay": (10, "ports between one request, its engine and the bus"),
-    "agents/sim/two_phase.py TwoPhaseEngine": (10, "the parameters of a model of time"),
     "mesh/adapters/http_api.py HttpApi": (10, "what the routes of one port need"),
     "mesh/batch/held_lines.py HeldLines": (8, "ports of a batch runner"),
     "mesh/runtime/request_manager.py RequestManager": (9, "ports of one router process"),

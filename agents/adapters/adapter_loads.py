@@ -10,10 +10,13 @@ from collections.abc import Callable
 
 import orjson
 
-from agents.adapters.engine import MODELS_PATH, SUCCESS, EngineClient, UnexpectedAnswer, exchange
-from agents.adapters.engine import served as read_models
+from agents.adapters.engine import EngineClient
+from agents.adapters.exchange import UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken
+from agents.adapters.listed_models import MODELS_PATH
+from agents.adapters.listed_models import served as read_models
 from agents.core.effects import LoadAdapter
+from agents.core.engine_statuses import SUCCESS
 from agents.core.events import AdapterLoadEnded
 from schemas.ids import ModelId
 

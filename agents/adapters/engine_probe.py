@@ -11,16 +11,18 @@ from dataclasses import dataclass, field, fields, replace
 
 import orjson
 
-from agents.adapters.engine import MODELS_PATH, EngineClient, UnexpectedAnswer, fetched
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.exchange import UnexpectedAnswer, fetched
 from agents.adapters.http_client import HttpBroken, origin
+from agents.adapters.listed_models import MODELS_PATH
+from agents.core.engine_statuses import OK, UNAUTHORIZED
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
 from agents.core.loaded_models import NO_STATES, ModelState
 from schemas.http import REGIONS
 from schemas.ids import ModelId
 from schemas.state import KnownRoutes, ModelCard
 
-STATUS_OK, STATUS_UNAUTHORIZED = 200, 401
 TIMEOUT_S = 5.0
 SCRAPES_MAX = 40  # each finds out about some paths
 PLAIN = "openai"
@@ -67,9 +69,9 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
     models_status, _ = await _required(url, MODELS_PATH, key)
     if _lists_regions(await _page(url, REGIONS, key)):
         raise NoEngine(f"{url} is a router of a mesh: give the URL of an engine behind it")
-    if models_status == STATUS_UNAUTHORIZED:
+    if models_status == UNAUTHORIZED:
         raise NoEngine(f"{url} requires an API key: give it with --engine-key-file")
-    if models_status != STATUS_OK:
+    if models_status != OK:
         raise NoEngine(
             f"{url}{MODELS_PATH} answers HTTP {models_status}: there is a server, but no engine "
             "with OpenAI's API; give the URL without /v1"
@@ -121,8 +123,7 @@ async def _scraped(
         metrics_url=metrics_url,
         kind=KINDS[kind],
         clock=clock,
-        key=key,
-        scrape_timeout_s=TIMEOUT_S,
+        options=EngineOptions(key=key, scrape_timeout_s=TIMEOUT_S),
     )
     models: tuple[ModelId, ...] = ()
     cards: Mapping[ModelId, ModelCard] = {}
@@ -140,9 +141,9 @@ async def _scraped(
                 routes = found.routes or KnownRoutes()
                 states = found.states
             reading = found.reading
-            if not client.paths_to_try:
+            if not client.optional.to_try:
                 break
-        unsettled = client.paths_unknown
+        unsettled = client.optional.unknown
         facts = EngineFacts(
             kind,
             seen,
@@ -155,7 +156,7 @@ async def _scraped(
             tuple(path for path in routes.unknown if path not in unsettled),
             routes.lacking,
             {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
-            dict(client.failed_paths),
+            dict(client.optional.failed),
         )
     finally:
         client.close()
@@ -176,7 +177,7 @@ async def _page(url: str, path: str, key: str | None) -> bytes | None:
         status, page = await fetched(url, path, key, TIMEOUT_S)
     except (OSError, HttpBroken, UnexpectedAnswer):
         return None
-    return page if status == STATUS_OK else None
+    return page if status == OK else None
 
 
 async def _required(url: str, path: str, key: str | None) -> tuple[int, bytes]:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import orjson
 
-from agents.adapters.engine import JSON_BODY, SUCCESS, EngineClient, UnexpectedAnswer, exchange
+from agents.adapters.engine import EngineClient
+from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken
 from agents.core.answer_stream import TAIL_BYTES, read_usage
 from agents.core.effects import MeasurePrompt
+from agents.core.engine_statuses import SUCCESS
 from agents.core.events import PromptMeasured
 from schemas.http import COMPLETIONS
 

@@ -12,7 +12,7 @@ keep-alive arrives: it may be back later than this agent.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 import nats.errors
@@ -133,9 +133,10 @@ class RetransmitBuffer:
 
     def keep(self, frames: FramesByRouter, size: int, now: float) -> None:
         """Keep a batch of `size` bytes, sent now."""
-        self._batches.append((now, size, frames))
-        self.kept_bytes += size
-        if self._batches[0][0] < now - KEPT_S or self.kept_bytes > KEPT_BYTES_MAX:
+        batches = self._batches
+        batches.append((now, size, frames))
+        self.kept_bytes = kept = self.kept_bytes + size
+        if kept > KEPT_BYTES_MAX or batches[0][0] < now - KEPT_S:
             self.forget(now)
 
     def forget(self, now: float) -> None:
@@ -258,14 +259,16 @@ class Outbox:
 
     async def run(self) -> None:
         """Publish what comes. Runs for ever; nothing is published once it was cancelled."""
+        go, connection, keep = self._go, self._connection, self._sent.keep
         while True:
-            await self._go.wait()
-            await self._connection.is_up.wait()
-            self._go.clear()
+            await go.wait()
+            if not connection.is_up.is_set():
+                await connection.is_up.wait()
+            go.clear()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self._losses != self._connection.losses:
+            if self._losses != connection.losses:
                 self._note_losses()
             if self._again:
                 again, self._again = self._again, {}
@@ -274,7 +277,7 @@ class Outbox:
             self._waiting, self._waiting_bytes = {}, 0
             if self._alive is not None:
                 frames, size = self._due(frames, self._alive)
-            self._sent.keep(frames, size, self._connection.connected_s())
+            keep(frames, size, connection.connected_s())
             await self._publish_all(frames)
             if not self._again and (not self._waiting or self._waits_for_routers()):
                 self._empty.set()
@@ -318,14 +321,16 @@ def _size(frames: FramesByRouter) -> int:
     return sum(len(frame) for posts in frames.values() for _, frame in posts)
 
 
-def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:
+def _messages(router: str, posts: list[Post]) -> Iterable[tuple[str, bytes]]:
     """Subjects and payloads. Streams of a router that reads no parcels go in none."""
-    together = [post for post in posts if is_parcelled(post[0])] if len(posts) > 1 else []
-    if len(together) > 1:
-        for parcel in pack_parcels(together):
-            yield f"{router}.{PARCEL}", parcel
-        if len(together) == len(posts):
-            return
-        posts = [post for post in posts if not is_parcelled(post[0])]
-    for stream, frame in posts:
-        yield f"{router}.{stream}", frame
+    if len(posts) == 1:
+        stream, frame = posts[0]
+        return ((f"{router}.{stream}", frame),)
+    together = [post for post in posts if is_parcelled(post[0])]
+    if len(together) < 2:
+        return [(f"{router}.{stream}", frame) for stream, frame in posts]
+    parcels = [(f"{router}.{PARCEL}", parcel) for parcel in pack_parcels(together)]
+    if len(together) == len(posts):
+        return parcels
+    alone = [post for post in posts if not is_parcelled(post[0])]
+    return [*parcels, *((f"{router}.{stream}", frame) for stream, frame in alone)]

@@ -9,14 +9,14 @@ from typing import Any
 
 import orjson
 
-from agents.adapters.engine import exchange
+from agents.adapters.exchange import exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
+from agents.core.engine_statuses import OK
 from schemas.http import TOKENIZE
 
 TOKENIZE_S = 10.0
 BODY_BYTES_MAX = 4 * 1024 * 1024
 TOKENS_MAX = 1024 * 1024
-STATUS_OK = 200
 # What the engine makes the prompt of, by path.
 _PARTS = {
     "/v1/chat/completions": (
@@ -75,7 +75,7 @@ async def prompt_tokens(api: HttpClient, asked: dict[str, Any]) -> list[int] | N
     try:
         body = orjson.dumps(asked)  # a TypeError where it is nested deeper than 254 levels
         status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, body)
-        tokens = orjson.loads(page).get("tokens") if status == STATUS_OK else None
+        tokens = orjson.loads(page).get("tokens") if status == OK else None
     except (OSError, HttpBroken, TypeError, ValueError, AttributeError):  # a timeout is an OSError
         return None
     return tokens if _are_tokens(tokens) else None

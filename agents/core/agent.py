@@ -51,20 +51,20 @@ class AgentCore:
             return []
         if now - self.wake_at > STOPPED_S:
             _restart_clocks(state, now)
-        done = state.effects = []
+        state.effects.clear()
         HANDLERS[type(event)](state, event, now)
         if (offline := state.offline) is not None:
-            full = heartbeat.load_counts(state).full
+            full = heartbeat.is_full(state)
             is_open = heartbeat.replica_state(state) not in work.CLOSED
             offline_work.decide(state, offline, now, full=full, is_open=is_open)
         self.outstanding = outstanding = len(state.requests)
         if state.speed.is_wanted:
             is_free = not outstanding and self.replica_state is ReplicaState.READY
             if (first := speed_probe.decide(state, now, is_free=is_free)) is not None:
-                done.insert(0, first)
+                state.effects.insert(0, first)
         heartbeat.publish_if_due(state, now)
         self.wake_at = state.beat_due_at
-        return done
+        return state.effects.copy()
 
     @property
     def replica_state(self) -> ReplicaState:

@@ -20,6 +20,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
+from agents.core.engine_statuses import INVALID, NOT_FOUND, SERVER_ERROR, TOO_MANY, UNAUTHORIZED
 from agents.core.events import NO_USAGE, TokenUsage
 from schemas.exchange import WINDOW_BYTES
 from schemas.http import DONE_LINES
@@ -33,21 +34,19 @@ _GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no s
 SEEN_BYTES = 96
 EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other
 MESSAGE_CHARS_MAX = 300
-STATUS_UNKNOWN = 500  # of an error that names none
-STATUS_INVALID = 400
 _STATUSES = range(400, 600)
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
 # Of types of errors, in small letters: Anthropic's, OpenAI's and vLLM's.
 _STATUS_OF_TYPE = {
-    "invalid_request_error": STATUS_INVALID,
-    "badrequesterror": STATUS_INVALID,
-    "authentication_error": 401,
+    "invalid_request_error": INVALID,
+    "badrequesterror": INVALID,
+    "authentication_error": UNAUTHORIZED,
     "permission_error": 403,
-    "not_found_error": 404,
-    "notfounderror": 404,
+    "not_found_error": NOT_FOUND,
+    "notfounderror": NOT_FOUND,
     "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": STATUS_UNKNOWN,
+    "rate_limit_error": TOO_MANY,
+    "api_error": SERVER_ERROR,
     "timeout_error": 504,
     "overloaded_error": 529,
 }
@@ -64,48 +63,51 @@ class FlowWindow:
     """How far the agent may run ahead of one client: a byte window as in HTTP/2 (RFC 9113, section
     5.2), with absolute positions, so that a credit that is lost or repeated does no harm."""
 
-    __slots__ = ("_consumed", "_size", "sent")
+    __slots__ = ("_consumed", "_ends_at", "_size", "sent")
 
     def __init__(self, size: int = WINDOW_BYTES) -> None:
-        self._size = size
+        self._size = self._ends_at = size
         self.sent = 0  # bytes
         self._consumed = 0
 
     @property
     def open(self) -> bool:
         """Whether the engine may be read further."""
-        return self.sent - self._consumed < self._size
+        return self.sent < self._ends_at
 
     def send(self, size: int) -> bool:
         """Bytes were sent; whether the window is still open."""
-        self.sent += size
-        return self.sent - self._consumed < self._size
+        self.sent = sent = self.sent + size
+        return sent < self._ends_at
 
     def credit(self, consumed: int) -> None:
         """The client has consumed so many bytes. Claims beyond what was sent change nothing."""
         if self._consumed < consumed <= self.sent:
-            self._consumed = consumed
+            self._consumed, self._ends_at = consumed, consumed + self._size
 
 
 class Tail:
     """The last bytes that passed, kept without copying: at least TAIL_BYTES; at most twice that, or
     that and the largest chunk."""
 
-    __slots__ = ("_chunks", "_held", "total")
+    __slots__ = ("_chunks", "_drop_at", "total")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
-        self._held = 0  # bytes
         self.total = 0  # bytes that passed
+        self._drop_at = 2 * TAIL_BYTES  # of the total
 
     def add(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
-        size = len(chunk)
-        self._held += size
-        self.total += size
-        if self._held >= 2 * TAIL_BYTES:
-            while self._held - len(self._chunks[0]) >= TAIL_BYTES:
-                self._held -= len(self._chunks.popleft())
+        self.total = total = self.total + len(chunk)
+        if total >= self._drop_at:
+            self._drop()
+
+    def _drop(self) -> None:
+        held = sum(map(len, self._chunks))
+        while held - len(self._chunks[0]) >= TAIL_BYTES:
+            held -= len(self._chunks.popleft())
+        self._drop_at = self.total - held + 2 * TAIL_BYTES
 
     def read(self) -> bytes:
         """The tail, at most TAIL_BYTES of it."""
@@ -223,7 +225,7 @@ def _status(error: dict[str, object]) -> int:
             value = int(value)
         if type(value) is int and value in _STATUSES:
             return value
-    return _STATUS_OF_TYPE.get(str(error.get("type")).lower(), STATUS_UNKNOWN)
+    return _STATUS_OF_TYPE.get(str(error.get("type")).lower(), SERVER_ERROR)  # where it names none
 
 
 def read_usage(tail: bytes) -> TokenUsage:

@@ -12,7 +12,7 @@ can't be told from one, everything is lost, for routers' estimates too.
 from dataclasses import dataclass
 
 from agents.core.held_blocks import HeldBlocks
-from agents.core.kv_events import KvEventOrder, KvEventsInvalid, Verdict, parse_batch
+from agents.core.kv_events import BatchUse, KvEventOrder, KvEventsInvalid, parse_batch
 
 REPLAYS_MAX = 100  # for one gap: vLLM keeps 10,000 batches by default, and drops none of 1,000
 
@@ -70,14 +70,14 @@ class EngineCache:
     def live(self, seq: int, payload: bytes) -> int | None:
         """A batch arrived as it was published."""
         verdict = self._order.live(seq)
-        if verdict is Verdict.RESTARTED:
+        if verdict is BatchUse.RESTARTED:
             self._restart()
-            verdict = Verdict.TAKE if seq == 0 else Verdict.REPLAY
+            verdict = BatchUse.TAKE if seq == 0 else BatchUse.REPLAY
             self._is_behind = True
-        if verdict is Verdict.TAKE:
+        if verdict is BatchUse.TAKE:
             self._is_behind = False
             self._apply(seq, payload)
-        elif verdict is Verdict.REPLAY:
+        elif verdict is BatchUse.REPLAY:
             self._waiting = seq, payload
             self._replays = 0
             return self._ask()

@@ -67,7 +67,6 @@ class LoadCounts(NamedTuple):
 
     pending: int | None
     running: int | None
-    capped: bool  # as many requests are outstanding as the agent takes
     full: bool  # new work would be refused
 
 
@@ -359,8 +358,16 @@ class EngineLoad:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
         waiting = pending(self.reading, counters, self.answers.tokens_per_answer)
         running = at_engine if self.counts_own else self.reading.running
-        capped = outstanding >= self.limit.most
-        return LoadCounts(waiting, running, capped, capped or (waiting or 0) > 0)
+        full = outstanding >= self.limit.most or (waiting or 0) > 0
+        return LoadCounts(waiting, running, full)
+
+    def is_full(self, counters: ScrapeCounters, outstanding: int, *, may_queue: bool) -> bool:
+        """Whether new work would be refused; `may_queue`: though other work is pending."""
+        if outstanding >= self.limit.most:
+            return True
+        if may_queue or not (self.reading.waiting or counters.sent_since):
+            return False
+        return bool(pending(self.reading, counters, self.answers.tokens_per_answer))
 
     def learn(
         self,

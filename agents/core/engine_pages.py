@@ -59,7 +59,7 @@ class Look(NamedTuple):
     metrics: PageFault | None
 
 
-class Verdict(Enum):
+class ScrapeResult(Enum):
     """What a scrape amounts to."""
 
     UP = auto()
@@ -139,23 +139,25 @@ class EnginePages:
         """It answered a request of the agent's own well."""
         self._proved_at = now
 
-    def looked(self, look: Look, now: float) -> Verdict:
+    def looked(self, look: Look, now: float) -> ScrapeResult:
         """Take in a scrape."""
         verdict = self._judged(look, now)
         if look.asked_metrics and look.metrics is not None:
             self._again_at = now + RETRY_S
-        if verdict is Verdict.UP:
+        if verdict is ScrapeResult.UP:
             self._was_up = True
-        elif verdict is Verdict.FAILED and look.asked_models and look.models is not None:
+        elif verdict is ScrapeResult.FAILED and look.asked_models and look.models is not None:
             self._was_up = False
             self._metrics.restart()
         is_answering = look.last_content_at > look.began_at
-        self._failures = self._failures + 1 if verdict is Verdict.FAILED and not is_answering else 0
+        self._failures = (
+            self._failures + 1 if verdict is ScrapeResult.FAILED and not is_answering else 0
+        )
         failures = self._metrics.failures + self._models.failures
-        self.is_doubted = verdict is not Verdict.UP or failures > 0
+        self.is_doubted = verdict is not ScrapeResult.UP or failures > 0
         return verdict
 
-    def _judged(self, look: Look, now: float) -> Verdict:
+    def _judged(self, look: Look, now: float) -> ScrapeResult:
         models, metrics = look.models, look.metrics
         if look.asked_models:
             self._wants_proof = False
@@ -169,38 +171,38 @@ class EnginePages:
             self._metrics.was_good()
         if models is not None:
             return self._without_models(look, models, metrics, now)
-        return Verdict.UP if metrics is None else self._without_metrics(look, metrics, now)
+        return ScrapeResult.UP if metrics is None else self._without_metrics(look, metrics, now)
 
-    def _without_metrics(self, look: Look, fault: PageFault, now: float) -> Verdict:
+    def _without_metrics(self, look: Look, fault: PageFault, now: float) -> ScrapeResult:
         """Its list of models is good, or was not asked."""
         if fault.kind is FaultKind.UNREADABLE:
             self._metrics.failed(fault, now, UNREADABLE_S)
-            return Verdict.UP  # it has answered
+            return ScrapeResult.UP  # it has answered
         if not look.asked_models:
-            return Verdict.FAILED if self._metrics.problem is None else Verdict.UP
+            return ScrapeResult.FAILED if self._metrics.problem is None else ScrapeResult.UP
         is_busy = fault.kind is FaultKind.TIMED_OUT and look.last_content_at > look.began_at
         patience_s = START_S if not self._was_up else BUSY_S if is_busy else 0.0
         self._metrics.failed(fault, now, patience_s)
-        return Verdict.WAIT if self._metrics.problem is None else Verdict.UP
+        return ScrapeResult.WAIT if self._metrics.problem is None else ScrapeResult.UP
 
     def _without_models(
         self, look: Look, fault: PageFault, metrics: PageFault | None, now: float
-    ) -> Verdict:
+    ) -> ScrapeResult:
         """Its list of models can't be read."""
         if fault.kind in (FaultKind.NO_CONNECTION, FaultKind.NO_MODEL) or not self._knows_models:
-            return Verdict.FAILED
+            return ScrapeResult.FAILED
         shown = self._one_server and look.asked_metrics and metrics is None
         # Requests get 401 too where the list does, if the key is wrong; a page may be open to all.
         if not shown or fault.kind is FaultKind.LOGIN:
             if fault.kind is FaultKind.TIMED_OUT:
-                return Verdict.FAILED
+                return ScrapeResult.FAILED
             answered_s = now - max(look.last_content_at, self._proved_at)
             self._wants_proof = answered_s >= PROOF_S / 2
             if answered_s >= PROOF_S:
-                return Verdict.FAILED
+                return ScrapeResult.FAILED
         self._models.failed(fault, now)
         if metrics is not None:
             self._metrics.failed(metrics, now)
             if self._metrics.problem is None and metrics.kind is not FaultKind.UNREADABLE:
-                return Verdict.WAIT  # its load as last read may still hold
-        return Verdict.UP
+                return ScrapeResult.WAIT  # its load as last read may still hold
+        return ScrapeResult.UP

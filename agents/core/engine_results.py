@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
+from agents.core.engine_statuses import NOT_IMPLEMENTED, SERVER_ERROR, TOO_MANY
 from schemas.state import FAILING_IN_A_ROW, FAILURE_CHARS_MAX, RESULTS_MAX, EngineResults
 
 WINDOW_S = 30.0
@@ -26,8 +27,6 @@ ERROR_INSIDE = "an error inside its stream"
 EMPTY = "an empty answer"
 CUT = "a cut answer"
 BROKEN = "a broken answer"
-
-STATUS_TOO_MANY, STATUS_SERVER_ERROR, STATUS_NOT_IMPLEMENTED = 429, 500, 501
 
 
 class Verdict(NamedTuple):
@@ -44,9 +43,9 @@ ANSWERED, NOTHING_SAID = Verdict(answered=True), Verdict()
 
 def by_status(status: int, failure: str, retry_after_s: float) -> Verdict:
     """Of an answer with a status that is not 2xx. `failure`: said of a server error."""
-    if status == STATUS_TOO_MANY:
+    if status == TOO_MANY:
         return Verdict(too_many_s=retry_after_s)
-    if status < STATUS_SERVER_ERROR or status == STATUS_NOT_IMPLEMENTED:
+    if status < SERVER_ERROR or status == NOT_IMPLEMENTED:
         return NOTHING_SAID
     return Verdict(failure=failure)
 

@@ -40,25 +40,36 @@ def replica_state(state: AgentState) -> ReplicaState:
     return orders.applied_to(found) if orders.is_drained else found
 
 
+def is_full(state: AgentState, *, may_queue: bool = False) -> bool:
+    """Whether new work would be refused; `may_queue`: work that may wait behind other."""
+    counters = state.requests.online.counters
+    return state.engine.is_full(counters, _outstanding(state), may_queue=may_queue)
+
+
 def load_counts(state: AgentState) -> LoadCounts:
     """The replica's load, of online requests alone."""
-    requests, cuts, engine = state.requests.online, state.cuts.count, state.engine
-    outstanding, at_engine = len(requests.by_inbox), requests.at_engine
-    if cuts:
-        outstanding += cuts if outstanding else 0  # one is always taken: its answer teaches
-        at_engine += cuts
-    if engine.limit.is_lowered:  # by what the engine takes of both kinds
+    requests = state.requests.online
+    at_engine = requests.at_engine + state.cuts.count
+    return state.engine.counts(requests.counters, _outstanding(state), at_engine)
+
+
+def _outstanding(state: AgentState) -> int:
+    """Online requests, and what else counts against the most that the engine is given."""
+    outstanding = len(state.requests.online.by_inbox)
+    if outstanding:
+        outstanding += state.cuts.count  # one is always taken: its answer teaches
+    if state.engine.limit.is_lowered:  # by what the engine takes of both kinds
         outstanding += state.requests.offline.at_engine
-    return engine.counts(requests.counters, outstanding, at_engine)
+    return outstanding
 
 
 def publish_if_due(state: AgentState, now: float) -> None:
     """Call it after each event."""
-    engine, taken, counts = state.engine, replica_state(state), load_counts(state)
+    engine, taken, full = state.engine, replica_state(state), is_full(state)
     loads = adapters.told(state, now) if state.replica.adapters else ()
     if engine.loaded.on_demand:
         loads = (*loads, *engine.loaded.told)
-    urgent = (taken, counts.full, engine.models, engine.paths, engine.routes, loads)
+    urgent = (taken, full, engine.models, engine.paths, engine.routes, loads)
     if urgent != state.published:
         state.beat_due_at = state.beat_sent_at + GAP_MIN_S  # the last one is out of date
     if now < state.beat_due_at and state.leaving is not ReplicaState.GONE:

@@ -234,7 +234,7 @@ def _hashes(given: object) -> tuple[EngineHash, ...]:
     raise KvEventsInvalid("block hashes are neither numbers nor short bytes")
 
 
-class Verdict(Enum):
+class BatchUse(Enum):
     """What to do with the batch that arrived."""
 
     TAKE = "take"
@@ -250,20 +250,20 @@ class KvEventOrder:
         self.next = 0  # the number that is awaited
         self._last_live = -1
 
-    def live(self, seq: int) -> Verdict:
+    def live(self, seq: int) -> BatchUse:
         """A batch arrived as it was published. After REPLAY and RESTARTED, `replayed` follows."""
         earlier, self._last_live = self._last_live, seq
         if seq == self.next:
             self.next += 1
-            return Verdict.TAKE
+            return BatchUse.TAKE
         if seq > self.next:
-            return Verdict.REPLAY
+            return BatchUse.REPLAY
         if seq > earlier:
-            return Verdict.IGNORE  # a replay has brought it already
+            return BatchUse.IGNORE  # a replay has brought it already
         self.next = 0
         if seq == 0:
             self.next = 1
-        return Verdict.RESTARTED
+        return BatchUse.RESTARTED
 
     def restarted(self) -> None:
         """The connection was lost: what answers next may be another run of the engine."""

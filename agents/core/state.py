@@ -6,6 +6,7 @@ nothing of this state.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -116,8 +117,6 @@ class AgentState:
         self.seq = self.served_total = self.refused_total = 0
         self.beat_sent_at = self.beat_due_at = -inf
         self.published: tuple[object, ...] | None = None  # what must be published at once
-        self.effects: list[AgentEffect] = []
-
-    def emit(self, effect: AgentEffect) -> None:
+        self.effects: list[AgentEffect] = []  # of the event at hand; the host gets a copy
+        self.emit: Callable[[AgentEffect], None] = self.effects.append
         """Ask the host for it, after those before."""
-        self.effects.append(effect)

@@ -10,7 +10,7 @@ from agents.core.answers import finish, forget
 from agents.core.cut_requests import plain_answer_tokens
 from agents.core.effects import DropWork, Refuse, RequestBody, ScrapeNow
 from agents.core.events import AdapterLoadEnded, BodyPartArrived, RouterKey, WorkArrived
-from agents.core.heartbeat import load_counts, replica_state
+from agents.core.heartbeat import is_full, load_counts, replica_state
 from agents.core.requests import HELD_BYTES_MAX, AgentRequest, BodyLost
 from agents.core.state import AgentState
 from agents.core.work_message import BadWork, WorkRequest, parse_handoff, parse_work
@@ -107,7 +107,7 @@ def _reason_against(state: AgentState, work: WorkRequest, size: int, now: float)
     replica, engine, taken = state.replica, state.engine, replica_state(state)
     if taken in CLOSED:
         return CLOSED[taken]
-    if not replica.computes(work.role):
+    if (work.stage or replica.kv) and not replica.computes(work.role):
         return Refusal.WRONG_MODEL
     if not engine.serves(work.model, work.path):
         reason = adapters.reason_against(state, work, now)
@@ -120,8 +120,7 @@ def _reason_against(state: AgentState, work: WorkRequest, size: int, now: float)
         return None if has_room else Refusal.NO_OFFLINE_ROOM
     if state.requests.online.held_bytes + size > HELD_BYTES_MAX:
         return Refusal.FULL
-    counts = load_counts(state)
-    return Refusal.FULL if (counts.capped if work.may_queue else counts.full) else None
+    return Refusal.FULL if is_full(state, may_queue=work.may_queue) else None
 
 
 def _take(state: AgentState, record: AgentRequest, body: bytes, now: float) -> None:

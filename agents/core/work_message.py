@@ -4,6 +4,7 @@ an engine's administrative endpoints through its agent: one of the table of rout
 agent's operator lists (`EngineLoad.serves`).
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -46,7 +47,8 @@ from schemas.response_calls import ResponseCall, parse_call
 V = TypeVar("V")
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
-DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
+# Any honest number is shorter; int() of a huge text is slow.
+_is_number = re.compile("[0-9]{1,15}").fullmatch
 
 
 class BadWork(ValueError):
@@ -187,6 +189,4 @@ def _body_bytes(headers: Mapping[str, str]) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
-        return None
-    return int(text)
+    return int(text) if _is_number(text) else None

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine import JSON_BODY, EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, read_object
+from agents.adapters.exchange import JSON_BODY
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
@@ -52,9 +53,11 @@ class ProfiledEngine:
             metrics_url=config.metrics_page,
             kind=KINDS[config.engine_kind],
             clock=time.monotonic,
-            key=None if key is None else key.get_secret_value(),
-            models=config.models,
-            reads_batch_max=config.batch_max is None,
+            options=EngineOptions(
+                key=None if key is None else key.get_secret_value(),
+                models=config.models,
+                reads_batch_max=config.batch_max is None,
+            ),
         )
         self.kind = config.engine_kind
         self.model = ModelId("")

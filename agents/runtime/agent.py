@@ -10,6 +10,7 @@ from typing import Any
 from agents.adapters import adapter_loads
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import EngineClient
+from agents.adapters.engine_request import ReplicaSite
 from agents.adapters.measured_prompt import measured
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
@@ -80,6 +81,8 @@ class Agent:
         self._clock = clock
         self._tasks = tasks
         self._where = encode(Placed(config.region, config.replica))
+        region, replica = config.region, config.replica
+        self._site = ReplicaSite(region, replica, config.engine_kind, config.kv_transfer)
         self._writers: dict[str, FrameWriter] = {}  # of responses that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
@@ -263,13 +266,10 @@ class Agent:
             effect,
             engine=self._engine,
             frames=writer,
-            region=self._config.region,
-            replica=self._config.replica,
+            site=self._site,
             clock=self._clock,
             began=self.feed,
-            engine_kind=self._config.engine_kind,
             adapter=self._core.adapter_of(inbox),
-            transfer=self._config.kv_transfer,
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
         if self._held is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, EngineDialect
 from agents.adapters.kv_events import KvEventSource
 from agents.adapters.outbox import BusConnection
@@ -106,13 +106,15 @@ def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
         metrics_url=config.metrics_page,
         kind=KINDS[config.engine_kind],
         clock=clock,
-        key=None if config.engine_key is None else config.engine_key.get_secret_value(),
-        models=config.models,
-        reads_batch_max=config.batch_max is None,
-        asks_usage=config.ask_usage,
-        routes=config.routes,
-        rank=config.data_parallel_rank,
-        finds_paths=config.role is None,
+        options=EngineOptions(
+            key=None if config.engine_key is None else config.engine_key.get_secret_value(),
+            models=config.models,
+            reads_batch_max=config.batch_max is None,
+            asks_usage=config.ask_usage,
+            routes=config.routes,
+            rank=config.data_parallel_rank,
+            finds_paths=config.role is None,
+        ),
     )
 
 

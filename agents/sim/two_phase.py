@@ -33,9 +33,8 @@ from collections.abc import Callable
 
 from agents.core.latency_predictor import BatchLoad, LatencyPredictor
 from agents.sim.batch import SequenceState
-from agents.sim.engine import QUEUE_LIMIT, EngineSim, Stretch
+from agents.sim.engine import EngineSim, Stretch
 from agents.sim.events import DuplicateId, NeverFits, Preempted, SimRequest
-from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition
 from schemas.offline_queue import OfflineQueue
@@ -57,29 +56,18 @@ class TwoPhaseEngine(EngineSim):
         budget_s: float = math.inf,
         watch: Watch | None = None,
         kv_tokens: int | None = None,
-        max_seqs: int | None = None,
-        block_tokens: int = BLOCK_TOKENS,
-        queue_limit: int = QUEUE_LIMIT,
-        watch_tokens: bool = False,
     ) -> None:
         """`budget_s` of an iteration needs a `predictor`. `watch` is called at each plan."""
         if not budget_s > 0:
             raise ValueError(f"budget_s is {budget_s}: it should be above 0")
         if predictor is None and budget_s < math.inf:
             raise ValueError("a budget_s needs a predictor")
-        super().__init__(
-            profile,
-            kv_tokens=kv_tokens,
-            max_seqs=max_seqs,
-            block_tokens=block_tokens,
-            queue_limit=queue_limit,
-            watch_tokens=watch_tokens,
-        )
+        super().__init__(profile, kv_tokens=kv_tokens)
         self._offline_queue = offline_queue
         self._predictor = predictor
         self._budget_s = budget_s
         self._watch = watch
-        self._max_seqs = max_seqs or profile.max_seqs
+        self._max_seqs = profile.max_seqs
         self._held: list[SequenceState] = []  # offline, with memory, computing or paused; by age
 
     @property

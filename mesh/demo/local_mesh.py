@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
 from agents.core.events import EngineScraped, ScrapeFailed
 from infra.address import Address
@@ -313,9 +313,11 @@ async def _read_engine(given: GivenEngine, kind: GivenEngineKind) -> EngineScrap
         metrics_url=given.metrics_url or f"{given.url}/metrics",
         kind=KINDS[kind],
         clock=asyncio.get_running_loop().time,
-        key=None if given.key is None else given.key.get_secret_value(),
-        models=given.models,
-        reads_batch_max=False,
+        options=EngineOptions(
+            key=None if given.key is None else given.key.get_secret_value(),
+            models=given.models,
+            reads_batch_max=False,
+        ),
     )
     try:
         return await engine.scrape()

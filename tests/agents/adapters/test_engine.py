@@ -10,9 +10,12 @@ import orjson
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.engine import CONFIRMED_S, EngineClient, UnexpectedAnswer, served
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.exchange import UnexpectedAnswer
+from agents.adapters.listed_models import served
 from agents.adapters.loaded_pages import PAGES
+from agents.adapters.optional_paths import CONFIRMED_S
 from agents.core.events import (
     NOTHING_KNOWN,
     PAGES_GOOD,
@@ -40,8 +43,7 @@ async def looking(
             metrics_url=server.url + metrics_path,
             kind=KINDS[kind],
             clock=clock,
-            scrape_timeout_s=scrape_timeout_s,
-            **known,
+            options=EngineOptions(scrape_timeout_s=scrape_timeout_s, **known),
         )
         try:
             yield client, server
@@ -129,7 +131,7 @@ async def test_words_of_an_engine_hold_no_password() -> None:
             metrics_url="",
             kind=KINDS["openai"],
             clock=time.monotonic,
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
         scraped = await client.scrape()
         client.close()
@@ -160,7 +162,7 @@ async def test_a_scrape_whose_kept_connection_closes_is_repeated(
         metrics_url="",
         kind=KINDS["openai"],
         clock=time.monotonic,
-        scrape_timeout_s=30.0,
+        options=EngineOptions(scrape_timeout_s=30.0),
     )
     for _ in range(3):
         client.refresh_models()
@@ -192,8 +194,7 @@ async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
             metrics_url=elsewhere.url + "/metrics",
             kind=KINDS["vllm"],
             clock=time.monotonic,
-            scrape_timeout_s=30.0,
-            key=KEY,
+            options=EngineOptions(scrape_timeout_s=30.0, key=KEY),
         )
         assert isinstance(await client.scrape(), EngineScraped)
         client.close()
@@ -365,7 +366,7 @@ async def _paths(*answers: bytes) -> tuple[list[tuple[str, ...]], ScriptedEngine
             metrics_url="",
             kind=KINDS["openai"],
             clock=lambda: now,
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
         found = []
         for _ in range(3):
@@ -401,7 +402,7 @@ async def test_other_models_may_have_other_paths_and_a_path_may_be_lost() -> Non
             metrics_url="",
             kind=KINDS["openai"],
             clock=lambda: now[0],
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
 
         async def paths() -> tuple[str, ...]:
@@ -481,7 +482,7 @@ async def test_a_page_elsewhere_that_is_down_does_not_hide_the_engine() -> None:
             metrics_url=elsewhere.url + "/metrics",
             kind=KINDS["vllm"],
             clock=TurnedClock(),
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
         assert is_good(await client.scrape())
         await elsewhere.stop()
@@ -545,7 +546,7 @@ async def test_a_good_answer_to_a_probe_shows_that_an_engine_without_pages_is_up
             metrics_url="",
             kind=KINDS["openai"],
             clock=TurnedClock(),
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
         assert is_good(await client.scrape())
         server.raw_pages["/v1/models"] = plain(503, b"busy")

@@ -5,8 +5,9 @@ import random
 import time
 from collections.abc import AsyncIterator
 
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.engine_request import ReplicaSite
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
@@ -50,7 +51,7 @@ async def engine_at(url: str) -> AsyncIterator[EngineClient]:
         metrics_url=url + "/metrics",
         kind=KINDS["vllm"],
         clock=time.monotonic,
-        scrape_timeout_s=30.0,
+        options=EngineOptions(scrape_timeout_s=30.0),
     )
     try:
         yield engine
@@ -82,10 +83,9 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
                 StartRelay(inbox, "/v1/completions", "", b"{}", {}),
                 engine=engine,
                 frames=FrameWriter(post, time.monotonic),
-                region="us",
-                replica="g0",
                 clock=time.monotonic,
                 began=began,
+                site=ReplicaSite("us", "g0"),
             )
             await relay.run()
             assert frames.count(Frame.END) == 1

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from agents.adapters.engine import EngineClient, served
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.listed_models import served
 from agents.adapters.loaded_pages import PAGES, TRIES_MAX, state_of
 from agents.config import MODELS_MAX
 from agents.core.engine_pages import FAILURES_MAX
@@ -51,7 +52,7 @@ async def on_demand(*models: str) -> AsyncIterator[tuple[EngineClient, ScriptedE
             metrics_url="",
             kind=KINDS["openai"],
             clock=time.monotonic,
-            scrape_timeout_s=30.0,
+            options=EngineOptions(scrape_timeout_s=30.0),
         )
         try:
             yield client, engine, server

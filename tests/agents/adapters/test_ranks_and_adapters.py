@@ -7,8 +7,9 @@ import orjson
 import pytest
 
 from agents.adapters import adapter_loads
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, MetricsPage, read_sglang, read_vllm
+from agents.adapters.engine_request import ReplicaSite
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import LoadAdapter, StartRelay
@@ -51,8 +52,7 @@ def client_of(url: str, kind: str = "vllm", **options) -> EngineClient:
         metrics_url=url + "/metrics",
         kind=KINDS[kind],
         clock=time.monotonic,
-        asks_usage=False,
-        **options,
+        options=EngineOptions(asks_usage=False, **options),
     )
 
 
@@ -124,11 +124,10 @@ class Answered:
                 StartRelay("_INBOX.us.r1.1", self.path, "q-1", body, self.headers),
                 engine=client,
                 frames=FrameWriter(self._post, time.monotonic),
-                region="us",
-                replica="g0",
                 clock=time.monotonic,
                 began=self._began,
                 adapter=adapter,
+                site=ReplicaSite("us", "g0"),
             )
             try:
                 self.ended = await relay.run()

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 import uvloop
 
-from agents.adapters.engine import EngineClient
+from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.engine_request import ReplicaSite
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
@@ -69,11 +70,9 @@ class Call:
             hand,
             engine=client,
             frames=FrameWriter(self._post, time.monotonic),
-            region="us",
-            replica="g0",
             clock=time.monotonic,
             began=self._began,
-            transfer=None if stage is None else TransferKind.NIXL,
+            site=ReplicaSite("us", "g0", transfer=None if stage is None else TransferKind.NIXL),
         )
 
     def _post(self, frame: bytes, urgent: bool) -> None:
@@ -122,7 +121,7 @@ async def calling(
             metrics_url=engine.url,
             kind=KINDS[kind],
             clock=time.monotonic,
-            asks_usage=asks_usage,
+            options=EngineOptions(asks_usage=asks_usage),
         )
         try:
             yield Call(engine, client, headers, path, stage), engine

@@ -97,7 +97,7 @@ async def test_what_an_answer_teaches_about_its_path(path, more, response, has) 
     headers = {H_MODEL: encode_model(MODEL), **more}
     async with calling(whole(response), path=path, **headers) as (made, engine):
         engine.also_serves, engine.embeds = (path,), True
-        routes = made.client.routes
+        routes = made.client.optional.routes
         routes.listed((MODEL, "another"), on_demand=True, now=0.0)
         await made.relay.run()
         lacking = routes.known().lacking.get(MODEL, ())

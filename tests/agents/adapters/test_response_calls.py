@@ -6,6 +6,7 @@ import pytest
 
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.engine_request import ReplicaSite
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
@@ -46,11 +47,9 @@ class Called:
                 StartRelay("_INBOX.us.r1.1", call.path, "q-1", b"{}", HEADERS, None, call),
                 engine=client,
                 frames=FrameWriter(self._post, time.monotonic),
-                region="us",
-                replica="g0",
                 clock=time.monotonic,
                 began=self._began,
-                transfer=TransferKind.NIXL,
+                site=ReplicaSite("us", "g0", transfer=TransferKind.NIXL),
             )
             try:
                 return await relay.run()

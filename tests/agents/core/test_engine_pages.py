@@ -15,7 +15,7 @@ from agents.core.engine_pages import (
     FaultKind,
     Look,
     PageFault,
-    Verdict,
+    ScrapeResult,
 )
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, PagesSeen, ScrapeFailed
 from schemas.state import PAGE_PROBLEM_CHARS_MAX, ReplicaState
@@ -41,7 +41,7 @@ class Engine:
         self.metrics: PageFault | None = None
         self.last_content_at = NEVER
 
-    def look(self, *, models_too: bool = True) -> Verdict:
+    def look(self, *, models_too: bool = True) -> ScrapeResult:
         self.now += 0.1
         asks = self.has_metrics and self.pages.asks_metrics(self.now)
         look = Look(
@@ -54,7 +54,7 @@ class Engine:
         )
         return self.pages.looked(look, self.now)
 
-    def run(self, seconds: float) -> set[Verdict]:
+    def run(self, seconds: float) -> set[ScrapeResult]:
         return {self.look() for _ in range(round(seconds * 10))}
 
     @property
@@ -65,22 +65,22 @@ class Engine:
 @pytest.fixture
 def engine() -> Engine:
     engine = Engine()
-    assert engine.run(1.0) == {Verdict.UP}
+    assert engine.run(1.0) == {ScrapeResult.UP}
     return engine
 
 
 @pytest.mark.parametrize("fault", [HTTP_503, LOGIN, LATE, REFUSED])
 def test_without_its_page_of_metrics_it_is_up_and_blind(engine, fault) -> None:
     engine.metrics = fault
-    assert engine.look(models_too=False) is Verdict.FAILED, "the models were not asked"
+    assert engine.look(models_too=False) is ScrapeResult.FAILED, "the models were not asked"
     assert engine.pages.is_doubted, "the next scrape asks both at once"
     assert [engine.look() for _ in range(FAILURES_MAX)] == [
-        *[Verdict.WAIT] * (FAILURES_MAX - 1),
-        Verdict.UP,
+        *[ScrapeResult.WAIT] * (FAILURES_MAX - 1),
+        ScrapeResult.UP,
     ]
     assert engine.pages.seen == PagesSeen(f"metrics: {fault.what}", is_blind=True)
-    assert engine.run(60.0) == {Verdict.UP}
-    assert engine.look(models_too=False) is Verdict.UP
+    assert engine.run(60.0) == {ScrapeResult.UP}
+    assert engine.look(models_too=False) is ScrapeResult.UP
     engine.metrics = None
     engine.run(RETRY_S + 0.2)
     assert engine.pages.seen == PagesSeen()
@@ -101,9 +101,9 @@ def test_a_broken_page_is_asked_again_every_two_seconds(engine) -> None:
 def test_one_that_never_had_a_page_works_without_after_a_while(fault) -> None:
     engine = Engine()
     engine.metrics = fault
-    assert engine.run(START_S - 0.3) == {Verdict.WAIT}
+    assert engine.run(START_S - 0.3) == {ScrapeResult.WAIT}
     engine.run(0.5)
-    assert engine.look() is Verdict.UP
+    assert engine.look() is ScrapeResult.UP
     assert engine.problem == f"metrics: {fault.what}"
 
 
@@ -111,7 +111,7 @@ def test_one_that_never_had_a_page_works_without_after_a_while(fault) -> None:
 def test_one_that_can_not_be_reached_or_serves_nothing_is_not_up(engine, fault) -> None:
     engine.models = fault
     engine.last_content_at = engine.now
-    assert engine.run(1.0) == {Verdict.FAILED}
+    assert engine.run(1.0) == {ScrapeResult.FAILED}
 
 
 def test_one_failed_scrape_or_late_ones_while_answers_flow_are_no_other_process(engine) -> None:
@@ -121,24 +121,24 @@ def test_one_failed_scrape_or_late_ones_while_answers_flow_are_no_other_process(
         True,
     ]
     engine.models = engine.metrics = None
-    assert engine.look() is Verdict.UP and not engine.pages.was_away
+    assert engine.look() is ScrapeResult.UP and not engine.pages.was_away
     engine.models = engine.metrics = LATE
     for _ in range(2 * FAILURES_MAX):
         engine.last_content_at = engine.now + 0.1
-        assert engine.look() is Verdict.FAILED and not engine.pages.was_away
+        assert engine.look() is ScrapeResult.FAILED and not engine.pages.was_away
 
 
 def test_a_frozen_process_is_not_up(engine) -> None:
     engine.models = engine.metrics = LATE
     engine.last_content_at = engine.now
-    assert engine.run(3.0) == {Verdict.FAILED}
+    assert engine.run(3.0) == {ScrapeResult.FAILED}
 
 
 def test_a_page_that_is_late_while_answers_flow_has_longer(engine) -> None:
     engine.metrics = LATE
     for _ in range(round(BUSY_S * 10) - 2):
         engine.last_content_at = engine.now + 0.1
-        assert engine.look() is Verdict.WAIT
+        assert engine.look() is ScrapeResult.WAIT
     for _ in range(5):
         engine.last_content_at = engine.now + 0.1
         engine.look()
@@ -148,7 +148,7 @@ def test_a_page_that_is_late_while_answers_flow_has_longer(engine) -> None:
 @pytest.mark.parametrize("fault", [HTTP_503, LATE])
 def test_without_its_list_of_models_it_is_up_by_its_metrics(engine, fault) -> None:
     engine.models = fault
-    assert engine.run(60.0) == {Verdict.UP}
+    assert engine.run(60.0) == {ScrapeResult.UP}
     assert engine.pages.seen == PagesSeen(f"models: {fault.what}")
     engine.models = None
     engine.look()
@@ -159,19 +159,19 @@ def test_a_page_elsewhere_does_not_show_that_the_engine_is_up() -> None:
     engine = Engine(one_server=False)
     engine.run(1.0)
     engine.models = HTTP_503
-    assert engine.run(1.0) == {Verdict.FAILED}
+    assert engine.run(1.0) == {ScrapeResult.FAILED}
 
 
 def test_a_list_behind_a_login_is_no_engine_that_answers(engine) -> None:
     """The metrics of vLLM need no key, and each request does."""
     engine.models = LOGIN
-    assert engine.run(1.0) == {Verdict.FAILED}
+    assert engine.run(1.0) == {ScrapeResult.FAILED}
 
 
 def test_models_that_were_never_known_are_no_engine() -> None:
     engine = Engine()
     engine.models = HTTP_503
-    assert engine.run(60.0) == {Verdict.FAILED}
+    assert engine.run(60.0) == {ScrapeResult.FAILED}
 
 
 @pytest.mark.parametrize("has_metrics", [True, False])
@@ -179,7 +179,7 @@ def test_with_no_page_at_all_good_answers_show_that_it_is_up(has_metrics) -> Non
     engine = Engine(has_metrics=has_metrics)
     engine.run(1.0)
     engine.models = engine.metrics = HTTP_503
-    assert engine.look() is Verdict.FAILED
+    assert engine.look() is ScrapeResult.FAILED
     assert engine.pages.seen.wants_proof
     verdicts = []
     for _ in range(300):
@@ -187,36 +187,36 @@ def test_with_no_page_at_all_good_answers_show_that_it_is_up(has_metrics) -> Non
         verdicts.append(engine.look())
         assert not engine.pages.seen.wants_proof
     waits = FAILURES_MAX - 1 if has_metrics else 0  # its load as last read may still hold
-    assert verdicts == [Verdict.WAIT] * waits + [Verdict.UP] * (300 - waits)
-    assert engine.run(PROOF_S / 2 - 0.2) == {Verdict.UP}
+    assert verdicts == [ScrapeResult.WAIT] * waits + [ScrapeResult.UP] * (300 - waits)
+    assert engine.run(PROOF_S / 2 - 0.2) == {ScrapeResult.UP}
     assert not engine.pages.seen.wants_proof
     engine.run(0.5)
     assert engine.pages.seen.wants_proof, "before it would count as gone"
-    assert engine.look(models_too=False) is Verdict.UP
+    assert engine.look(models_too=False) is ScrapeResult.UP
     assert engine.pages.seen.wants_proof, "until the models are asked again"
     engine.pages.proved(engine.now)
-    assert engine.run(PROOF_S - 0.2) == {Verdict.UP}
-    assert engine.run(1.0) == {Verdict.UP, Verdict.FAILED}
+    assert engine.run(PROOF_S - 0.2) == {ScrapeResult.UP}
+    assert engine.run(1.0) == {ScrapeResult.UP, ScrapeResult.FAILED}
 
 
 def test_a_page_of_a_new_format_is_broken_once_there_was_something_to_show(engine) -> None:
     engine.metrics = NO_SERIES
-    assert engine.run(2 * UNREADABLE_S) == {Verdict.UP}
+    assert engine.run(2 * UNREADABLE_S) == {ScrapeResult.UP}
     assert engine.problem is None, "no request was answered: the page may be empty"
     engine.last_content_at = engine.now
-    assert engine.run(UNREADABLE_S - 1.0) == {Verdict.UP}
+    assert engine.run(UNREADABLE_S - 1.0) == {ScrapeResult.UP}
     assert engine.problem is None
-    assert engine.run(2.0) == {Verdict.UP}
+    assert engine.run(2.0) == {ScrapeResult.UP}
     assert engine.pages.seen == PagesSeen("metrics: no series of the engine's kind", is_blind=True)
 
 
 def test_a_restarted_engine_has_time_for_its_page(engine) -> None:
     engine.models = engine.metrics = REFUSED
-    assert engine.run(1.0) == {Verdict.FAILED}
+    assert engine.run(1.0) == {ScrapeResult.FAILED}
     engine.models, engine.metrics = None, HTTP_503
-    assert engine.run(START_S - 0.3) == {Verdict.WAIT}
+    assert engine.run(START_S - 0.3) == {ScrapeResult.WAIT}
     engine.metrics = None
-    assert engine.look() is Verdict.UP
+    assert engine.look() is ScrapeResult.UP
     assert engine.problem is None
 
 

@@ -13,13 +13,13 @@ from agents.core.kv_events import (
     GROUPS_MAX,
     PAYLOAD_BYTES_MAX,
     AllCleared,
+    BatchUse,
     BlocksRemoved,
     BlocksStored,
     GroupKind,
     KvEventOrder,
     KvEventsInvalid,
     Tier,
-    Verdict,
     parse_batch,
 )
 
@@ -230,24 +230,24 @@ def test_events_of_any_form_are_read_or_refused(events, named):
 
 def test_batches_in_order_are_taken_and_a_gap_is_replayed():
     order = KvEventOrder()
-    assert [order.live(seq) for seq in (0, 1, 4)] == [Verdict.TAKE, Verdict.TAKE, Verdict.REPLAY]
+    assert [order.live(seq) for seq in (0, 1, 4)] == [BatchUse.TAKE, BatchUse.TAKE, BatchUse.REPLAY]
     assert order.replayed([2, 3, 4, 5])
-    assert [order.live(seq) for seq in (5, 6)] == [Verdict.IGNORE, Verdict.TAKE]
+    assert [order.live(seq) for seq in (5, 6)] == [BatchUse.IGNORE, BatchUse.TAKE]
 
 
 def test_a_replay_without_the_missing_batches_shows_it():
     order = KvEventOrder()
-    assert order.live(7) is Verdict.REPLAY
+    assert order.live(7) is BatchUse.REPLAY
     assert not order.replayed([3, 4, 5, 6, 7])
-    assert order.live(8) is Verdict.TAKE
+    assert order.live(8) is BatchUse.TAKE
 
 
 def test_an_engine_that_restarted_begins_anew():
     order = KvEventOrder()
     for seq in range(5):
         order.live(seq)
-    assert order.live(2) is Verdict.RESTARTED  # its 0 and 1 are missing
+    assert order.live(2) is BatchUse.RESTARTED  # its 0 and 1 are missing
     assert order.next == 0
     assert order.replayed([0, 1, 2])
-    assert order.live(0) is Verdict.RESTARTED  # and once more: nothing is missing
+    assert order.live(0) is BatchUse.RESTARTED  # and once more: nothing is missing
     assert order.next == 1
