@@ -11,7 +11,6 @@ CODE = ("mesh", "agents", "schemas", "infra")
 CONSTRUCTOR_ARGUMENTS_MAX = 7
 # How many arguments these take, and why they do.
 WIDE_CONSTRUCTORS = {
-    "mesh/adapters/http_api.py HttpApi": (10, "what the routes of one port need"),
     "mesh/batch/held_lines.py HeldLines": (8, "ports of a batch runner"),
     "mesh/runtime/request_manager.py RequestManager": (9, "ports of one router process"),
     "mesh/runtime/request_messages.py RequestMessages": (10, "ports of one router process"),

@@ -17,14 +17,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import lru_cache
 from http import HTTPStatus
 from math import ceil
 from typing import Protocol
 
-from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import SERVER_SOFTWARE
-
+from mesh.adapters.answer_head import answer_head
 from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import LAST_BYTES, AnswerReceiver
@@ -53,7 +50,6 @@ LAST_CHUNK = b"0\r\n\r\n"
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 JSON = "application/json"
 ROUTER_FAILED = "the router failed on this request; its log says why"
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class ClientSocket(Protocol):
@@ -408,19 +404,4 @@ class AnswerWriter:
         return b"%x\r\n%b\r\n" % (len(data), data) if data and self._is_chunked else data
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or "\0" in lines:
-            raise ValueError(f"a header of the answer has a line break: {lines[:300]!r}")
-        about = _general_lines(rfc822_formatted_time(), self._minor, self.keep_alive)
-        return (
-            f"HTTP/1.{self._minor} {status} {_REASONS.get(status, '')}\r\n{lines}{about}".encode()
-        )
-
-
-@lru_cache(maxsize=8)
-def _general_lines(date: str, minor: int, keep_alive: bool) -> str:
-    """The headers of every answer, and the head's end; the date changes once a second."""
-    about = f"date: {date}\r\nserver: {SERVER_SOFTWARE}\r\n"
-    if keep_alive == (minor == 1):  # what that version means anyway
-        return about + "\r\n"
-    return f"{about}connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
+        return answer_head(status, headers, self._minor, keep_alive=self.keep_alive)

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from infra.batch_table import BatchTable
 from mesh.adapters.batch_requests import BatchDoor
 from mesh.adapters.batches_api import BatchesApi
+from mesh.adapters.exchange import Answer, Exchange
 from mesh.adapters.files_api import FilesApi, Transfers
 from mesh.adapters.metrics import BatchMetrics
 from mesh.adapters.read_request import RequestRefused
@@ -38,7 +38,7 @@ class BatchApi:
         self._files, self._batches = FilesApi(door, limits, metrics), BatchesApi(door)
         self._metrics = metrics
         self._lists = Transfers(LISTS_MAX, "lists")
-        self._handlers: dict[str, Callable[[web.BaseRequest], Awaitable[Any]]] = {
+        self._handlers: dict[str, Callable[[Exchange], Awaitable[Any]]] = {
             "createFile": self._files.create,
             "listFiles": self._files.list,
             "retrieveFile": self._files.retrieve,
@@ -59,18 +59,16 @@ class BatchApi:
     async def close(self) -> None:
         await self._batches.close()
 
-    async def handle(
-        self, name: str, request: web.BaseRequest, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
+    async def handle(self, name: str, exchange: Exchange, headers: Mapping[str, str]) -> Answer:
         """Answer with these headers, and those that the route has besides. Raises
         RequestRefused."""
         try:
             if name == CONTENT:
-                answer = await self._files.content(request, headers)
+                answer = await self._files.content(exchange, headers)
             else:
                 with self._lists.one_more() if name in LISTS else contextlib.nullcontext():
-                    body = await _json(await self._handlers[name](request))
-                answer = web.Response(body=body, headers={**headers, **JSON})
+                    body = await _json(await self._handlers[name](exchange))
+                answer = Answer(200, {**headers, **JSON}, body)
         except RequestRefused as refused:
             self._metrics.requests.labels(name, refused.fault.value.code).inc()
             raise

@@ -4,25 +4,19 @@ Whose they are, the bytes of their bodies as they come, their queries, and the s
 answers.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Protocol
 
-from aiohttp import web
-from multidict import MultiMapping
-
 from infra.process import LimitedLog
+from mesh.adapters.exchange import Exchange, Query
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.request_body import (
     H_CONTENT_ENCODING,
     UPLOAD_S_MAX,
     WINDOW_BYTES,
-    UploadRate,
-    say_continue,
-    too_slow,
-    waits_for_continue,
+    arriving,
 )
 from mesh.batch.records import (
     FileUnknown,
@@ -83,63 +77,42 @@ def unknown_as(fault: Fault, param: str | None = None) -> Iterator[None]:
         raise RequestRefused(fault, str(error), param) from error
 
 
-def lower(request: web.BaseRequest) -> dict[str, str]:
-    """The request's headers, their names in lower case."""
-    return {name.lower(): request.headers[name] for name in request.headers}
-
-
 def id_in(path: str) -> str:
     """The id in a path of one file or one batch."""
     return path.split("/")[3]
 
 
-async def arriving(
-    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
+async def upload(
+    exchange: Exchange, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
 ) -> AsyncGenerator[bytes]:
-    """The body as it comes. Raises RequestRefused for one that is cut, encoded, or too slow.
-
-    `whole_s`: what all of it may take. `window_bytes`: the least in each WINDOW_S. What the caller
-    does between two pieces is not counted.
-    """
-    if request.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
+    """The body as `arriving` gives it. Raises RequestRefused for one that is encoded, too."""
+    if exchange.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
         message = f"send it without {H_CONTENT_ENCODING}"
         raise RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
-    if waits_for_continue(request):
-        say_continue(request)
-    clock = asyncio.get_running_loop().time
-    rate = UploadRate(clock(), whole_s, window_bytes)
-    try:
-        while True:
-            async with asyncio.timeout_at(rate.due_at):
-                piece = await request.content.readany()
-            if not piece:
-                return
-            began_at = clock()
-            rate.arrived(len(piece), began_at)
+    if exchange.waits_for_continue():
+        exchange.say_continue()
+    async with contextlib.aclosing(arriving(exchange, whole_s, window_bytes)) as pieces:
+        async for piece in pieces:
             yield piece
-            rate.forgive(clock() - began_at)
-    except web.RequestPayloadError as error:
-        raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
-    except TimeoutError as error:
-        raise too_slow(whole_s, window_bytes) from error
 
 
-async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:
+async def small_body(exchange: Exchange, bytes_max: int) -> bytes:
     """A body of at most so many bytes. Raises RequestRefused."""
     refused = RequestRefused(Fault.BODY_TOO_LARGE, f"the body has more than {bytes_max} bytes")
-    if (request.content_length or 0) > bytes_max:
+    if (exchange.length or 0) > bytes_max:
         raise refused
     body = bytearray()
-    async for piece in arriving(request):
-        body += piece
-        if len(body) > bytes_max:
-            raise refused
+    async with contextlib.aclosing(upload(exchange)) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > bytes_max:
+                raise refused
     return bytes(body)
 
 
-def idempotency_key(request: web.BaseRequest) -> str | None:
+def idempotency_key(exchange: Exchange) -> str | None:
     """What makes all requests with it one. Raises RequestRefused for one that is no key."""
-    given = request.headers.getall(H_IDEMPOTENCY_KEY, [])
+    given = exchange.lines.get(H_IDEMPOTENCY_KEY)
     if not given:
         return None
     key = given[0]
@@ -155,15 +128,15 @@ def key_of_another(what: str) -> RequestRefused:
     return RequestRefused(Fault.INVALID, message, H_IDEMPOTENCY_KEY)
 
 
-def checked_query(query: MultiMapping[str], known: tuple[str, ...]) -> dict[str, str]:
+def checked_query(query: Query, known: tuple[str, ...]) -> dict[str, str]:
     """The query's parameters. Raises RequestRefused for an unknown one, or one given twice."""
-    for name in query:
+    for name, values in query.items():
         if name not in known:
             message = f"unknown query parameter {name!r:.60}{did_you_mean(name, known)}"
             raise RequestRefused(Fault.INVALID, message, name[:60])
-        if len(query.getall(name)) > 1:
+        if len(values) > 1:
             raise RequestRefused(Fault.INVALID, f"{name} is given more than once", name)
-    return dict(query)
+    return {name: values[0] for name, values in query.items()}
 
 
 def limit_of(query: Mapping[str, str], usual: int, most: int) -> int:

@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import orjson
-from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from mesh.adapters.batch_requests import (
@@ -22,11 +21,11 @@ from mesh.adapters.batch_requests import (
     idempotency_key,
     key_of_another,
     limit_of,
-    lower,
     small_body,
     store_errors,
     unknown_as,
 )
+from mesh.adapters.exchange import Exchange
 from mesh.adapters.files_api import find_file
 from mesh.adapters.read_request import RequestRefused, read_options
 from mesh.batch.records import (
@@ -65,12 +64,12 @@ class BatchesApi:
         self._door = door
         self._submitting: set[asyncio.Task[BatchJob]] = set()
 
-    async def create(self, request: web.BaseRequest) -> Batch:
+    async def create(self, request: Exchange) -> Batch:
         """Store a job and the task to check its input file; once for all repetitions of a request,
         which have its idempotency key, or a count of OpenAI's clients."""
         self._door.refuse_new()
         checked_query(request.query, ())
-        store, headers = self._door.batch_store(), lower(request)
+        store, headers = self._door.batch_store(), request.headers
         owner, key = self._door.owner(headers), idempotency_key(request)
         residency = self._door.residency(read_options(headers, {}).residency, headers)
         wanted = _batch_request(await small_body(request, BODY_BYTES_MAX))
@@ -101,20 +100,20 @@ class BatchesApi:
                 before = await self._to_its_end(_submit(store, job))
             return batch_of(before)
 
-    async def retrieve(self, request: web.BaseRequest) -> Batch:
+    async def retrieve(self, request: Exchange) -> Batch:
         """One job as it is now."""
         return batch_of(await self._own(self._door.batch_store(), request))
 
-    async def list(self, request: web.BaseRequest) -> Page[Batch]:
+    async def list(self, request: Exchange) -> Page[Batch]:
         """The tenant's jobs, the newest first."""
-        store, owner = self._door.batch_store(), self._door.owner(lower(request))
+        store, owner = self._door.batch_store(), self._door.owner(request.headers)
         query = checked_query(request.query, ("limit", "after"))
         limit = limit_of(query, BATCHES_LISTED, BATCHES_MAX)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN, "after"):
             page = await store.jobs.list(tenant=owner, after=query.get("after", ""), limit=limit)
         return Page([batch_of(job) for job in page.items], page.has_more)
 
-    async def cancel(self, request: web.BaseRequest) -> Batch:
+    async def cancel(self, request: Exchange) -> Batch:
         """End a job; a second time changes nothing."""
         self._door.refuse_new()
         store = self._door.batch_store()
@@ -143,10 +142,10 @@ class BatchesApi:
             message = f"{file_id} has the purpose {info.purpose}; it must be {Purpose.BATCH}"
             raise RequestRefused(Fault.INVALID, message, INPUT_FILE)
 
-    async def _own(self, store: BatchStore, request: web.BaseRequest) -> BatchJob:
+    async def _own(self, store: BatchStore, request: Exchange) -> BatchJob:
         """The job that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
-        owner, job_id = self._door.owner(lower(request)), id_in(request.path)
+        owner, job_id = self._door.owner(request.headers), id_in(request.path)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN):
             job = await store.jobs.get(job_id)
         if job.tenant != owner:

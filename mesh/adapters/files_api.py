@@ -11,23 +11,22 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from infra.batch_table import BatchTable
 from mesh.adapters.batch_requests import (
     BatchDoor,
-    arriving,
     checked_query,
     id_in,
     idempotency_key,
     key_of_another,
     limit_of,
-    lower,
     store_errors,
     unknown_as,
+    upload,
 )
 from mesh.adapters.byte_range import ByteRange, RangeOutside, byte_range
+from mesh.adapters.exchange import Answer, Exchange
 from mesh.adapters.form_parts import STEP_BYTES
 from mesh.adapters.metrics import BatchMetrics
 from mesh.adapters.read_request import RequestRefused
@@ -56,6 +55,7 @@ from schemas.batch import Purpose
 from schemas.batch_http import FILES_MAX, ExpiresAfter, FileDeleted, FileObject
 from schemas.http import Fault
 from schemas.problems import problem_of
+from schemas.request_headers import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,13 @@ class FilesApi:
         self.downloads = Transfers(DOWNLOADS_MAX, "downloads")
         self._pace = Pace(TRANSFER_BYTES_PER_S)
 
-    async def create(self, request: web.BaseRequest) -> FileObject:
+    async def create(self, request: Exchange) -> FileObject:
         """Store the file of a form as it comes; nothing is left of one that breaks off."""
         self._door.refuse_new()
         checked_query(request.query, ())
-        store, owner = self._door.batch_store(), self._door.owner(lower(request))
-        form = UploadForm(request.headers.get("content-type"))
-        if (request.content_length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
+        store, owner = self._door.batch_store(), self._door.owner(request.headers)
+        form = UploadForm(request.headers.get(CONTENT_TYPE))
+        if (request.length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
             raise self._too_large()
         key = idempotency_key(request)
         file_id = "" if key is None else repeated_id("file-", owner, key)
@@ -157,9 +157,9 @@ class FilesApi:
                 ) from error
         return _object(info)
 
-    async def list(self, request: web.BaseRequest) -> Page[FileObject]:
+    async def list(self, request: Exchange) -> Page[FileObject]:
         """The tenant's files, the newest first unless `order` is asc."""
-        store, owner = self._door.batch_store(), self._door.owner(lower(request))
+        store, owner = self._door.batch_store(), self._door.owner(request.headers)
         query = checked_query(request.query, ("purpose", "limit", "order", "after"))
         order, purpose = query.get("order", "desc"), query.get("purpose")
         if order not in ("asc", "desc"):
@@ -178,11 +178,11 @@ class FilesApi:
             )
         return Page([_object(info) for info in page.items], page.has_more)
 
-    async def retrieve(self, request: web.BaseRequest) -> FileObject:
+    async def retrieve(self, request: Exchange) -> FileObject:
         """What is known of one."""
         return _object(await self._own(self._door.batch_store(), request))
 
-    async def delete(self, request: web.BaseRequest) -> FileDeleted:
+    async def delete(self, request: Exchange) -> FileDeleted:
         """Delete it; a batch that has read it goes on."""
         store = self._door.batch_store()
         info = await self._own(store, request)
@@ -190,9 +190,7 @@ class FilesApi:
             await store.files.delete(info.id)
         return FileDeleted(id=info.id)
 
-    async def content(
-        self, request: web.BaseRequest, headers: Mapping[str, str]
-    ) -> web.StreamResponse:
+    async def content(self, request: Exchange, headers: Mapping[str, str]) -> Answer:
         """Its bytes, or the range of them that is asked for."""
         store = self._door.batch_store()
         with self.downloads.one_more():
@@ -200,24 +198,19 @@ class FilesApi:
             etag = f'"{info.id}-{info.created_at:x}-{info.bytes:x}"'
             wanted = _wanted(request, info, etag)
             part = wanted or ByteRange(0, info.bytes)
-            answer = web.StreamResponse(status=206 if wanted else 200, headers=headers)
-            answer.headers.update({http.H_ETAG: etag, http.H_ACCEPT_RANGES: "bytes"})
+            own = {http.H_ETAG: etag, http.H_ACCEPT_RANGES: "bytes"}
             if wanted:
                 content_range = f"bytes {part.start}-{part.end - 1}/{info.bytes}"
-                answer.headers[http.H_CONTENT_RANGE] = content_range
-            answer.content_type, answer.content_length = http.JSON_LINES, part.end - part.start
-            await answer.prepare(request)
+                own[http.H_CONTENT_RANGE] = content_range
+            own[CONTENT_TYPE] = http.JSON_LINES
+            answer = Answer(206 if wanted else 200, {**headers, **own})
+            request.begin(answer, part.end - part.start)
             if request.method != "HEAD":
-                await self._send(store, info, part, answer, request)
+                await self._send(store, info, part, request)
         return answer
 
     async def _send(
-        self,
-        store: BatchStore,
-        info: FileInfo,
-        part: ByteRange,
-        answer: web.StreamResponse,
-        request: web.BaseRequest,
+        self, store: BatchStore, info: FileInfo, part: ByteRange, request: Exchange
     ) -> None:
         """Send that part as fast as the client takes it; one that can't go on is cut."""
         clock, waited_s = asyncio.get_running_loop().time, 0.0
@@ -229,22 +222,18 @@ class FilesApi:
                     self._door.batch_store()  # the next read would wait for one that is away
                     began_at = clock()
                     async with asyncio.timeout(min(STALL_S, DOWNLOAD_S_MAX - waited_s)):
-                        await answer.write(piece)
+                        await request.write(piece)
                     waited_s += clock() - began_at
                     self._metrics.bytes_sent.inc(len(piece))
         except (RequestRefused, StoreError, TimeoutError) as error:
             # The client sees that bytes are missing, and may ask for the rest.
             why = str(error) or f"its client is too slow ({waited_s:.0f} s)"
             log.warning("the download of %s is cut: %s", info.id, why)
-            answer.force_close()
-            if request.transport is not None:
-                request.transport.abort()
+            request.cut()
 
-    async def _pieces(self, request: web.BaseRequest, form: UploadForm) -> AsyncGenerator[bytes]:
+    async def _pieces(self, request: Exchange, form: UploadForm) -> AsyncGenerator[bytes]:
         """The file's bytes as they come. Raises RequestRefused for a form that is of no use."""
-        async with contextlib.aclosing(
-            arriving(request, UPLOAD_S_MAX, UPLOAD_WINDOW_BYTES)
-        ) as body:
+        async with contextlib.aclosing(upload(request, UPLOAD_S_MAX, UPLOAD_WINDOW_BYTES)) as body:
             async for arrived in body:
                 self._metrics.bytes_received.inc(len(arrived))
                 for at in range(0, len(arrived), PIECE_BYTES):
@@ -262,10 +251,10 @@ class FilesApi:
         filename = form.filename or FILE
         return replace(new, filename=filename, expires_at=int(now) + kept_s)
 
-    async def _own(self, store: BatchStore, request: web.BaseRequest) -> FileInfo:
+    async def _own(self, store: BatchStore, request: Exchange) -> FileInfo:
         """The file that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
-        owner = self._door.owner(lower(request))
+        owner = self._door.owner(request.headers)
         info = await find_file(store, id_in(request.path), owner)
         if info is None:
             raise RequestRefused(Fault.FILE_UNKNOWN, f"no file {id_in(request.path):.64}")
@@ -299,12 +288,12 @@ async def _fed(form: UploadForm, piece: bytes) -> bytes:
     return b"".join(of_file)
 
 
-def _announced(request: web.BaseRequest) -> int:
+def _announced(request: Exchange) -> int:
     """The file's size, less what its form has besides; 0 where the client does not say."""
-    return max(0, (request.content_length or 0) - BESIDE_BYTES_MAX)
+    return max(0, (request.length or 0) - BESIDE_BYTES_MAX)
 
 
-def _wanted(request: web.BaseRequest, info: FileInfo, etag: str) -> ByteRange | None:
+def _wanted(request: Exchange, info: FileInfo, etag: str) -> ByteRange | None:
     """The range that is asked for; None for the whole. Raises RequestRefused."""
     if request.method != "GET" or request.headers.get(http.H_IF_RANGE, etag) != etag:
         return None

@@ -1,37 +1,28 @@
-"""The OpenAI-compatible routes of a region, as aiohttp handlers.
+"""The OpenAI-compatible routes of a region, as handlers of an `Exchange`.
 
-A request for work is read and checked here where it is unusual, and else by `ClientConnection`; in
-both cases the front door admits it and an `AnswerWriter` answers it. A client that hangs up cancels
-its handler.
+A request for work is read and checked here where it is unusual, and else by its connection.
 """
 
 import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import cast
 
 import orjson
-from aiohttp import HttpVersion11, web
-from multidict import MultiMapping
 from prometheus_client import CollectorRegistry
 
 from infra.metrics_page import metrics_page
-from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
+from mesh.adapters.answer_writer import ROUTER_FAILED
 from mesh.adapters.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
+from mesh.adapters.client_connection import FULL
 from mesh.adapters.cors import Cors
+from mesh.adapters.exchange import Answer, Exchange, Query, Work
 from mesh.adapters.front_door import FrontDoor
-from mesh.adapters.http_server import (
-    FULL,
-    UNPARSABLE,
-    AiohttpConnection,
-    CompletionRoutes,
-    ConnectionLimit,
-)
+from mesh.adapters.http_server import CompletionRoutes, ConnectionLimit
 from mesh.adapters.read_request import (
-    ParsedRequest,
     RequestReader,
     RequestRefused,
     check_given_once,
@@ -54,8 +45,7 @@ from schemas.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
-
+RouteHandler = Callable[[Exchange, RequestId], Awaitable[Answer | Work]]
 
 OTHER_WORK = (
     *("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),
@@ -65,9 +55,6 @@ RESPONSE_CALLS = ("retrieveResponse", "deleteResponse", "cancelResponse", "listI
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
 PROBED = frozenset({http.METRICS, http.HEALTH, http.READY})
-ADMITTED = web.RequestKey("ADMITTED", bool)
-FAULT = web.ResponseKey("FAULT", Fault)  # of the router's own error
-MODEL = web.ResponseKey("MODEL", str)  # that was requested
 # Of 426 (RFC 9110, 15.5.22 and 7.8). Clients go by the status: coding agents fall back to HTTP at
 # once, where 400 ends their session and 404, 405, 501 or 503 are tried for seconds.
 SERVED_INSTEAD = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
@@ -75,33 +62,40 @@ MODEL_PREFIX = http.MODEL.partition("{")[0]
 EVERY_PATH = frozenset(route.path for route in ROUTES)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one port serves: these paths, and `routes`, of engines, which the operator lists.
+
+    `elsewhere`: where the paths are that are left out. `cors_origins`: whose pages may ask.
+    """
+
+    paths: Collection[str] = EVERY_PATH
+    routes: Collection[str] = ()
+    elsewhere: str = ""
+    cors_origins: Collection[str] = ()
+
+
 class HttpApi:
-    """The routes of one router, all or some."""
+    """The routes of one port of a router."""
 
     def __init__(
         self,
         region: RegionId,
         door: FrontDoor,
         registry: CollectorRegistry,
-        paths: Collection[str] = EVERY_PATH,
-        elsewhere: str = "",
+        served: Served = Served(),
         connections: ConnectionLimit | None = None,
         count: Callable[[str], None] = lambda why: None,
-        cors_origins: Collection[str] = (),
         batch: BatchApi | None = None,
-        routes: Collection[str] = (),
     ) -> None:
-        """`elsewhere`: where the paths are that are left out. `connections`: of the clients' port.
-        `count` is called with why a body is refused: the code of the fault. `batch`: the routes of
-        files and batches, where the region keeps any. `routes`: of engines, which the operator
-        lists."""
+        """`connections`: of the clients' port. `count` is called with why a body is refused: the
+        code of the fault. `batch`: the routes of files and batches, where the region keeps any."""
         self._batch = batch
         self._connections = connections
-        self._cors = Cors(cors_origins) if cors_origins else None
         self._reader = RequestReader(door.bodies, count)
         self._bodies = BodyReader(self._reader, door)
         self._region = region
-        self._elsewhere = elsewhere
+        self._elsewhere = served.elsewhere
         self._door = door
         self._registry = registry
         self._handlers: dict[str, RouteHandler] = {
@@ -122,63 +116,58 @@ class HttpApi:
         }
         self._by_path: dict[str, dict[str, RouteHandler]] = {}
         for route in ROUTES:
-            if route.path in paths:
+            if route.path in served.paths:
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
-        for path in routes:
+        for path in served.routes:
             self._by_path[path] = {"POST": self._ask}
-        of_engines = [path for path in (*ENGINE_PATHS, *routes) if path in self._by_path]
+        of_engines = [path for path in (*ENGINE_PATHS, *served.routes) if path in self._by_path]
         completions = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
         # What connections need to serve requests for work themselves.
-        self.completions = CompletionRoutes(completions, self._reader, door, region, self._cors)
+        self.completions = CompletionRoutes(completions, self._reader, door, region)
+        self.allow_origins(served.cors_origins)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
         self._probed: dict[str, int] = {}  # the last status of each
 
     def allow_origins(self, origins: Collection[str]) -> None:
         """Answer pages of these from now on, on open connections too."""
-        self._cors = self.completions.cors = Cors(origins) if origins else None
+        self.completions.cors = Cors(origins) if origins else None
+
+    @property
+    def _cors(self) -> Cors | None:
+        return self.completions.cors
 
     async def close(self) -> None:
         await self._bodies.close()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request, whatever it is.
-
-        Where the answer came before the body it is the connection's last: a client that had waited
-        for "100 Continue" need not send the body, and its next request would be read as the body.
-        """
-        known_id, arrived_at = request_id(request.headers), asyncio.get_running_loop().time()
+    async def handle(self, exchange: Exchange) -> Answer | Work:
+        """Answer one request, whatever it is; it is logged, unless it is work to be placed."""
+        known_id, arrived_at = request_id(exchange.headers), asyncio.get_running_loop().time()
         try:
-            answer = await self._answered(request, known_id)
+            answer = await self._answered(exchange, known_id)
         except asyncio.CancelledError:
-            if ADMITTED not in request:
-                route, method = self._route(request), request.method
-                self._door.ended.client_gone(known_id, route, method, arrived_at)
+            route, method = self._route(exchange), exchange.method
+            self._door.ended.client_gone(known_id, route, method, arrived_at)
             raise
-        if not request.content.is_eof():
-            answer.force_close()
-        self._log(request, known_id, answer, arrived_at)
+        if isinstance(answer, Answer):
+            self._log(exchange, known_id, answer, arrived_at)
         return answer
 
     def _log(
-        self,
-        request: web.BaseRequest,
-        known_id: RequestId,
-        answer: web.StreamResponse,
-        arrived_at: float,
+        self, exchange: Exchange, known_id: RequestId, answer: Answer, arrived_at: float
     ) -> None:
         """Log a request that was not admitted; of probes the first that fails in a row."""
-        route = self._route(request)
-        if isinstance(answer, AlreadyWritten) or self._is_usual_probe(route, answer.status):
+        route = self._route(exchange)
+        if self._is_usual_probe(route, answer.status):
             return
         self._door.ended.of_http(
             known_id,
             route=route,
             status=answer.status,
-            method=request.method,
-            fault=answer.get(FAULT),
-            model=answer.get(MODEL, ""),
-            sent_bytes=answer.body_length if answer.prepared else answer.content_length or 0,
+            method=exchange.method,
+            fault=answer.fault,
+            model=answer.model,
+            sent_bytes=exchange.sent_bytes if exchange.has_begun else len(answer.body),
             arrived_at=arrived_at,
         )
 
@@ -190,40 +179,40 @@ class HttpApi:
         before, self._probed[route] = self._probed.get(route), status
         return status < HTTPStatus.BAD_REQUEST or status == before
 
-    async def _answered(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+    async def _answered(self, exchange: Exchange, known_id: RequestId) -> Answer | Work:
         try:
-            if UNPARSABLE in request:
-                raise request[UNPARSABLE]
-            handler = self._handler(request)
-            check_header_names(request.headers)
-            check_given_once(request.headers)
-            return await handler(request, known_id)
+            if exchange.refused is not None:
+                raise exchange.refused
+            handler = self._handler(exchange)
+            check_header_names(exchange.headers)
+            check_given_once(exchange.lines)
+            return await handler(exchange, known_id)
         except RequestRefused as problem:
-            headers = self._headers(request, known_id) | problem.headers
-            path = _path(request)
+            headers = self._headers(exchange, known_id) | problem.headers
+            path = _path(exchange)
             answer = _error(problem.fault, problem.message, headers, path, problem.param)
-            answer[MODEL] = problem.model
+            answer.model = problem.model
             return answer
         except Exception as error:
-            if request.writer.output_size > 0:
-                raise  # the answer had begun: the connection is cut
+            if exchange.has_begun:
+                raise  # the connection is cut
             log.error("request failed inside the router", exc_info=error)
-            headers = self._headers(request, known_id)
-            answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(request))
-            answer.force_close()
+            headers = self._headers(exchange, known_id)
+            answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(exchange))
+            answer.closes = True
             return answer
 
-    def _handler(self, request: web.BaseRequest) -> RouteHandler:
-        path = _path(request)
-        if request.headers.get("upgrade", "").lower() == "websocket":
+    def _handler(self, exchange: Exchange) -> RouteHandler:
+        path = _path(exchange)
+        if exchange.headers.get("upgrade", "").lower() == "websocket":
             message = 'websockets are not served here; use HTTP, with "stream": true for events'
             raise RequestRefused(Fault.UPGRADE, message, "upgrade", headers=SERVED_INSTEAD)
         methods = self._methods(path)
         if methods is None:
             message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"
             raise RequestRefused(Fault.PATH_UNKNOWN, message)
-        handler = methods.get("GET" if request.method == "HEAD" else request.method)
-        if handler is None and request.method == "OPTIONS" and self._cors is not None:
+        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if handler is None and exchange.method == "OPTIONS" and self._cors is not None:
             return self._preflight
         if handler is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
@@ -239,90 +228,61 @@ class HttpApi:
             None,
         )
 
-    def _route(self, request: web.BaseRequest) -> str:
+    def _route(self, exchange: Exchange) -> str:
         """The path as it is documented, or as it was requested if there is none such."""
-        path = _path(request)
+        path = _path(exchange)
         if path in self._by_path:
             return path
         known = (known for pattern, known in self._patterns if pattern.fullmatch(path))
         return next(known, path)
 
-    async def _preflight(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+    async def _preflight(self, exchange: Exchange, known_id: RequestId) -> Answer:
         assert self._cors is not None
-        methods = self._methods(_path(request)) or {}
-        origin = request.headers.get(http.H_ORIGIN)
-        allowed = self._cors.preflight(origin, request.headers, methods)
+        methods = self._methods(_path(exchange)) or {}
+        origin = exchange.headers.get(http.H_ORIGIN)
+        allowed = self._cors.preflight(origin, exchange.headers, methods)
         if allowed is None:
             message = "not a preflight request, or the page's origin is not in cors_origins"
             raise RequestRefused(
                 Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)}
             )
-        return web.Response(status=204, headers=self._headers(request, known_id) | dict(allowed))
+        return Answer(204, self._headers(exchange, known_id) | dict(allowed))
 
-    async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        headers = {name.lower(): request.headers[name] for name in request.headers}
+    async def _ask(self, exchange: Exchange, known_id: RequestId) -> Work:
+        headers = dict(exchange.headers)
         for name in ENGINE_HEADERS:
-            if len(lines := request.headers.getall(name, ())) > 1:  # RFC 9110, 5.3: they are one
-                headers[name] = ", ".join(lines)
-        parsed = await self._bodies.read(request, _path(request), headers, known_id)
-        return await self._work(request, known_id, parsed, headers)
+            if len(values := exchange.lines.get(name, ())) > 1:  # RFC 9110, 5.3: they are one
+                headers[name] = ", ".join(values)
+        parsed = await self._bodies.read(exchange, _path(exchange), headers, known_id)
+        return Work(parsed, headers)
 
-    async def _call(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+    async def _call(self, exchange: Exchange, known_id: RequestId) -> Work:
         """A call about a response. A body, which it need not have, is not read."""
-        route = self._route(request)
-        if request.method == "HEAD":
+        route = self._route(exchange)
+        if exchange.method == "HEAD":
             allowed = ", ".join(self._by_path[route])
             message = f"{route} takes {allowed}"
             raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         before, _, after = route.partition(RESPONSE_ID)
-        name = _path(request).removeprefix(before).removesuffix(after)
-        call = ResponseCall(request.method, route, name, request.rel_url.raw_query_string)
-        headers = {name.lower(): request.headers[name] for name in request.headers}
+        name = _path(exchange).removeprefix(before).removesuffix(after)
+        call = ResponseCall(exchange.method, route, name, exchange.query_string)
         try:
-            parsed = parsed_call(call, headers, known_id)
+            parsed = parsed_call(call, exchange.headers, known_id)
         except RequestRefused as error:
             self._reader.refused(error, charged=0)
             raise
-        return await self._work(request, known_id, parsed, headers)
+        return Work(parsed, exchange.headers)
 
-    async def _work(
-        self,
-        request: web.BaseRequest,
-        known_id: RequestId,
-        parsed: ParsedRequest,
-        headers: Mapping[str, str],
-    ) -> web.StreamResponse:
-        client = cast(AiohttpConnection, request.protocol).client
-        over = asyncio.Event()
-        writer = AnswerWriter(
-            client,
-            self._door,
-            self._headers(request, known_id),
-            over.set,
-            keep_alive=request.keep_alive and not client.is_last and request.content.is_eof(),
-            minor=int(request.version >= HttpVersion11),
-        )
-        client.answer_by(writer)
-        try:
-            admitted = self._door.admit(parsed, headers, writer.changed)
-            request[ADMITTED] = True
-            writer.begin(admitted)
-            await over.wait()
-        finally:  # also where the client hung up
-            writer.leave()
-            client.answer_by(None)
-        return AlreadyWritten(keep_alive=writer.keep_alive)
-
-    async def _models(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+    async def _models(self, exchange: Exchange, known_id: RequestId) -> Answer:
         models = tuple(self._described(model) for model in self._models_served())
-        return self._json(request, known_id, http.ModelList(data=models))
+        return self._json(exchange, known_id, http.ModelList(data=models))
 
-    async def _model(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        asked = _path(request).removeprefix(MODEL_PREFIX)
+    async def _model(self, exchange: Exchange, known_id: RequestId) -> Answer:
+        asked = _path(exchange).removeprefix(MODEL_PREFIX)
         models = self._models_served()
         if asked not in models:
             raise RequestRefused(Fault.MODEL_UNKNOWN, self._door.unknown_model(asked))
-        return self._json(request, known_id, self._described(ModelId(asked)))
+        return self._json(exchange, known_id, self._described(ModelId(asked)))
 
     def _described(self, model: ModelId) -> http.Model:
         card = self._door.model_card(model)
@@ -343,46 +303,47 @@ class HttpApi:
         return models
 
     async def _files_and_batches(
-        self, name: str, request: web.BaseRequest, known_id: RequestId
-    ) -> web.StreamResponse:
+        self, name: str, exchange: Exchange, known_id: RequestId
+    ) -> Answer:
         if self._batch is None:
             raise RequestRefused(Fault.NO_BATCH, NOT_CONFIGURED)
-        return await self._batch.handle(name, request, self._headers(request, known_id))
+        return await self._batch.handle(name, exchange, self._headers(exchange, known_id))
 
-    async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        near = client_location(request.query, request.headers)
-        return self._json(request, known_id, http.RegionList(data=self._door.regions(near)))
+    async def _regions(self, exchange: Exchange, known_id: RequestId) -> Answer:
+        near = client_location(exchange.query, exchange.headers)
+        return self._json(exchange, known_id, http.RegionList(data=self._door.regions(near)))
 
-    async def _health(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        return web.Response(text="ok\n", headers=self._headers(request, known_id))
+    async def _health(self, exchange: Exchange, known_id: RequestId) -> Answer:
+        headers = self._headers(exchange, known_id) | {"content-type": "text/plain; charset=utf-8"}
+        return Answer(200, headers, b"ok\n")
 
-    async def _ready(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+    async def _ready(self, exchange: Exchange, known_id: RequestId) -> Answer:
         problem = self._door.not_ready_because()
         if problem is not None:
-            return _error(*problem, self._headers(request, known_id))
+            return _error(*problem, self._headers(exchange, known_id))
         if self._connections is not None and self._connections.is_full:
-            return _error(Fault.OVERLOADED, FULL, self._headers(request, known_id))
+            return _error(Fault.OVERLOADED, FULL, self._headers(exchange, known_id))
         if self._door.bodies.is_full:
-            return _error(Fault.OVERLOADED, no_room().message, self._headers(request, known_id))
-        return self._json(request, known_id, self._door.readiness())
+            return _error(Fault.OVERLOADED, no_room().message, self._headers(exchange, known_id))
+        return self._json(exchange, known_id, self._door.readiness())
 
-    async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        accept = ",".join(request.headers.getall("accept", ()))
+    async def _metrics(self, exchange: Exchange, known_id: RequestId) -> Answer:
+        accept = ",".join(exchange.lines.get("accept", ()))
         page, content_type = metrics_page(self._registry, accept)
-        headers = self._headers(request, known_id) | {"content-type": content_type}
-        return web.Response(body=page, headers=headers)
+        headers = self._headers(exchange, known_id) | {"content-type": content_type}
+        return Answer(200, headers, page)
 
-    def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:
+    def _headers(self, exchange: Exchange, known_id: RequestId) -> dict[str, str]:
         headers: dict[str, str] = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
         if self._cors is not None:
-            headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))
+            headers.update(self._cors.headers(exchange.headers.get(http.H_ORIGIN)))
         return headers
 
-    def _json(self, request: web.BaseRequest, known_id: RequestId, value: object) -> web.Response:
-        return _json(200, orjson.dumps(value), self._headers(request, known_id))
+    def _json(self, exchange: Exchange, known_id: RequestId, value: object) -> Answer:
+        return _json(200, orjson.dumps(value), self._headers(exchange, known_id))
 
 
-def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> GeoLocation | None:
+def client_location(query: Query, headers: Mapping[str, str]) -> GeoLocation | None:
     """The client's location, by the query `near` or else by a header; None without both.
 
     Raises RequestRefused for what is no location, and for a query of another name: ignored, it
@@ -392,10 +353,11 @@ def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> Geo
         if name != NEAR:
             message = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
             raise RequestRefused(Fault.INVALID, message, name[:60])
-    if len(query.getall(NEAR, ())) > 1:
+    near = query.get(NEAR, [])
+    if len(near) > 1:
         raise RequestRefused(Fault.INVALID, f"{NEAR} is given more than once", NEAR)
     for given, name in (
-        (query.get(NEAR), NEAR),
+        (near[0] if near else None, NEAR),
         (headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),
     ):
         if given is not None:
@@ -404,20 +366,6 @@ def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> Geo
             except ValueError as error:
                 raise RequestRefused(Fault.INVALID, f"{name}: {error}", name) from error
     return None
-
-
-class AlreadyWritten(web.StreamResponse):
-    """An answer that an `AnswerWriter` has already written, for aiohttp."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        super().__init__()
-        self._keep_alive = keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing is left to write."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -430,25 +378,22 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.escape(before) + variable + after)
 
 
-def _path(request: web.BaseRequest) -> str:
+def _path(exchange: Exchange) -> str:
     """The path that is requested, by its first name and without a slash at its end."""
-    path = request.path
+    path = exchange.path
     path = path[:-1] if path[-1:] == "/" and len(path) > 1 else path
     return ALIASES.get(path, path)
 
 
 def _error(
     fault: Fault, message: str, headers: dict[str, str], path: str = "", param: str | None = None
-) -> web.Response:
+) -> Answer:
     headers = headers | dict(http.error_headers(fault))
-    answer = _json(
-        fault.value.status, http.error_body(fault, message, param, error_form(path)), headers
-    )
-    answer[FAULT] = fault
+    body = http.error_body(fault, message, param, error_form(path))
+    answer = _json(fault.value.status, body, headers)
+    answer.fault = fault
     return answer
 
 
-def _json(status: int, body: bytes, headers: dict[str, str]) -> web.Response:
-    return web.Response(
-        status=status, body=body, headers=headers | {"content-type": "application/json"}
-    )
+def _json(status: int, body: bytes, headers: dict[str, str]) -> Answer:
+    return Answer(status, headers | {"content-type": "application/json"}, body)

@@ -26,7 +26,6 @@ from typing import Any
 
 import orjson
 import xxhash
-from multidict import MultiMapping
 
 from mesh.adapters.form_parts import FORM, FormInvalid, form_model
 from mesh.core.model.prompt import PromptInvalid, PromptText, StateUnknown
@@ -442,10 +441,11 @@ def check_header_names(names: Iterable[str]) -> None:
             raise RequestRefused(Fault.INVALID, _unknown(name, meant), name)
 
 
-def check_given_once(headers: MultiMapping[str]) -> None:
-    """Raise RequestRefused for a header that the router acts on and that is there twice."""
+def check_given_once(lines: Mapping[str, list[str]]) -> None:
+    """Raise RequestRefused for a header that the router acts on and that is there twice. `lines`:
+    all values of each, by names in lower case."""
     for name in ONCE_ONLY:
-        times = len(headers.getall(name, ()))
+        times = len(lines.get(name, ()))
         if times > 1:
             message = f"{name} is given {times} times; give it once"
             raise RequestRefused(Fault.INVALID, message, name)

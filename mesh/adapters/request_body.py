@@ -7,10 +7,12 @@ stop for long), and a limit on the whole alone (a body that stops is noticed at 
 """
 
 import asyncio
+import contextlib
+import re
 import zlib
+from collections.abc import AsyncGenerator
 
-from aiohttp import web
-
+from mesh.adapters.exchange import BodyBroken, Exchange
 from mesh.adapters.front_door import FrontDoor
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
 from mesh.adapters.read_request import (
@@ -29,7 +31,6 @@ from schemas.http import H_EXPECT, Fault
 from schemas.ids import RequestId
 from schemas.request_headers import CONTENT_TYPE
 
-CONTINUE = "100-continue"
 WINDOW_S = 10.0  # longer than any pause of a network that recovers, or of a process of ours
 WINDOW_BYTES = 40 * 1024  # 4 KiB/s: half of what a phone at the edge of its cell (64 kbit/s) sends
 UPLOAD_S_MAX = 120.0  # for the whole
@@ -38,10 +39,12 @@ PIECE_BYTES = 64 * 1024  # that a body is kept in, at least
 MEMBERS_MAX = 256  # of one gzip stream (RFC 1952, 2.2): each costs a new decoder
 INFLATING_BYTES = 48 * 1024  # what zlib keeps for one stream
 H_CONTENT_ENCODING = "content-encoding"
-CHUNK_LINE_BYTES_MAX = 16 * 1024  # a chunk's size with its extensions, or one trailer
+CHUNK_LINE_BYTES_MAX = 16 * 1024  # a chunk's size with its extensions, or all trailers
 ENCODINGS = ("identity", "gzip", "deflate")
 ENCODING_ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
 ENCODINGS_TAKEN = {"accept-encoding": "gzip, deflate"}  # RFC 9110, 12.5.3: so clients choose one
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n")
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
@@ -73,39 +76,64 @@ class UploadRate:
 
 
 class ChunkedBody:
-    """Finds where a chunked body ends (RFC 9112, 7.1), and no more: aiohttp reads it."""
+    """Decodes a chunked body (RFC 9112, 7.1); extensions and trailers are dropped.
+
+    What another server could read in another way is no chunk here: lines that end otherwise than
+    by CR LF, other controls in them, a size that is more than hexadecimal digits.
+    """
+
+    __slots__ = ("_in_trailers", "_left", "_line", "_trailer_bytes")
 
     def __init__(self) -> None:
-        self._line = b""
-        self._skip = 0  # of a chunk and the line end behind it
+        self._line = b""  # as far as it has come
+        self._left = 0  # of a chunk and the CR LF behind it
         self._in_trailers = False
+        self._trailer_bytes = 0
 
-    def end_in(self, data: bytes) -> int | None:
-        """Where in the next bytes it ends, if it does. Raises ValueError for what is no chunk."""
-        at = 0
-        while True:
-            at += self._skip
-            if at >= len(data):
-                self._skip = at - len(data)
-                return None
-            self._skip = 0
-            end = data.find(b"\n", at)
-            line = self._line + data[at : end if end >= 0 else None]
+    def decoded(self, data: bytes) -> tuple[bytes, int | None]:
+        """The body's bytes in the next ones, and where in these it ends, if it does. Raises
+        ValueError for what is no chunk."""
+        found, at = bytearray(), 0
+        while at < len(data):
+            if self._left > 2:
+                piece = data[at : at + self._left - 2]
+                found += piece
+                at += len(piece)
+                self._left -= len(piece)
+                continue
+            end = data.find(b"\n", at) + 1
+            line = self._line + data[at : end or None]
             if len(line) > CHUNK_LINE_BYTES_MAX:
                 raise ValueError("a line of a chunked body is too long")
-            if end < 0:
+            if self._left and not b"\r\n".startswith(line):
+                raise ValueError("a chunk is longer than its size")
+            if not end:
                 self._line = line
-                return None
-            self._line, at = b"", end + 1
-            if self._in_trailers:
-                if line.rstrip(b"\r") == b"":
-                    return at
-                continue
-            digits = line.partition(b";")[0].rstrip(b" \t\r")
-            if not digits.isalnum():  # `int` takes signs and underscores
-                raise ValueError("a chunk has no size")
-            size = int(digits, 16)
-            self._in_trailers, self._skip = size == 0, size + 2 if size else 0
+                break
+            self._line, at = b"", end
+            if self._left:
+                self._left = 0
+            elif not self._in_trailers:
+                self._begin(line)
+            elif line == b"\r\n":
+                return bytes(found), at
+            else:
+                self._check_trailer(line)
+        return bytes(found), None
+
+    def _begin(self, line: bytes) -> None:
+        size = _CHUNK.fullmatch(line)
+        if size is None:
+            raise ValueError("a chunk has no size")
+        self._left = int(size[1], 16)
+        self._in_trailers = self._left == 0
+        if self._left:
+            self._left += 2
+
+    def _check_trailer(self, line: bytes) -> None:
+        self._trailer_bytes += len(line)
+        if self._trailer_bytes > CHUNK_LINE_BYTES_MAX or _TRAILER.fullmatch(line) is None:
+            raise ValueError("a trailer is too long, or none")
 
 
 class Inflater:
@@ -242,7 +270,7 @@ class Upload:
 
 
 class BodyReader:
-    """Reads requests from aiohttp: bodies that are large, compressed or still on their way."""
+    """Reads requests for work of an exchange: large, compressed or still on their way."""
 
     def __init__(self, reader: RequestReader, door: FrontDoor) -> None:
         self._reader, self._door = reader, door
@@ -250,18 +278,18 @@ class BodyReader:
         self._decoding = asyncio.Lock()
 
     async def read(
-        self, request: web.BaseRequest, path: str, headers: LowerHeaders, known_id: RequestId
+        self, exchange: Exchange, path: str, headers: LowerHeaders, known_id: RequestId
     ) -> ParsedRequest:
         """Read the body as it comes; else as `RequestReader.read`."""
-        content, first = request.content, b""
-        if content.is_eof() and H_CONTENT_ENCODING not in headers and H_EXPECT not in headers:
-            first = content.read_nowait()
+        body, first = exchange.body, b""
+        if body.is_whole and H_CONTENT_ENCODING not in headers and H_EXPECT not in headers:
+            first = body.taken()
             if len(first) <= LARGE_BYTES:
                 return self._reader.read(path, headers, first, known_id)
         charged = 0
         try:
-            body, fields, charged = await self._uploaded(request, path, headers, first)
-            return parsed_request(path, headers, body, fields, known_id)
+            whole, fields, charged = await self._uploaded(exchange, path, headers, first)
+            return parsed_request(path, headers, whole, fields, known_id)
         except BaseException as error:
             self._reader.refused(error, charged)
             raise
@@ -276,17 +304,17 @@ class BodyReader:
             raise no_room()
 
     async def _uploaded(
-        self, request: web.BaseRequest, path: str, headers: LowerHeaders, first: bytes
+        self, exchange: Exchange, path: str, headers: LowerHeaders, first: bytes
     ) -> tuple[bytes, BodyFields, int]:
-        upload = Upload(
-            self._reader.bodies, headers.get(H_CONTENT_ENCODING), request.content_length
-        )
+        upload = Upload(self._reader.bodies, headers.get(H_CONTENT_ENCODING), exchange.length)
         try:
             if first:
                 upload.arrived(first)
             else:
-                await self._continue(request, headers)
-                await self._arrival(request, upload)
+                if exchange.waits_for_continue():
+                    self._precheck(headers)
+                    exchange.say_continue()
+                await self._arrival(exchange, upload)
             body, fields = await self._large.read(
                 path, upload.chunks(), headers.get(CONTENT_TYPE, "")
             )
@@ -298,31 +326,12 @@ class BodyReader:
             raise
         return body, fields, upload.taken
 
-    async def _continue(self, request: web.BaseRequest, headers: LowerHeaders) -> None:
-        """Say that the body may be sent, if the client waits for that."""
-        if waits_for_continue(request):
-            self._precheck(headers)
-            say_continue(request)
-
-    async def _arrival(self, request: web.BaseRequest, upload: Upload) -> None:
+    async def _arrival(self, exchange: Exchange, upload: Upload) -> None:
         """Take in the body as it comes. Raises RequestRefused."""
-        clock = asyncio.get_running_loop().time
-        rate = UploadRate(clock())
-        try:
-            while True:
-                async with asyncio.timeout_at(rate.due_at):
-                    chunk = await request.content.readany()
-                if not chunk:
-                    return
-                began_at = clock()
-                rate.arrived(len(chunk), began_at)
-                if upload.arrived(chunk):
+        async with contextlib.aclosing(arriving(exchange)) as pieces:
+            async for piece in pieces:
+                if upload.arrived(piece):
                     await self._decode(upload)
-                    rate.forgive(clock() - began_at)
-        except web.RequestPayloadError as error:
-            raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
-        except TimeoutError as error:
-            raise too_slow() from error
 
     async def _decode(self, upload: Upload) -> None:
         more = True
@@ -332,22 +341,30 @@ class BodyReader:
                 await asyncio.sleep(0)
 
 
-def waits_for_continue(request: web.BaseRequest) -> bool:
-    """Whether the client sends the body after a 100 only (RFC 9110, 10.1.1). Raises RequestRefused
-    where it expects anything else."""
-    expected = request.headers.get(H_EXPECT)
-    if expected is None or request.version < (1, 1):
-        return False
-    if expected.strip().lower() != CONTINUE:
-        message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
-        raise RequestRefused(Fault.EXPECTATION, message, H_EXPECT)
-    return True
+async def arriving(
+    exchange: Exchange, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
+) -> AsyncGenerator[bytes]:
+    """The body as it comes. Raises RequestRefused for one that is broken or too slow.
 
-
-def say_continue(request: web.BaseRequest) -> None:
-    """Tell a client that waits for it that the body may be sent."""
-    if not request.content.is_eof() and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    `whole_s`: what all of it may take. `window_bytes`: the least in each WINDOW_S. What the caller
+    does between two pieces is not counted.
+    """
+    clock = asyncio.get_running_loop().time
+    rate = UploadRate(clock(), whole_s, window_bytes)
+    try:
+        while True:
+            async with asyncio.timeout_at(rate.due_at):
+                piece = await exchange.body.next()
+            if not piece:
+                return
+            began_at = clock()
+            rate.arrived(len(piece), began_at)
+            yield piece
+            rate.forgive(clock() - began_at)
+    except BodyBroken as error:
+        raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
+    except TimeoutError as error:
+        raise too_slow(whole_s, window_bytes) from error
 
 
 def encoding_not_taken() -> RequestRefused:

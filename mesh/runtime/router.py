@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
-from aiohttp import web
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +18,7 @@ from infra.tracing import package_version
 from mesh.adapters.access_log import AccessLog, AccessLogFormat
 from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.bus import Listeners, RouterBus
-from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
+from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi, Served
 from mesh.adapters.http_server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
 from mesh.adapters.metrics import BatchMetrics, RouterMetrics
 from mesh.adapters.recorder import Recorder
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
 ERRORS_SENT_S = 0.5  # for errors to reach clients whose answers are cut off
-CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
+CUT_S = 0.25  # for the HTTP server to end answers, and again for handlers that are cut
 CANCEL_AGAIN_S = 0.1
 
 
@@ -112,18 +112,14 @@ def _access_log(config: RouterConfig) -> AccessLog | None:
     return AccessLog(f"{config.region}/{config.router}", config.access_log)
 
 
-async def _serve(
+async def _listen(
     server: HttpServer, key: str, config: RouterConfig, where: Address, *, shared: bool = False
-) -> web.ServerRunner:
-    runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
-    await runner.setup()
+) -> HttpServer:
     try:
-        site = web.TCPSite(runner, *where, backlog=1024, reuse_port=shared or None)
-        await site.start()
+        await server.listen(*where, shared=shared)
     except OSError as error:
-        await runner.cleanup()
         raise PortTaken.at(where, key, config, error) from error
-    return runner
+    return server
 
 
 class Router:
@@ -175,8 +171,8 @@ class Router:
         )
         self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
-        self._http: web.ServerRunner | None = None
-        self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
+        self._http: HttpServer | None = None
+        self._page: HttpServer | None = None  # metrics and the like on a port of their own
         self._apis: list[HttpApi] = []
         self._batch: BatchStoreDoor | None = None
         if config.batch is not None:
@@ -226,7 +222,7 @@ class Router:
     def http_port(self) -> int:
         """The port that is served: the configured one, or the free one that port 0 became."""
         assert self._http is not None, "not open"
-        return int(self._http.addresses[0][1])
+        return self._http.port
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Go on with this; it differs in what `mesh.runtime.reload` takes over, if at all."""
@@ -279,7 +275,7 @@ class Router:
     async def close(self) -> None:
         for door in (self._http, self._page):
             if door is not None:
-                await door.cleanup()
+                await door.close(CUT_S)
         for api in self._apis:
             await api.close()
         await end_all(self._tasks)
@@ -296,50 +292,37 @@ class Router:
         connections = ConnectionLimit(config.connections_max)
         metrics.connections.set_function(lambda: connections.open)
         metrics.connections_max.set(connections.most)
-        paths, elsewhere = EVERY_PATH, ""
+        served = Served(routes=config.routes, cors_origins=config.cors_origins)
         if config.shares_port:  # a scrape would meet one of the workers at random
-            paths = EVERY_PATH - {http.METRICS}
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
+            served = replace(served, paths=EVERY_PATH - {http.METRICS}, elsewhere=elsewhere)
         batch = None if self._batch is None else self._batch.api
-        api = self._api(paths, connections, elsewhere, batch, config.routes)
+        api = self._api(served, connections, batch)
         server = HttpServer(
             api.handle,
             region=config.region,
             times=config.http_times,
             connections=connections,
-            probes=OF_ONE_PROCESS & paths,
+            probes=OF_ONE_PROCESS & set(served.paths),
             count=self._turned_away,
             completions=api.completions,
         )
         where = Address(config.http_host, config.http_port)
-        self._http = await _serve(server, "http", config, where, shared=config.shares_port)
+        self._http = await _listen(server, "http", config, where, shared=config.shares_port)
         if config.metrics is not None:  # last: its /ready speaks for the endpoint too
-            page = self._api(OF_ONE_PROCESS, connections)
+            page = self._api(Served(OF_ONE_PROCESS, cors_origins=config.cors_origins), connections)
             server = HttpServer(
                 page.handle, region=config.region, connections=ConnectionLimit(PAGE_CONNECTIONS)
             )
-            self._page = await _serve(server, "metrics", config, config.metrics)
+            self._page = await _listen(server, "metrics", config, config.metrics)
         log.info("region %s serves http://%s", config.region, where)
 
     def _api(
-        self,
-        paths: Collection[str],
-        connections: ConnectionLimit,
-        elsewhere: str = "",
-        batch: BatchApi | None = None,
-        routes: Collection[str] = (),
+        self, served: Served, connections: ConnectionLimit, batch: BatchApi | None = None
     ) -> HttpApi:
+        region, registry = self._config.region, self._metrics.registry
         api = HttpApi(
-            self._config.region,
-            self.requests,
-            self._metrics.registry,
-            paths,
-            elsewhere,
-            connections,
-            self._turned_away,
-            self._config.cors_origins,
-            batch,
-            routes,
+            region, self.requests, registry, served, connections, self._turned_away, batch
         )
         self._apis.append(api)
         return api

@@ -11,7 +11,6 @@ import aiohttp
 import orjson
 import pytest
 import uvloop
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.answer_writer import DEADLINE_GRACE_S
@@ -30,8 +29,8 @@ LARGE = b'{"a":"' + b"x" * 1_000_000 + b'"}'
 
 
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
-DIRECT, BY_AIOHTTP = "/v1/chat/completions", "/v1/chat/completions/"
-both_ways = pytest.mark.parametrize("path", [DIRECT, BY_AIOHTTP], ids=["direct", "by aiohttp"])
+DIRECT, BY_HANDLER = "/v1/chat/completions", "/v1/chat/completions/"
+both_ways = pytest.mark.parametrize("path", [DIRECT, BY_HANDLER], ids=["direct", "by a handler"])
 
 
 class StubDoor:
@@ -97,16 +96,15 @@ async def serving(
     held: ClientRequest, path: str = DIRECT, *, breaks: bool = False
 ) -> AsyncIterator[StubDoor]:
     door = StubDoor(held, path, breaks=breaks)
-    runner = web.ServerRunner(door.server(), shutdown_timeout=0.1)
-    await runner.setup()
+    server = door.server()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     door.port = listener.getsockname()[1]
-    await web.SockSite(runner, listener).start()
+    await server.listen(listener=listener)
     try:
         yield door
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 class Reader:

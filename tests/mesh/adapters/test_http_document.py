@@ -5,7 +5,6 @@ import time
 import aiohttp
 import jsonschema
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.ended_requests import EndedRequests
@@ -77,14 +76,11 @@ class StubDoor:
 @pytest.fixture
 async def face():
     api = HttpApi(RegionId("us"), StubDoor(), CollectorRegistry())
-    runner = web.ServerRunner(HttpServer(api.handle, completions=api.completions))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+    server = HttpServer(api.handle, completions=api.completions)
+    await server.listen("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
         yield session
-    await runner.cleanup()
+    await server.close(0.1)
 
 
 def schema(name):

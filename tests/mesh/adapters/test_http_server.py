@@ -8,31 +8,29 @@ import socket
 
 import pytest
 import uvloop
-from aiohttp import web
 
-from mesh.adapters.http_server import REFUSALS, UNPARSABLE, ConnectionLimit, HttpServer, HttpTimes
+from mesh.adapters.exchange import Answer, Exchange
+from mesh.adapters.http_server import REFUSALS, ConnectionLimit, HttpServer, HttpTimes
 from tests.support.raw_http import connections
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
-async def handle(request: web.BaseRequest) -> web.StreamResponse:
-    if UNPARSABLE in request:
-        return web.Response(status=request[UNPARSABLE].fault.value.status)
-    return web.Response(text="served")
+async def handle(exchange: Exchange) -> Answer:
+    if exchange.refused is not None:
+        return Answer(exchange.refused.fault.value.status, {})
+    while await exchange.body.next():
+        pass
+    return Answer(200, {}, b"served")
 
 
 async def answers(most: int, probes: int, count: int) -> list[bytes]:
     """What so many connections that come to a port with that many places are answered."""
     places = ConnectionLimit(most, probes=probes)
-    server = HttpServer(handle, region="us", connections=places)
-    runner = web.ServerRunner(server, shutdown_timeout=0.1)
-    await runner.setup()
+    server, url = await serve(handle, connections=places)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        async with asyncio.timeout(30), connections(f"http://{host}:{port}", count) as pairs:
+        async with asyncio.timeout(30), connections(url, count) as pairs:
             for _, writer in pairs:
                 writer.write(ASK)
             got = await asyncio.gather(*(reader.read(20) for reader, _ in pairs))
@@ -40,7 +38,7 @@ async def answers(most: int, probes: int, count: int) -> list[bytes]:
             await asyncio.sleep(0.005)
         return got
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 @each_loop
@@ -58,13 +56,10 @@ def test_a_flood_is_answered_as_far_as_there_is_room_for_answers(run):
 
 
 async def serve(handler, **options):
-    """A server on a free port: what ends it, and its address."""
+    """A server on a free port, and its address."""
     server = HttpServer(handler, region="us", **options)
-    runner = web.ServerRunner(server, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    return server, runner, f"http://{host}:{port}"
+    await server.listen("127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.port}"
 
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
@@ -76,7 +71,7 @@ async def answers_in_turn(pieces: list[bytes], until: int) -> bytes:
 
     Either all, where the server closes the connection, or so many bodies of `handle`.
     """
-    _, runner, url = await serve(handle)
+    server, url = await serve(handle)
     try:
         async with asyncio.timeout(15), connections(url, 1) as [(reader, writer)]:
             for piece in pieces:
@@ -87,7 +82,7 @@ async def answers_in_turn(pieces: list[bytes], until: int) -> bytes:
                 got += more
             return got
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 @each_loop
@@ -129,12 +124,12 @@ async def kept_of_a_pipeline() -> int:
     """Bytes of 30 MB of early requests that a server takes while a first one is answered."""
     gate, arrived = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+    async def slow(exchange: Exchange) -> Answer:
         arrived.set()
         await gate.wait()
-        return web.Response(text="served")
+        return Answer(200, {}, b"served")
 
-    server, runner, url = await serve(slow)
+    server, url = await serve(slow)
     head = HEAD + LARGE_HEADERS[:28_000].rpartition(b"x-")[0] + b"\r\n"
     try:
         async with asyncio.timeout(30), connections(url, 1) as [(_, writer)]:
@@ -145,12 +140,11 @@ async def kept_of_a_pipeline() -> int:
                 writer.write(head)
             while client._is_reading and len(client._held) < 30 * len(head):
                 await asyncio.sleep(0.01)
-            [aiohttp] = server.connections
-            kept = len(client._held) + len(aiohttp._messages) * len(head)
+            kept = len(client._held)
             gate.set()
             return kept
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 @each_loop
@@ -167,12 +161,12 @@ async def answered_before_a_long_head() -> bytes:
     """All that comes back on a connection where the second head, early, has no end."""
     gate, arrived = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+    async def slow(exchange: Exchange) -> Answer:
         arrived.set()
         await gate.wait()
-        return web.Response(text="served")
+        return Answer(200, {}, b"served")
 
-    server, runner, url = await serve(slow)
+    server, url = await serve(slow)
     try:
         async with asyncio.timeout(30), connections(url, 1) as [(reader, writer)]:
             writer.write(HEAD + b"\r\n")
@@ -184,7 +178,7 @@ async def answered_before_a_long_head() -> bytes:
             gate.set()
             return await reader.read()
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 @each_loop
@@ -195,7 +189,7 @@ def test_headers_that_are_there_at_once_and_never_end_are_given_up(run, at_once)
 
 async def said_of_headers_that_never_end(at_once: bytes) -> bytes:
     """All that comes back for bytes that are there before the connection is accepted."""
-    _, runner, url = await serve(handle, times=HttpTimes(headers_s=0.2, idle_s=60.0))
+    server, url = await serve(handle, times=HttpTimes(headers_s=0.2, idle_s=60.0))
     try:
         host, port = url.removeprefix("http://").split(":")
         early = socket.create_connection((host, int(port)))  # the kernel's answer; no loop has run
@@ -207,7 +201,7 @@ async def said_of_headers_that_never_end(at_once: bytes) -> bytes:
             finally:
                 writer.transport.abort()
     finally:
-        await runner.cleanup()
+        await server.close(0.1)
 
 
 @each_loop
@@ -219,7 +213,7 @@ async def refusals_counted() -> tuple[list[str], list[str]]:
     """After a probe that is served and a request for work that is not; after one beyond both."""
     why: list[str] = []
     places = ConnectionLimit(1, probes=2)
-    _, runner, url = await serve(handle, connections=places, probes=["/health"], count=why.append)
+    server, url = await serve(handle, connections=places, probes=["/health"], count=why.append)
     try:
         async with asyncio.timeout(30), connections(url, 1):
             while not places.open:
@@ -238,4 +232,4 @@ async def refusals_counted() -> tuple[list[str], list[str]]:
                     assert await reader.read(20)
             return before, why
     finally:
-        await runner.cleanup()
+        await server.close(0.1)

@@ -4,8 +4,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiohttp import web
 
+from mesh.adapters.exchange import Answer
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import RequestRefused, check_given_once, check_header_names
 from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, ONCE_ONLY, Fault
@@ -18,19 +18,17 @@ async def door():
     async def handle(request):
         try:
             check_header_names(request.headers)
-            check_given_once(request.headers)
+            check_given_once(request.lines)
         except RequestRefused as problem:
             assert problem.fault is Fault.INVALID
-            return web.Response(status=400, text=f"{problem.param}: {problem.message}")
-        return web.Response(text="fine")
+            return Answer(400, {}, f"{problem.param}: {problem.message}".encode())
+        return Answer(200, {}, b"fine")
 
-    runner = web.ServerRunner(HttpServer(handle))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+    server = HttpServer(handle)
+    await server.listen("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
         yield session
-    await runner.cleanup()
+    await server.close(0.1)
 
 
 @pytest.mark.parametrize("name", ONCE_ONLY)

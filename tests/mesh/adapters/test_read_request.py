@@ -10,9 +10,9 @@ import io
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
 
 from mesh.adapters import request_body as upload
+from mesh.adapters.exchange import Answer, Exchange
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.large_body_process import ANSWERED, pack, unpack
 from mesh.adapters.read_request import (
@@ -43,27 +43,25 @@ class ReadingServer:
             raise RequestRefused(Fault.RESIDENCY, "forbidden")
         return wanted
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, exchange: Exchange) -> Answer:
         try:
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            known_id = request_id(headers)
-            ask = await self.reader.read(request, request.path, headers, known_id)
+            known_id = request_id(exchange.headers)
+            ask = await self.reader.read(exchange, exchange.path, exchange.headers, known_id)
             self.budget.give_back(ask.kept_bytes)
             self.read.append(ask)
         except RequestRefused as problem:
             self.read.append(problem)
-        return web.Response()
+        return Answer(200, {})
 
 
 @pytest.fixture
 async def server():
     made = ReadingServer()
-    runner = web.ServerRunner(HttpServer(made.handle), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.port = runner.addresses[0][1]
+    listening = HttpServer(made.handle)
+    await listening.listen("127.0.0.1", 0)
+    made.port = listening.port
     yield made
-    await runner.cleanup()
+    await listening.close(0.1)
     await made.reader.close()
     assert made.budget.taken_bytes == 0
 

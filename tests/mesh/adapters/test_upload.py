@@ -168,17 +168,30 @@ def test_time_in_which_nobody_read_is_not_the_client_s():
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 1000])
-def test_the_end_of_a_chunked_body_is_found_wherever_it_is_cut(step):
+def test_a_chunked_body_is_decoded_up_to_its_end_wherever_it_is_cut(step):
     whole = b"5\r\nhel\n0\r\n1a;x=1\r\n" + b"\r\n" * 13 + b"\r\n0\r\nx-a: b\r\n\r\n"
-    body, data = ChunkedBody(), whole + b"GET / HTTP/1.1\r\n\r\n"
+    body, data, decoded = ChunkedBody(), whole + b"GET / HTTP/1.1\r\n\r\n", b""
     for at in range(0, len(data), step):
-        end = body.end_in(data[at : at + step])
+        more, end = body.decoded(data[at : at + step])
+        decoded += more
         if end is not None:
             break
     assert end is not None and at + end == len(whole)
+    assert decoded == b"hel\n0" + b"\r\n" * 13
 
 
-@pytest.mark.parametrize("data", [b"x\r\n", b"\r\n", b"-3\r\n", b"1_0\r\n", b"1" * 20_000])
-def test_what_is_no_chunk_has_no_end(data):
+NO_CHUNKS = [
+    *(b"x\r\n", b"\r\n", b"-3\r\n", b"1_0\r\n", b"0x5\r\n", b" 5\r\n", b"5 \r\n", b"5\n"),
+    *(b"5;a\rb\r\n", b"5;a\0\r\n", b"3\r\nhello\r\n", b"3\r\nhel\n", b"3\r\nhel\rx"),
+    *(b"0\r\nx-a\r\n", b"0\r\nx-a : b\r\n", b"0\r\nx-a: b\n", b"f" * 17 + b"\r\n", b"1" * 20_000),
+    b"0\r\n" + b"x-a: b\r\n" * 3_000,
+]
+
+
+@pytest.mark.parametrize("step", [1, 100_000])
+@pytest.mark.parametrize("data", NO_CHUNKS, ids=range(len(NO_CHUNKS)))
+def test_what_is_no_chunk_is_refused_wherever_it_is_cut(data, step):
+    body = ChunkedBody()
     with pytest.raises(ValueError):
-        ChunkedBody().end_in(data)
+        for at in range(0, len(data), step):
+            body.decoded(data[at : at + step])

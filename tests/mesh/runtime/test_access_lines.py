@@ -135,7 +135,7 @@ async def test_requests_that_are_no_work_have_theirs(mesh, capfd):
     line = await lines.of(id="half")
     assert (line["status"], line["outcome"]) == ("499", "client_gone")
 
-    await raw(mesh, head(CHAT + "/", "half-2", 100) + b"{", finish=False)  # read by aiohttp
+    await raw(mesh, head(CHAT + "/", "half-2", 100) + b"{", finish=False)  # read by a handler
     assert (await lines.of(id="half-2"))["outcome"] == "client_gone"
 
     assert not {"sk-secret", "sk-query", "hello", "probe"} & set(
