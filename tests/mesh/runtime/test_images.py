@@ -12,7 +12,7 @@ from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 IMAGE_TOKENS = 400
-S_PER_TOKEN = 0.0005
+S_PER_TOKEN = 0.0002
 GAP_S = 0.02  # between first token and last: who gets all at once learns no speed
 SLO = {"x-mesh-slo-ttft-ms": "6000"}
 WORDS = "a word or two "
@@ -63,7 +63,7 @@ async def mesh(nats_server):
 
 
 async def test_an_image_is_priced_as_its_tokens_and_not_by_its_length(mesh):
-    """As a text its bytes would take 37 s, which is refused; the image takes 0.2 s."""
+    """As a text its bytes would take 15 s, which is refused; the image takes 0.1 s."""
     assert (await post(mesh, chat(LONG_TEXT, stream=True), **SLO))[0] == 429
     status, answer, _ = await post(mesh, asking(text("What is this?"), image(1)), **SLO)
     assert (status, b"seen" in answer) == (200, True), answer

@@ -17,8 +17,12 @@ pytestmark = pytest.mark.timeout(90)
 SECRET = "nobody's business"
 
 
-@pytest.fixture
-async def recordings(tmp_path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> tuple[Path, Path]:
+    return asyncio.run(recorded(tmp_path_factory.mktemp("recorded")))
+
+
+async def recorded(tmp_path: Path) -> tuple[Path, Path]:
     """us and eu after 32 requests: placed at home, forwarded, failed, refused, held."""
     us, eu = tmp_path / "us.jsonl", tmp_path / "eu.jsonl"
     async with (
