@@ -61,11 +61,11 @@ async def run(
         client = await _connected(config, authorization, name, connection)
         opened.push_async_callback(bus.close, client)
         await name.take(client)
-        engine = _engine(config, clock)
+        engine = engine_client(config, clock)
         opened.callback(engine.close)
         agent_bus = AgentBus(client, connection, config.region, config.replica)
         speeds = SpeedFile(config.state_dir)
-        core = AgentCore(_replica(config, epoch, speeds.read()))
+        core = AgentCore(replica_config(config, epoch, speeds.read()))
         held = _held_prompts(config, epoch, agent_bus, engine, clock)
         async with asyncio.TaskGroup() as tasks:
             agent = Agent(config, core, agent_bus, engine, clock, tasks, held)
@@ -100,7 +100,8 @@ async def run(
                 await end_all([reporting])
 
 
-def _engine(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
+def engine_client(config: AgentConfig, clock: Callable[[], float]) -> EngineClient:
+    """The agent's engine, as its operator described it."""
     return EngineClient(
         api_url=config.engine_url,
         metrics_url=config.metrics_page,
@@ -161,7 +162,7 @@ async def _connected(
     )
 
 
-def _replica(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> ReplicaConfig:
+def replica_config(config: AgentConfig, epoch: int, kept: KnownSpeed | None) -> ReplicaConfig:
     """`kept`: what the agent's last run learned of its engine's speed."""
     kind = KINDS[config.engine_kind]
     profiled = None if config.profile is None else of_profile(config.profile)

@@ -9,14 +9,12 @@ from random import Random
 from typing import Any
 
 from agents.adapters.bus import AgentBus
-from agents.adapters.engine import EngineClient
-from agents.adapters.engine_kinds import KINDS
 from agents.adapters.outbox import BusConnection
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.events import EngineReading, EngineScraped
-from agents.core.replica_config import ReplicaConfig
 from agents.runtime.agent import Agent
+from agents.runtime.process import engine_client, replica_config
 from mesh.adapters.bus import body_parts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -41,7 +39,7 @@ from tests.support.ring.wire import Message, Wire
 MODEL = ModelId("m")
 TICK_S = 0.1
 SCRAPE_S = 0.5
-HEARTBEAT_S = 0.2
+HEARTBEAT_MS = 200
 MESSAGE_BYTES_MAX = 64 * 1024  # a larger body goes in parts
 OF_PEERS: dict[type, Frame] = {
     exchange.Placed: Frame.PLACED,
@@ -89,26 +87,20 @@ class RingAgent:
         region, replica = RegionId(self.region), ReplicaId(self.name)
         client: Any = BusClient(self.member, tasks.create_task)
         bus = AgentBus(client, self._connection, region, replica)
-        self.core = AgentCore(
-            ReplicaConfig(
-                region=region,
-                replica=replica,
-                epoch=self.epoch,
-                engine="vllm",
-                outstanding_max=4,
-                heartbeat_s=HEARTBEAT_S,
-            )
-        )
         url, clock = f"http://{self.name}", self._loop.time
-        kind, models = KINDS["openai"], (MODEL,)
-        engine = EngineClient(api_url=url, metrics_url="", kind=kind, clock=clock, models=models)
         config = AgentConfig(
-            engine_kind="vllm",
-            engine_url=url,
             region=region,
             replica=replica,
             nats_url="nats://ring",
+            engine_kind="vllm",
+            engine_url=url,
+            models=(MODEL,),
+            outstanding_max=4,
+            heartbeat_ms=HEARTBEAT_MS,
+            speed_probe=False,
         )
+        engine = engine_client(config, clock)
+        self.core = AgentCore(replica_config(config, self.epoch, None))
         group: Any = tasks
         self._agent = agent = Agent(config, self.core, bus, engine, clock, group)
         for part in (
