@@ -19,11 +19,11 @@ from mesh.batch import streams
 from mesh.batch.connection import Connection
 from mesh.batch.files import Files
 from mesh.batch.jobs import Jobs
-from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
 from mesh.batch.records import StoreError, StreamsMissing
 from schemas import subjects
 from schemas.batch import (
+    BUCKET_JOBS,
     STREAM_FILE_RECORDS,
     STREAM_FILES,
     STREAM_JOBS,
@@ -31,6 +31,29 @@ from schemas.batch import (
     STREAM_RESULTS,
     STREAM_TASKS,
 )
+
+KEY = f"$KV.{BUCKET_JOBS}.forecast"
+
+
+class KeptForecast:
+    """A region's forecast of its online load, kept over restarts of its batch runners.
+
+    All of a region's runners see the same heartbeats, so one entry serves them, whoever wrote it
+    last. Its bytes are the caller's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def get(self) -> bytes | None:
+        """What was put last. Raises StoreUnavailable."""
+        stored = await self._connection.last(STREAM_JOBS, KEY)
+        return None if stored is None or not stored.data else stored.data
+
+    async def put(self, data: bytes) -> None:
+        """Raises TooLarge, StoreFull, StoreUnavailable."""
+        await self._connection.publish(KEY, data)
+
 
 # As mesh.toml's `[batch]` names them; of records and tasks it names no size.
 PARTS = {

@@ -1,10 +1,12 @@
 """What the operator of a twin's agent has decided about it."""
 
+from agents.core.engine_load import PrefillLine
+from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.core.offline_profile import OfflineProfile
 from agents.core.replica_config import ReplicaConfig
+from agents.sim.profiles import Profile
 from mesh.sim.config import WorldConfig
 from mesh.sim.engine import ReplicaEngine
-from mesh.sim.known_speed import known_speed
 from mesh.sim.offline.profiles import budget_s, offline_profile
 from schemas.ids import RegionId, ReplicaId
 
@@ -43,3 +45,12 @@ def _offline_profile(config: WorldConfig, engine: ReplicaEngine) -> OfflineProfi
     if offline is None:
         return None
     return offline_profile(profile, offline.budget_s or budget_s(profile), offline.burst_s)
+
+
+def known_speed(engine: str, profile: Profile) -> KnownSpeed:
+    """Of an engine of that kind with that profile."""
+    slope = (profile.alone_s(LONG_TOKENS) - profile.alone_s(SHORT_TOKENS)) / (
+        LONG_TOKENS - SHORT_TOKENS
+    )
+    base_s = profile.alone_s(SHORT_TOKENS) - slope * SHORT_TOKENS
+    return of_last_run(engine, (), PrefillLine(slope, base_s))

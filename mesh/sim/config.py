@@ -20,9 +20,11 @@ from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
-from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.kv_transfer import TransferKind
 
+ROUTER = RouterId("r1")  # every region has this one
+MODEL = ModelId("twin")
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
 

@@ -15,8 +15,8 @@ from agents.sim.batch import EngineInternals
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
 from agents.sim.profiles import Profile
+from mesh.sim.config import MODEL
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.router import MODEL
 from schemas.ids import ModelId
 
 SCRAPE_S = 0.002  # from its beginning to its reading

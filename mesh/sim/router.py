@@ -13,6 +13,7 @@ from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.replay.tally import RequestOutcome
 from mesh.session.session import STATUS_OK, Session
+from mesh.sim.config import MODEL
 from mesh.sim.network import BUS_S
 from mesh.sim.session_host import SessionHost, TwinRequest
 from mesh.sim.workload import (
@@ -27,8 +28,6 @@ from schemas.state import Digest, Heartbeat
 if TYPE_CHECKING:
     from mesh.sim.world import World
 
-ROUTER = RouterId("r1")  # every region has this one
-MODEL = ModelId("twin")
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 READ_LAST_S = 2 * BUS_S  # from a router's start: a request to the stream, and its answers

@@ -31,6 +31,7 @@ from mesh.core.router import RouterCore
 from mesh.replay.report import RunReport
 from mesh.sim.clients import OnRequestEnd, RequestLog, SimClients
 from mesh.sim.config import (
+    ROUTER,
     Cut,
     EngineCrash,
     EngineSlow,
@@ -51,7 +52,7 @@ from mesh.sim.offline.report import offline_report
 from mesh.sim.offline.runner import SimBatchRunner
 from mesh.sim.offline.work import OfflineWork
 from mesh.sim.replica import SimReplica
-from mesh.sim.router import ROUTER, SimRouter
+from mesh.sim.router import SimRouter
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import Workload
 from schemas.held import HeldAsk

@@ -15,16 +15,105 @@ Rejected: removing a prompt's blocks when its engine reports a miss. By then it 
 anew; gone are the blocks of the same age (`forget_until`).
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import compress, groupby, islice, repeat, takewhile
 from operator import itemgetter, or_
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from mesh.core.prefixes.index_listeners import AnnouncedPrefixes, IndexListener, PrefixListener
-from mesh.core.prefixes.reported_room import ReportedRoom
+
+class PrefixListener(Protocol):
+    """Receives which prefixes this region's replicas come to hold and lose."""
+
+    def used(self, hashes: Sequence[int], now: float, replica: Any) -> None:
+        """That replica holds this prompt from now on."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """No replica holds these blocks any more."""
+
+    def left(self, replica: Any, blocks: Iterable[int]) -> None:
+        """That replica holds these no more; others do."""
+
+    def gone(self, replica: Any) -> None:
+        """That replica holds nothing any more."""
+
+
+class AnnouncedPrefixes(Protocol):
+    """What owners announce that they hold, which may be more than was placed on them here."""
+
+    def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
+        """How many leading blocks each of these owners announces; those with none are left out."""
+        ...
+
+    def holders(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, dict[str, int]]:
+        """Of each owner, how many each replica holds that it names; "": of all it announces."""
+        ...
+
+
+class IndexListener(Protocol):
+    """Receives this index's own changes, for indexes of the same owners at other routers."""
+
+    def used(self, owner: Any, hashes: Sequence[int], now: float) -> None:
+        """A prompt was inserted."""
+
+    def lost(self, owner: Any, blocks: Sequence[int]) -> None:
+        """These were never computed there."""
+
+    def missed(self, owner: Any, at: float) -> None:
+        """Blocks inserted last at that time or before are evicted."""
+
+    def gone(self, owner: Any) -> None:
+        """The owner is gone with all it held, as other routers see too."""
+
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
+
+
+class ReportedRoom(Generic[OwnerT]):
+    """How many blocks fit into the memory of owners that report what they hold.
+
+    An owner that reports evictions was full: it has room for what it was left with, or for more if
+    it reports more later. What was placed there since takes memory before any event says so, and
+    the engine evicts as many other blocks for it, the oldest first (as vLLM's free queue does).
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[OwnerT, int] = {}  # blocks after the last evictions
+        self._unreported: dict[OwnerT, set[int]] = {}  # placed there, not reported yet
+
+    def placed(self, owner: OwnerT, blocks: Iterable[int]) -> None:
+        """The owner is about to hold these, which it did not."""
+        self._unreported.setdefault(owner, set()).update(blocks)
+
+    def settled(self, owner: OwnerT, blocks: Collection[int]) -> None:
+        """It reports these, or they are not counted on any more."""
+        if unreported := self._unreported.get(owner):
+            unreported.difference_update(blocks)
+
+    def evicted(self, owner: OwnerT, left: int) -> None:
+        """It has evicted blocks; so many are counted on now."""
+        self._left[owner] = left
+
+    def excess(self, owner: OwnerT, blocks: int) -> int:
+        """Of so many blocks that are counted on, how many it has no room for."""
+        left = self._left.get(owner)
+        if left is None:
+            return 0
+        return max(0, min(blocks - left, len(self._unreported.get(owner, ()))))
+
+    def forget(self, owner: OwnerT) -> None:
+        """Nothing is known of its memory any more."""
+        self._left.pop(owner, None)
+        self._unreported.pop(owner, None)
+
+    def copy(self) -> "ReportedRoom[OwnerT]":
+        """Another one that knows the same."""
+        other = ReportedRoom[OwnerT]()
+        other._left = {**self._left}
+        other._unreported = {owner: {*blocks} for owner, blocks in self._unreported.items()}
+        return other
+
+
 TTL_S = 3600.0
 MISSED_MAX = 4096  # owners, those that are gone included
 OWNERS_AT_ONCE = 4  # searched for old blocks at each tick

@@ -16,9 +16,9 @@ from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastState
 from mesh.session.record import OpenRequest
 from mesh.session.session import STATUS_CLIENT_ERROR, Session
+from mesh.sim.config import MODEL
 from mesh.sim.network import BUS_S
 from mesh.sim.offline.store import ACK_WAIT_S, LineOutcome, LineResult, StoredJob
-from mesh.sim.router import MODEL
 from mesh.sim.session_host import SessionHost, TwinRequest
 from mesh.sim.workload import OpenTree, RequestNode, SentRequest, keys_of
 from schemas.ids import RegionId, RequestId, RouterId

@@ -7,8 +7,8 @@ import pytest
 from mesh.core.gossip.held_prefixes import ASK_S, GRACE_S, UNDER_WAY_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.policies.mesh_caches import with_loading
 from mesh.core.policies.mesh_price import HeldPrefix
-from mesh.core.policies.tier_costs import with_loading
 from schemas.held import PARTS_MAX, HeldDelta, HeldPart
 from schemas.state import ReplicaState
 from tests.mesh.core import build

@@ -10,8 +10,15 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh_speeds as module
 from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh import MODELS_MAX, MeshPolicy
-from mesh.core.policies.mesh_speeds import IDLE_HALF_LIFE_S, SPEED_START, SpeedModel
-from mesh.core.policies.speed_fit import MEMORY, RIDGE, FittedSpeed, SpeedFit
+from mesh.core.policies.mesh_speeds import (
+    IDLE_HALF_LIFE_S,
+    MEMORY,
+    RIDGE,
+    SPEED_START,
+    FittedSpeed,
+    SpeedFit,
+    SpeedModel,
+)
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
