@@ -218,9 +218,13 @@ class RouterMetrics:
 
     def tokens_seen(self, labels: LabelSet, prompt: int, cached: int, output: int) -> None:
         """What an engine counted for one answer; negative where it did not."""
-        for counter, tokens in zip(self._tokens_of(labels), (prompt, cached, output), strict=True):
-            if tokens > 0:
-                counter.inc(tokens)
+        of_prompt, of_cached, of_output = self._tokens_of(labels)
+        if prompt > 0:
+            of_prompt.inc(prompt)
+        if cached > 0:
+            of_cached.inc(cached)
+        if output > 0:
+            of_output.inc(output)
 
     def token_time_seen(self, labels: LabelSet, seconds: float, trace_id: str | None) -> None:
         """The mean time of one streamed answer's output tokens."""
@@ -242,9 +246,12 @@ class RouterMetrics:
             is_streamed = "true" if streamed else "false"
             self._duration_of(is_streamed, *labels).observe(seconds, exemplar)
 
-    def _token_counters(self, labels: LabelSet) -> tuple[Counter, ...]:
-        counters = self.prompt_tokens, self.cached_tokens, self.output_tokens
-        return tuple(counter.labels(*labels) for counter in counters)
+    def _token_counters(self, labels: LabelSet) -> tuple[Counter, Counter, Counter]:
+        of_prompt, of_cached = (
+            self.prompt_tokens.labels(*labels),
+            self.cached_tokens.labels(*labels),
+        )
+        return of_prompt, of_cached, self.output_tokens.labels(*labels)
 
 
 def _exemplar(trace_id: str | None) -> dict[str, str] | None:

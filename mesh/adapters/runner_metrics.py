@@ -155,7 +155,7 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
     def store_failed(self, error: StoreError) -> None:
         self.store_errors.labels("full" if isinstance(error, StoreFull) else "unavailable").inc()
 
-    def handed_out(self, region: RegionId, *, offline: bool) -> None:
+    def handed_out_to(self, region: RegionId, *, offline: bool) -> None:
         """A line goes to a replica of this region or to a peer."""
         self.hand_outs.labels(region, "offline" if offline else "online").inc()
 

@@ -7,7 +7,7 @@ it is acknowledged; a store that is full or away is tried again until it takes t
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,20 +85,18 @@ class HeldLines:
         store: BatchStore,
         session: Session,
         prompts: PromptReader,
-        keys: Iterator[int],
         job_of: Callable[[str], BatchJob | None],
         metrics: LineMetrics,
-        clock: Callable[[], float],
         models: LineModels | None = None,
     ) -> None:
         """`job_of`: the record of a job that is in progress. `models`: of lines with aliases."""
         self._models = LineModels() if models is None else models
         self._store, self._session, self._prompts = store, session, prompts
-        self._keys, self._job_of, self._metrics = keys, job_of, metrics
+        self._job_of, self._metrics = job_of, metrics
         self._held: dict[int, HeldLine] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._storing = asyncio.Semaphore(STORING_MAX)
-        self._log = LimitedLog(log, clock)
+        self._log = LimitedLog(log, session.clock)
         self.performers: dict[type, Callable[[Any], None]] = {
             ofx.FetchLines: lambda effect: self._begin(self._fetch(effect)),
             ofx.OpenLine: self._open,
@@ -187,7 +185,7 @@ class HeldLines:
                 for other in taken[number:]:
                     self._begin(self._put_back(other))
                 raise
-            key = next(self._keys)
+            key = next(self._session.keys)
             try:
                 held = self._read(key, each, "" if job is None else job.tenant)
             except (

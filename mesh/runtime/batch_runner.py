@@ -34,7 +34,6 @@ from mesh.batch.output_line import Tokens
 from mesh.batch.queues import ACK_WAIT_S
 from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
-from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import ModelRule, ModelTargets
 from mesh.core.model.prompt import PromptReader
@@ -46,9 +45,10 @@ from mesh.core.offline.jobs import REPORTED_TOKENS_MAX
 from mesh.core.offline.settings import OfflineSettings
 from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
+from mesh.runtime.peer_requests import PeerRequests
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.ticks import keep_ticking
-from mesh.session.record import Ending, Observer, OpenRequest
+from mesh.session.record import Ending, Home, Identifiers, Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.batch import BatchJob
@@ -106,6 +106,12 @@ class _Served(Observer):
         if not event.preempted:
             request = record.request.request_id
             log.info("%s: attempt %d: %s", request, event.attempt, event.detail)
+
+    def handed_out(self, key: int, region: RegionId) -> None:
+        self._runner.metrics.handed_out_to(region, offline=self._runner.lines.is_offline(key))
+
+    def body_dropped(self, kept_bytes: int) -> None:
+        self._runner.bodies.give_back(kept_bytes)
 
     def frames_missing(self) -> None:
         self._runner.metrics.frames_missing()
@@ -167,52 +173,37 @@ class BatchRunner:
             unix_at_zero=time.time() - clock(),
         )
         self.prompts = PromptReader(config.hash_key)
-        self._bodies = BodyBudget()  # of peers' lines
-        keys = itertools.count(1)
+        self.bodies = BodyBudget()  # of peers' lines
         self.session = Session(
-            home,
-            name,
+            Home(home, name, ground),
             decide=self.core.handle,
             clock=clock,
             bus=self._bus,
-            secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
-            keys=keys,
+            ids=Identifiers(lambda: os.urandom(INBOX_SECRET_BYTES).hex(), itertools.count(1)),
             observer=_Served(self),
-            ground=ground,
-            give_back=self._bodies.give_back,
         )
         feed, metrics, store = self.session.feed, self.metrics, self.store
         self.jobs = JobFollower(store, JobTasks(store, store.unix_s), feed, metrics, clock)
         job_of = self.jobs.in_progress
         models = LineModels(ModelTargets(config.models), self.core.served)
-        self.lines = HeldLines(
-            store, self.session, self.prompts, keys, job_of, metrics, clock, models
-        )
+        self.lines = HeldLines(store, self.session, self.prompts, job_of, metrics, models)
         self._name = NameClaim(home, name, config.epoch, self._bus, NameTaken.runner(home, name))
-        self._messages = self._receiver()
+        self._messages = RequestMessages(config, self.session, self._bus)
+        self._messages.takers.append(lambda token, msg: self._name.receive(token, msg.data))
+        self._from_peers = PeerRequests(
+            self.session,
+            ReplyGuard(home, peers, metrics, clock),
+            self.bodies,
+            self.prompts.read,
+            metrics,
+            reads_receipts=lambda: False,
+            channel="offline",
+        )
         self._page = ProcessPage(metrics.registry, self.not_ready_because)
         self.session.performers.update(self._performers())
         self._show()
         self._tasks: list[asyncio.Task[None]] = []
         self._saving: set[asyncio.Task[None]] = set()
-
-    def _receiver(self) -> RequestMessages:
-        """What reads messages of replicas and of peers."""
-        config = self._config
-        receiver = RequestMessages(
-            config,
-            self._bus,
-            self.metrics,
-            self.prompts.read,
-            self._bodies,
-            ReplyGuard(config.region, config.peers, self.metrics, self._clock),
-            self._clock,
-            lambda token, msg: self._name.receive(token, msg.data),
-            reads_receipts=lambda: False,
-            channel="offline",
-        )
-        receiver.bind(self.session)
-        return receiver
 
     def _show(self) -> None:
         metrics = self.metrics
@@ -267,7 +258,7 @@ class BatchRunner:
                 offline_state=self._receive_state,
                 lease=self._receive_lease,
                 answer=self._messages.receive_answer,
-                offline=self._messages.receive_ingress,
+                offline=self._from_peers.receive,
                 lost=lambda: self.session.feed(ev.BusLost()),
                 back=self.session.bus_returned,
             ),
@@ -334,29 +325,12 @@ class BatchRunner:
             subject = subjects.offline_state(self._config.region)
             self._bus.publish(subject, state.encode_state(effect.state))
 
-        performers = self.session.performers
-        dispatch, forward = performers[fx.Dispatch], performers[fx.Forward]
-
-        def dispatched(effect: fx.Dispatch) -> None:
-            if effect.answer_inbox is None:
-                self._handed_out(effect.key, self._config.region)
-            dispatch(effect)
-
-        def forwarded(effect: fx.Forward) -> None:
-            self._handed_out(effect.key, effect.peer)
-            forward(effect)
-
         return {
             **self.lines.performers,
             **self.jobs.performers,
-            fx.Dispatch: dispatched,
-            fx.Forward: forwarded,
             ofx.PublishOffline: publish_state,
             ofx.SaveForecast: self._save_forecast,
         }
-
-    def _handed_out(self, key: int, region: RegionId) -> None:
-        self.metrics.handed_out(region, offline=self.lines.is_offline(key))
 
     def _save_forecast(self, effect: ofx.SaveForecast) -> None:
         task = asyncio.create_task(self._save(write_forecast(effect.state)))

@@ -35,17 +35,14 @@ from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.model_mapping import ModelMapping
+from mesh.runtime.peer_requests import PeerRequests
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
 from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.session.client_request import ClientRequest
-from mesh.session.record import (
-    NO_TRACE,
-    Decide,
-    Trace,
-)
+from mesh.session.record import NO_TRACE, Decide, Home, Identifiers, Trace
 from mesh.session.session import Session
 from schemas import state, subjects, wire
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
@@ -79,62 +76,45 @@ class RequestManager:
         metrics: RouterMetrics,
         clock: Callable[[], float],
         decide: Decide,
-        guard: ReplyGuard,
-        on_control: Callable[[str, Msg], bool] = lambda token, msg: False,
         access_log: AccessLog | None = None,
     ) -> None:
-        """`on_control` takes what comes to inboxes of the router that are no answer's."""
         self._config = config
         kept_max = config.requests_kept
         self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
         self._core, self._bus, self._metrics = core, bus, metrics
-        self._clock, self._on_control = clock, on_control
+        self._clock = clock
         self._know_tenants()
-        self._prompts = PromptReader(config.hash_key)
+        prompts = self._prompts = PromptReader(config.hash_key)
         self._tail, self.bodies = TailRule(config.slow), BodyBudget()
-        self.messages = RequestMessages(
-            config,
-            bus,
-            metrics,
-            self._prompts.read,
-            self.bodies,
-            guard,
-            clock,
-            self._control,
-            self._reads_receipts,
-        )
-        self.session = Session(
-            config.region,
-            config.router,
+        self.session = session = Session(
+            Home(config.region, config.router, config.settings.ground),
             decide=decide,
             clock=clock,
             bus=bus,
-            secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
-            keys=count(1),
-            observer=RequestObserver(config, metrics, self._prompts, clock, self.ended),
-            ground=config.settings.ground,
-            give_back=self.bodies.give_back,
+            ids=Identifiers(lambda: os.urandom(INBOX_SECRET_BYTES).hex(), count(1)),
+            observer=RequestObserver(config, metrics, prompts, clock, self.ended, self.bodies),
         )
-        self.messages.bind(self.session)
-        self._construct_models()
-        self.feed, self.passed = self.session.feed, self.session.passed
-        self.buffered_bytes = self.session.buffered_bytes
+        self.guard = ReplyGuard(config.region, config.peers, metrics, clock)
+        self.messages = RequestMessages(config, session, bus)
+        self.messages.takers.append(self._control)
+        self.from_peers = PeerRequests(
+            session, self.guard, self.bodies, prompts.read, metrics, self._reads_receipts
+        )
+        self.mapping = ModelMapping(core, self.bodies, clock)
+        self.copies = ShadowCopies(core, session, prompts, self.bodies, metrics)
+        self.feed, self.passed = session.feed, session.passed
+        self.buffered_bytes = session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
         self._regions = regions = Regions(config, core.peers, bus, clock, self.routing.shown)
         self.regions = regions.seen
         self.beats = AdoptedHeartbeats(lambda: bus.client, self.messages.receive_heartbeat)
         common = config, bus, metrics, self.feed
-        self.trie = PrefixGossip(*common, guard)
+        self.trie = PrefixGossip(*common, self.guard)
         self.leases = LeaseClaims(*common, core.ownership, self.beats, self.routing.order)
-        self.session.performers.update(self._performers(regions))
-        metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
+        session.performers.update(self._performers(regions))
+        metrics.peer_requests_held.set_function(lambda: session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
-
-    def _construct_models(self) -> None:
-        core, bodies, clock = self._core, self.bodies, self._clock
-        self.mapping = ModelMapping(core, bodies, clock)
-        self.copies = ShadowCopies(core, self.session, self._prompts, bodies, self._metrics, clock)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Admit new requests by this; those under way go on as they began."""
@@ -173,12 +153,13 @@ class RequestManager:
         }
 
     def _control(self, token: str, msg: Msg) -> bool:
+        """Answers about prefixes and leases."""
         if token.startswith(TRIE_PREFIX):
             self.trie.receive_answer(msg)
         elif token.startswith(LEASE_PREFIX):
             self.leases.receive_answer(msg)
         else:
-            return self._on_control(token, msg)
+            return False
         return True
 
     @property

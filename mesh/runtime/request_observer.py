@@ -7,6 +7,7 @@ from infra.process import LimitedLog
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.read_request import BodyBudget
 from mesh.adapters.span_attributes import receipt_line
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -42,12 +43,14 @@ class RequestObserver(Observer):
         prompts: PromptReader,
         clock: Callable[[], float],
         ended: EndedRequests,
+        bodies: BodyBudget,
     ) -> None:
         self._home = config.region
         self._regions = frozenset((*config.peers, config.region))
         self._metrics = metrics
         self._prompts = prompts
         self._clock, self._ended = clock, ended
+        self._bodies = bodies
         self._log = LimitedLog(log)
 
     def _note(self, record: OpenRequest, what: StepKind, outcome: str = "") -> None:
@@ -66,6 +69,9 @@ class RequestObserver(Observer):
             record.steps += (Step(self._clock(), effect),)
         if request.answer_inbox is None:
             self._metrics.placements_by_kind(placement.value).inc()
+
+    def body_dropped(self, kept_bytes: int) -> None:
+        self._bodies.give_back(kept_bytes)
 
     def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
         region = answer.region

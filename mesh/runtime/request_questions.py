@@ -8,7 +8,6 @@ from nats.aio.msg import Msg
 
 from infra.process import LimitedLog
 from mesh.adapters.bus import RouterBus
-from mesh.runtime.control_plane import ReplyGuard
 from mesh.runtime.request_manager import RequestManager
 from schemas.explain import QUESTION_BYTES_MAX, decode_question, encode_answer
 from schemas.replies import is_service_reply
@@ -45,17 +44,16 @@ class RequestQuestions:
         self,
         requests: RequestManager,
         bus: RouterBus,
-        guard: ReplyGuard,
         clock: Callable[[], float],
     ) -> None:
-        self._requests, self._bus, self._guard, self._clock = requests, bus, guard, clock
+        self._requests, self._bus, self._clock = requests, bus, clock
         self._log = LimitedLog(log)
         self._time = AnsweringTime()
 
     def receive(self, msg: Msg) -> None:
         """A question; it is not answered where answers take too much of the router's time."""
         if not is_service_reply(msg.reply):
-            self._guard.drop(CHANNEL, msg)
+            self._requests.guard.drop(CHANNEL, msg)
             return
         began_at = self._clock()
         if not self._time.is_left(began_at):

@@ -27,7 +27,7 @@ from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
 from mesh.runtime.batch_door import BatchStoreDoor
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.control_plane import Pings, ReplyGuard
+from mesh.runtime.control_plane import Pings
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_manager import RequestManager
 from mesh.runtime.request_questions import RequestQuestions
@@ -149,7 +149,6 @@ class Router:
         self._access_log = _access_log(config)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
-        guard = ReplyGuard(config.region, config.peers, self._metrics, self._clock)
         self.requests = RequestManager(
             config,
             self.core,
@@ -157,11 +156,9 @@ class Router:
             self._metrics,
             self._clock,
             decide,
-            guard,
-            self._on_control,
             self._access_log,
         )
-        self._questions = RequestQuestions(self.requests, self._bus, guard, self._clock)
+        self._questions = RequestQuestions(self.requests, self._bus, self._clock)
         self._name = NameClaim(
             config.region,
             config.router,
@@ -169,7 +166,8 @@ class Router:
             self._bus,
             NameTaken.router(config.region, config.router),
         )
-        self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
+        self._pings = Pings(config, self._bus, self._clock, self.requests.feed, self.requests.guard)
+        self.requests.messages.takers.append(self._on_control)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
         self._page: HttpServer | None = None  # metrics and the like on a port of their own
@@ -196,7 +194,7 @@ class Router:
                 lease=self.requests.leases.receive,
                 control=self.requests.leases.orders.receive,
                 answer=self.requests.messages.receive_answer,
-                ingress=self.requests.messages.receive_ingress,
+                ingress=self.requests.from_peers.receive,
                 ping=self._pings.answer,
                 requests=self._questions.receive,
                 held=self.requests.messages.receive_held,

@@ -9,7 +9,6 @@ but the metrics and the access log.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.process import LimitedLog
@@ -61,11 +60,10 @@ class ShadowCopies:
         prompts: PromptReader,
         bodies: BodyBudget,
         metrics: RouterMetrics,
-        clock: Callable[[], float],
     ) -> None:
         self._core, self._session, self._prompts = core, session, prompts
         self._bodies, self._metrics = bodies, metrics
-        self._clock = clock
+        self._clock = session.clock
         self._open: dict[int, CopyRequest] = {}
         self._log = LimitedLog(logging.getLogger(__name__))
 

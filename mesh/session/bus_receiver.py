@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 
 from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, FramesMissing, Message, place_named
-from mesh.session.record import Bus, Observer, OpenRequest
+from mesh.session.record import Bus, Home, Observer, OpenRequest
 from mesh.session.retransmit_requests import RetransmitRequest, RetransmitRequests
 from schemas import exchange, wire
 from schemas.exchange import Frame
-from schemas.ids import RegionId
 from schemas.parcels import unpack_parcel
-from schemas.residency import Ground
 
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
@@ -25,9 +23,8 @@ class BusReceiver:
 
     def __init__(
         self,
-        region: RegionId,
+        home: Home,
         streams: Mapping[str, OpenRequest],
-        ground: Ground,
         bus: Bus,
         clock: Callable[[], float],
         observer: Observer,
@@ -35,14 +32,13 @@ class BusReceiver:
         over: Callable[[OpenRequest, AnswerReceiver, ev.Event], None],
     ) -> None:
         """`over` is called with the event that ends an attempt, `feed` with all others."""
-        self._region = region
-        self._ground = ground
+        self._region, _, self._ground = home
         self._bus = bus
         self._clock = clock
         self._observer = observer
         self._feed = feed
         self._over = over
-        self._streams = streams
+        self.streams = streams
         self._missing = RetransmitRequests()
 
     @property
@@ -52,14 +48,18 @@ class BusReceiver:
 
     def receive_frame(self, inbox: str, data: bytes) -> bool:
         """A frame of an answer, alone. False if no attempt under way answers there."""
-        record = self._streams.get(inbox)
+        record = self.streams.get(inbox)
         if record is None:
             return False
         now = self._clock()
         if record.direct_writer is None or not record.direct_writer.pass_on(data, now):
-            self._frame(record, data, now)
-            record.changed()
+            self.take_in(record, data, now)
         return True
+
+    def take_in(self, record: OpenRequest, data: bytes, now: float) -> None:
+        """A frame that its direct writer, if there is one, does not pass on."""
+        self._frame(record, data, now)
+        record.changed()
 
     def receive_parcel(self, inboxes: str, data: bytes) -> None:
         """Frames of several answers. Each client's side is woken once, when all are here.
@@ -70,7 +70,7 @@ class BusReceiver:
         fed: dict[int, OpenRequest] = {}
         try:
             for stream, frame in unpack_parcel(data):
-                record = self._streams.get(inboxes + stream)
+                record = self.streams.get(inboxes + stream)
                 if record is None:
                     self.receive_stray(inboxes + stream, frame)
                 elif record.direct_writer is None or not record.direct_writer.pass_on(frame, now):
@@ -84,7 +84,7 @@ class BusReceiver:
 
     def receive(self, inbox: str, message: Message) -> bool:
         """A decoded frame. False if no attempt under way answers there."""
-        record = self._streams.get(inbox)
+        record = self.streams.get(inbox)
         if record is None:
             return False
         assert record.answer is not None
@@ -111,7 +111,7 @@ class BusReceiver:
     def no_subscriber(self, inbox: str) -> bool:
         """The bus reports that a message with this reply subject had no subscriber. False if no
         attempt under way answers there."""
-        record = self._streams.get(inbox)
+        record = self.streams.get(inbox)
         if record is None or record.answer is None:
             return False
         # Nothing was begun, so it counts as a refusal: that place rests until it reports again.
@@ -139,7 +139,9 @@ class BusReceiver:
                     return
             if event is not None:
                 self._received(record, answer, event)
-            if not answer.is_event_stream or frame.kind is Frame.WORKING:
+            if frame.kind is Frame.WORKING or (
+                frame.kind is Frame.DATA and not answer.is_event_stream
+            ):
                 self.give_credit(answer)
         except wire.WireError as error:
             self._unreadable_frame(answer.inbox, error)
@@ -169,7 +171,7 @@ class BusReceiver:
         if not self._ground.may_hold(region, self._region, record.request.residency):
             self._observer.residency_refused("body")
             return f"{region} wants a body that may not go there"
-        inbox, streams = answer.inbox, self._streams
+        inbox, streams = answer.inbox, self.streams
 
         def is_wanted() -> bool:
             return streams.get(inbox) is record
@@ -194,14 +196,14 @@ class BusReceiver:
     def bus_returned(self) -> None:
         """Request what came while the bus was away, of answers that have begun."""
         now = self._clock()
-        for record in self._streams.values():
+        for record in self.streams.values():
             if (answer := record.answer) is not None and answer.head is not None:
                 self._send_again(answer, answer.next_number)
                 self._missing.requested_after_outage(answer.inbox, now)
 
     def _request_again(self, missing: RetransmitRequest, now: float) -> None:
         """Request what was lost, until it comes or counts as lost."""
-        record = self._streams.get(missing.inbox)
+        record = self.streams.get(missing.inbox)
         answer = record.answer if record is not None else None
         if record is None or answer is None:
             self._missing.drop(missing)

@@ -4,7 +4,7 @@ A client's request and a peer's are the same record: a peer's has `answer_inbox`
 `request`, so that its answer goes straight to the asking router.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,8 @@ from schemas.decision import Decision
 from schemas.engine_routes import PLAIN_PATHS
 from schemas.held import PromptBlocks
 from schemas.http import CHAT, Fault
-from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.residency import OPEN_GROUND, Ground
 from schemas.response_calls import ResponseCall
 
 
@@ -205,6 +206,21 @@ class OpenRequest:
         )
 
 
+class Home(NamedTuple):
+    """Whose session it is: one router, or batch runner, of a region. `ground`: of all regions."""
+
+    region: RegionId
+    router: RouterId
+    ground: Ground = OPEN_GROUND
+
+
+class Identifiers(NamedTuple):
+    """`secret` makes tokens that nobody can guess, `keys` numbers that no request has had."""
+
+    secret: Callable[[], str]
+    keys: Iterator[int]
+
+
 class Bus(Protocol):
     """Messages out, in order and without waiting. False: the message is not sent."""
 
@@ -258,6 +274,12 @@ class Observer:
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
         """A placement was made."""
+
+    def handed_out(self, key: int, region: RegionId) -> None:
+        """A request of this host's own goes out, to a replica here or to that peer."""
+
+    def body_dropped(self, kept_bytes: int) -> None:
+        """A request's body of that size is no longer kept."""
 
     def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
         """A peer found a place for a forwarded request, and `answer` names it."""

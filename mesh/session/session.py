@@ -16,15 +16,22 @@ from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
-from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest
+from mesh.session.record import (
+    Bus,
+    Decide,
+    Failure,
+    Home,
+    Identifiers,
+    Observer,
+    OpenRequest,
+)
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.ids import RegionId, ReplicaId
 from schemas.kv_transfer import KvRole
 from schemas.parcels import parcelled
-from schemas.residency import OPEN_GROUND, Ground
 from schemas.state import Digest, encode_state
 
 SUCCESS = range(200, 300)
@@ -38,46 +45,31 @@ class Session:
 
     def __init__(
         self,
-        region: RegionId,
-        router: RouterId,
+        home: Home,
         *,
         decide: Decide,
         clock: Callable[[], float],
         bus: Bus,
-        secret: Callable[[], str],
-        keys: Iterator[int],
+        ids: Identifiers,
         observer: Observer | None = None,
-        ground: Ground = OPEN_GROUND,
-        give_back: Callable[[int], None] = lambda taken: None,
     ) -> None:
-        """`secret` makes tokens that nobody can guess, `keys` numbers that no request has had.
-
-        `give_back` gets the size of bodies that are no longer kept. The host adds to `performers`
-        those of effects that concern no request (digests, gossip, leases).
-        """
-        self.region, self.router = region, router
-        self._decide, self._clock = decide, clock
+        """The host adds to `performers` those of effects that concern no request (digests, gossip,
+        leases)."""
+        self.region, self.router, _ = home
+        self._decide, self.clock = decide, clock
         self._bus = bus
-        self._secret = secret
-        self.keys = keys
+        self._secret, self.keys = ids
         self._observer = observer or Observer()
-        self._give_back = give_back
         self._records: dict[int, OpenRequest] = {}  # clients', by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._prefills: dict[int, OpenRequest] = {}  # stages on prefill replicas, by key
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
-        self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
+        # What they begin with.
+        self._inboxes = subjects.inbox(self.region, self.router, parcelled(""))
         self._events: deque[object] = deque()
         self._is_feeding = False
         self.answers = BusReceiver(
-            region,
-            self._streams,
-            ground,
-            bus,
-            clock,
-            self._observer,
-            self.feed,
-            self._attempt_over,
+            home, self._streams, bus, clock, self._observer, self.feed, self._attempt_over
         )
         self.performers = self._performers()
 
@@ -131,7 +123,7 @@ class Session:
         try:
             performers = self.performers
             while self._events:
-                for effect in self._decide(self._events.popleft(), self._clock()):
+                for effect in self._decide(self._events.popleft(), self.clock()):
                     performers[type(effect)](effect)
         finally:
             self._is_feeding = False
@@ -188,7 +180,7 @@ class Session:
     def _ended(
         self, record: OpenRequest, outcome: str, status: int, error_type: str, detail: str
     ) -> None:
-        ending = record.ending_at(self._clock(), outcome, status, error_type, detail)
+        ending = record.ending_at(self.clock(), outcome, status, error_type, detail)
         record.ending = ending
         self._observer.request_ended(record, ending)
         spans = record.spans
@@ -197,7 +189,7 @@ class Session:
 
     def _forget(self, record: OpenRequest) -> None:
         if record.kept_bytes:
-            self._give_back(record.kept_bytes)
+            self._observer.body_dropped(record.kept_bytes)
             record.kept_bytes, record.body = 0, b""
 
     def _stop_listening(self, record: OpenRequest) -> None:
@@ -244,10 +236,11 @@ class Session:
         self._observer.decided(record, effect)
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
-        region, now = effect.region or self.region, self._clock()
+        region, now = effect.region or self.region, self.clock()
         if effect.answer_inbox is not None:
             self._dispatch_forwarded(effect, effect.answer_inbox, region, now)
             return
+        self._observer.handed_out(effect.key, self.region)
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
@@ -276,7 +269,7 @@ class Session:
         self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica, held_s))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
-            self._tell_refused(inbox, Refusal.FULL)
+            self.refuse(inbox, Refusal.FULL)
         elif effect.with_blocks:
             self._send_blocks(record, region, effect.replica, inbox)
         self._forwarded_over(record, None if sent else Refusal.FULL)
@@ -284,7 +277,7 @@ class Session:
     def _dispatch_prefill(self, effect: fx.DispatchPrefill) -> None:
         """Send an attempt's prefill stage. What it answers to is this router's, whosever request
         it is."""
-        work, now = effect.work, self._clock()
+        work, now = effect.work, self.clock()
         whole = self._records.get(work.key) or self._forwarded[work.key]
         whole.kv_room, whole.kv_params = room_of(self._secret()), ""
         answer = AnswerReceiver(work.key, work.attempt, self._inbox(work.key, work.attempt))
@@ -336,10 +329,11 @@ class Session:
             self._bus.send_blocks(region, replica, blocks)
 
     def _forward(self, effect: fx.Forward) -> None:
+        self._observer.handed_out(effect.key, effect.peer)
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.asked = effect.peer
-        headers = ingress_headers(record, effect, self.region, self._clock())
+        headers = ingress_headers(record, effect, self.region, self.clock())
         if record.spans.is_traced:
             record.spans.dispatched(effect, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
@@ -394,7 +388,7 @@ class Session:
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
         """Refuse a peer's request; the asking router places it elsewhere."""
         record = self._forwarded.pop(effect.key)
-        self._tell_refused(effect.answer_inbox, effect.reason, effect.fresh)
+        self.refuse(effect.answer_inbox, effect.reason, effect.fresh)
         if effect.reason is Refusal.RESIDENCY:
             self._observer.residency_refused("peer")
         self._forwarded_over(record, effect.reason)
@@ -404,7 +398,8 @@ class Session:
         self._ended(record, outcome, 0, why, why)
         self._forget(record)
 
-    def _tell_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
+    def refuse(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
+        """Tell the router that hears that inbox that its request is not taken here."""
         state = "" if fresh is None else encode_state(fresh).decode()
         if len(state) > DIGEST_CHARS_MAX:
             state = ""  # the next digest has it

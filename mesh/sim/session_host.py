@@ -13,7 +13,7 @@ from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.request import Request
 from mesh.session.answer import EVENT_STREAM, WORKING, Held, Message
 from mesh.session.headers import read_forwarded
-from mesh.session.record import OpenRequest
+from mesh.session.record import Home, Identifiers, OpenRequest
 from mesh.session.session import Session
 from mesh.sim.workload import SentRequest
 from schemas import exchange, subjects
@@ -78,13 +78,11 @@ class SessionHost(ABC):
 
     def _new_session(self) -> Session:
         return Session(
-            self.site,
-            self.name,
+            Home(self.site, self.name),
             decide=self._decide,
             clock=lambda: self._queue.now,
             bus=self,
-            secret=lambda: f"{next(self._tokens):x}",
-            keys=self._keys,
+            ids=Identifiers(lambda: f"{next(self._tokens):x}", self._keys),
         )
 
     def feed(self, event: Any) -> None:

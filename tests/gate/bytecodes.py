@@ -41,7 +41,6 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import make_policy
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.control_plane import ReplyGuard
 from mesh.runtime.request_manager import RequestManager
 from schemas import exchange, subjects
 from schemas.exchange import Frame, pack_frame
@@ -130,11 +129,10 @@ class Edge:
         core = RouterCore(region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1))
         metrics = RouterMetrics(core, CollectorRegistry(), clock)
         self.bus = RouterBus(US, R1, (), config.bus)
-        guard = ReplyGuard(US, (), metrics, clock)
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
         self.log = AccessLog("us/r1", descriptor=self._nowhere, every_s=WRITTEN_EVERY_S)
         self.requests = RequestManager(
-            config, core, self.bus, metrics, clock, core.handle, guard, access_log=self.log
+            config, core, self.bus, metrics, clock, core.handle, self.log
         )
         api = HttpApi(US, self.requests, metrics.registry)
         self._server = HttpServer(api.handle, completions=api.completions)

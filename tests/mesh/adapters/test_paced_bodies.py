@@ -9,7 +9,7 @@ import pytest
 from mesh.adapters.paced_bodies import PacedBodies
 from mesh.core.model import effects as fx
 from mesh.session.link_pace import PART_BYTES, WINDOW_BYTES_START
-from mesh.session.record import OpenRequest
+from mesh.session.record import Home, Identifiers, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, Outcome, Refusal, pack_frame
@@ -108,13 +108,11 @@ class Asking:
     def __init__(self, sent):
         self.sent, self.effects = sent, {"RequestArrived": [fx.Forward(1, 1, EU)]}
         self.session = Session(
-            US,
-            "r1",
+            Home(US, "r1"),
             decide=lambda event, now: self.effects.get(type(event).__name__, []),
             clock=lambda: 5.0,
             bus=self,
-            secret=lambda: "secret",
-            keys=count(1),
+            ids=Identifiers(lambda: "secret", count(1)),
         )
         body = bytes(20 * PART_BYTES)
         self.record = OpenRequest(request=request(1), body=body, kept_bytes=1)

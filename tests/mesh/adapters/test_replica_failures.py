@@ -81,7 +81,12 @@ def test_an_attempt_counts_for_the_replica_that_had_it():
     router.handle(ev.HeartbeatSeen(beat("a")), 0.0)
     router.replicas.see(beat("eu/b", region=EU), 0.0)  # adopted
     observer = RequestObserver(
-        SimpleNamespace(region="us", peers=()), metrics, PromptReader("key"), lambda: 0.5, None
+        SimpleNamespace(region="us", peers=()),
+        metrics,
+        PromptReader("key"),
+        lambda: 0.5,
+        None,
+        None,
     )
 
     def count(replica: str = "a") -> dict[str, float]:

@@ -22,9 +22,10 @@ from mesh.core.model.served_names import KEPT_RESPONSE, kept_name, with_keeper_n
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.runtime.request_messages import RequestMessages, read_ingress
+from mesh.runtime.peer_requests import PeerRequests, read_ingress
 from mesh.runtime.request_observer import RequestObserver
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
+from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.decision import Decision, Placement
@@ -220,21 +221,17 @@ class Router(RouterBus):
         guard = ReplyGuard(config.region, config.peers, self.metrics, lambda: 0.0)
         prompts = PromptReader("key")
         self.ended = EndedRequests(config.region, config.router, lambda: 100.0)
-        self.messages = RequestMessages(
-            config, self, self.metrics, prompts.read, self.bodies, guard, lambda: 100.0
-        )
         self.session = Session(
-            config.region,
-            config.router,
+            Home(config.region, config.router),
             decide=lambda event, now: [event] if isinstance(event, fx.Effect) else [],
             clock=lambda: 100.0,
             bus=self,
-            secret=str,
-            keys=count(1),
-            observer=RequestObserver(config, self.metrics, prompts, lambda: 100.0, self.ended),
-            give_back=self.bodies.give_back,
+            ids=Identifiers(str, count(1)),
+            observer=RequestObserver(
+                config, self.metrics, prompts, lambda: 100.0, self.ended, self.bodies
+            ),
         )
-        self.messages.bind(self.session)
+        self.from_peers = PeerRequests(self.session, guard, self.bodies, prompts.read, self.metrics)
         self.metrics.peer_requests_held.set_function(lambda: self.session.forwarded)
 
     def publish(self, subject, payload, reply="", headers=None):
@@ -250,7 +247,7 @@ class Router(RouterBus):
     def hear(self, data=BODY):
         """Whether a peer's request is being placed."""
         before = self.session.forwarded
-        self.messages.receive_ingress(message(data))
+        self.from_peers.receive(message(data))
         return self.session.forwarded > before
 
     def perform(self, effect):

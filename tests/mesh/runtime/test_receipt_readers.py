@@ -18,7 +18,6 @@ from mesh.core.model.prompt import PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.control_plane import ReplyGuard
 from mesh.runtime.request_manager import RequestManager
 from schemas.decision import Decision
 from schemas.http import CHAT
@@ -62,7 +61,6 @@ class Manager:
             metrics,
             lambda: 100.0,
             self.decide,
-            ReplyGuard(US, (EU,), metrics, lambda: 100.0),
         )
 
     def decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
@@ -80,7 +78,7 @@ class Manager:
 
     def ask_for_peer(self) -> list[str]:
         """Who is listed for a peer's."""
-        self.requests.messages.receive_ingress(message())
+        self.requests.from_peers.receive(message())
         return self.listed()
 
     def listed(self) -> list[str]:

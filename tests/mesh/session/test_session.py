@@ -8,7 +8,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import EVENT_STREAM, WORKING, Held
-from mesh.session.record import Observer, OpenRequest
+from mesh.session.record import Home, Identifiers, Observer, OpenRequest
 from mesh.session.retransmit_requests import REQUEST_S
 from mesh.session.session import Session
 from schemas import exchange, wire
@@ -47,15 +47,12 @@ class Router:
         self.events, self.sent, self.takes = [], [], True
         self.observer = RecordingObserver()
         self.session = Session(
-            US,
-            "r1",
+            Home(US, "r1", ground),
             decide=self.decide,
             clock=lambda: self.now,
             bus=self,
-            secret=lambda: "secret",
-            keys=count(1),
+            ids=Identifiers(lambda: "secret", count(1)),
             observer=self.observer,
-            ground=ground,
         )
 
     def decide(self, event, now):

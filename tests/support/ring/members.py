@@ -24,7 +24,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.headers import read_forwarded
-from mesh.session.record import OpenRequest
+from mesh.session.record import Home, Identifiers, Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, subjects
 from schemas.exchange import Frame, pack_frame
@@ -139,6 +139,16 @@ class RingAgent:
             self._connection.returned()
 
 
+class BodiesKept(Observer):
+    """Counts the bytes of bodies that a router still keeps."""
+
+    def __init__(self, router: "RingRouter") -> None:
+        self._router = router
+
+    def body_dropped(self, kept_bytes: int) -> None:
+        self._router.kept_bytes -= kept_bytes
+
+
 class RingRouter:
     """One router, its core and its session; it is its session's bus."""
 
@@ -167,14 +177,12 @@ class RingRouter:
             peers=self._peers,
         )
         self.session = Session(
-            self.region,
-            router,
+            Home(self.region, router),
             decide=self.core.handle,
             clock=self.loop.time,
             bus=self,
-            secret=lambda: f"{next(self._tokens):x}",
-            keys=self._keys,
-            give_back=self._gave_back,
+            ids=Identifiers(lambda: f"{next(self._tokens):x}", self._keys),
+            observer=BodiesKept(self),
         )
         others = dict.fromkeys(
             (
@@ -191,9 +199,6 @@ class RingRouter:
         for peer in self._peers:
             member.subscribe(subjects.digest(peer), self._digest)
         self._tick(self.session, 0)
-
-    def _gave_back(self, size: int) -> None:
-        self.kept_bytes -= size
 
     def kill(self) -> None:
         """As kill -9: its clients' connections end with it."""
