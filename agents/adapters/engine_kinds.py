@@ -1,9 +1,9 @@
 """The kinds of engine an agent can serve, in one table: how to read each one's metrics page, and
 where it shows its batch size and version.
 
-vllm: V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its KV
-capacity only as a label of an info gauge, and `max_num_seqs` not at all (give `--batch-max`). With
-data parallelism every series comes once per `engine`, and a header picks a request's rank.
+vllm (to 0.33): V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its
+KV capacity only as labels of an info gauge, and `max_num_seqs` not at all (give `--batch-max`).
+With data parallelism every series comes once per `engine`, and a header picks a request's rank.
 sglang: with data-parallel attention every series comes once per rank (`dp_rank`), and so do the
 settings' states, each of `effective_max_running_requests_per_dp` requests; a field of the body
 picks the rank. Older versions show only their option (`max_running_requests`, for all ranks), or
@@ -219,6 +219,11 @@ def _vllm_capacity(page: MetricsPage) -> int | None:
 
 
 def _vllm_pool_tokens(info: Series) -> int | None:
+    """Of one rank. Older versions show its blocks alone, newer ones with several ranks the sum of
+    theirs with each; and groups of layers share blocks."""
+    tokens = info.label("kv_cache_size_tokens")
+    if tokens is not None and tokens.isdecimal():
+        return int(tokens)
     block, blocks = info.label("block_size"), info.label("num_gpu_blocks")
     if block is None or blocks is None or not (block.isdecimal() and blocks.isdecimal()):
         return None  # "None" until the engine has measured its memory

@@ -5,7 +5,7 @@ vLLM and SGLang publish them alike: a batch is an array `[time, events, rank]`, 
 medium, or after it with a map of the request's salt. Models with several kinds of attention keep
 blocks of each in a group of their own: vLLM's events name the group (`group_idx`), and those of
 stored blocks its kind and window (`kv_cache_spec_kind`, `kv_cache_spec_sliding_window`). Source:
-vLLM's `vllm/distributed/kv_events.py` (0.10 to 0.32) and SGLang's
+vLLM's `vllm/distributed/kv_events.py` (0.10 to 0.33) and SGLang's
 `sglang/srt/disaggregation/kv_events.py` (0.5.17 to 0.5.23). Fields that are not read here may be
 anything. Bytes of another form raise KvEventsInvalid, never anything else.
 """

@@ -61,6 +61,19 @@ def recorded(name: str) -> MetricsPage:
             ),
         ),
         (
+            read_vllm,
+            "vllm_0.33_from_source.txt",
+            EngineReading(
+                waiting=2,
+                running=3,
+                kv_used_ratio=0.125,
+                kv_capacity_tokens=155_648,
+                prefix_hit_ratio=0.25,
+                progress=(4096.0, 640.0, 300.0, 0.125),
+                is_asleep=False,
+            ),
+        ),
+        (
             read_sglang,
             "sglang_docs_production_metrics.txt",
             EngineReading(

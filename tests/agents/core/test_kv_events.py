@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.core.held_blocks import EnginePrompt, HeldBlocks
 from agents.core.kv_events import (
     GROUPS_MAX,
     PAYLOAD_BYTES_MAX,
@@ -58,6 +59,19 @@ def test_short_arrays_of_sglang_and_hashes_as_bytes_are_read():
         BlocksRemoved((b"\x01" * 32,), Tier.GPU),
         AllCleared(),
     ]
+
+
+def test_vllms_blocks_whose_hash_covers_tokens_after_them_are_named_by_their_own_tokens():
+    recorded_batches = json.loads((RECORDED / "vllm_0.33_lookahead.json").read_text())
+    first, second = (parse_batch(bytes.fromhex(recorded_batches[n])) for n in ("first", "second"))
+    held = HeldBlocks()
+    held.apply(first)
+    held.attach([101, 102], 2, EnginePrompt(range(1, 9)))
+    assert {text for text, _ in held.held()} == {101, 102}
+    held.apply(second)  # of the two prompts' second blocks, one is left
+    assert {text for text, _ in held.held()} == {101, 102}
+    held.apply([BlocksRemoved((b"\x22" * 8,), Tier.GPU)])
+    assert {text for text, _ in held.held()} == {101}
 
 
 # Of SGLang 0.5.17, page size 1, and 0.5.23, whose events are maps; the third as 0.5.18 sends it.
