@@ -37,7 +37,7 @@ test: lint ## every check: style, types, layers, tests
 test-pythons: ## `make test` with every supported Python that this machine has, one after another
 	$(PYTHON) tests/pythons.py
 
-test-engines: $(STAMP) ## the mesh over real vLLM, SGLang, llama.cpp, Dynamo's mocker (30 minutes; installs 13 GB once)
+test-engines: $(STAMP) ## the mesh over real vLLM, SGLang, llama.cpp, mlx-lm, transformers serve, Ollama, Dynamo's mocker (40 minutes; installs 18 GB once; needs Go)
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines; \
 		status=$$?; $(BIN)/python -m tests.engines.route_table; exit $$status

@@ -22,7 +22,14 @@ from schemas.http import CHAT, COMPLETIONS
 from schemas.state import ReplicaState
 from tests.engines import route_table, routes
 from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
+from tests.engines.mesh_over_engines import (
+    BY_PREFIX,
+    BY_TURNS,
+    DONE,
+    Asked,
+    MeshOverEngines,
+    body,
+)
 
 WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
 KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
@@ -35,10 +42,15 @@ KNOWN_ANSWERED_WITHIN_S = 10.0
 
 # What differs from one answer to the next: times, names, and what a cache changes.
 _OWN = re.compile(
-    rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))":("(?:[^"\\]|\\.)*"|[0-9.e+-]+)'
+    rb'"(id|created|content|text|cached_tokens|[a-z_]+_(?:n|ms|second))": ?'
+    rb'("(?:[^"\\]|\\.)*"|[0-9.e+-]+)'
 )
-# vLLM says it in the last event, which is taken out if it has the token counts.
-_LAST = re.compile(rb',"system_fingerprint":"[^"]*"')
+# vLLM says the first in the last event, which is taken out if it has the token counts; Ollama has
+# the second in each event of a completion, where it was asked for them.
+_ASKED = re.compile(
+    rb',"system_fingerprint":"[^"]*"'
+    rb'|,"usage":\{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0\}'
+)
 FORMS = {CHAT: {"messages": [{"role": "user", "content": "Where are you?"}]}}
 FORMS[COMPLETIONS] = {"prompt": "Where are you?"}
 
@@ -85,9 +97,10 @@ async def streamed(url: str, data: bytes, headers: dict[str, str]) -> bytes:
 
 def _events(stream: bytes) -> list[bytes]:
     """What differs between the events of a stream; those of the same form are once there, as an
-    engine puts several tokens into one when its client reads late."""
-    alike = _OWN.sub(rb"\1", _LAST.sub(b"", stream)).split(b"\n\n")
-    return [event for event, _ in itertools.groupby(alike)]
+    engine puts several tokens into one when its client reads late. Without comments, of which
+    there are more where less is cached."""
+    alike = _OWN.sub(rb"\1", _ASKED.sub(b"", stream)).split(b"\n\n")
+    return [event for event, _ in itertools.groupby(alike) if not event.startswith(b":")]
 
 
 async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
@@ -102,11 +115,10 @@ def replicas(answers: list[Asked]) -> set[str | None]:
     return {each.replica for each in answers}
 
 
-class EngineContract:
-    """Inherit it in a module with a fixture `mesh` of two equal engines."""
+class ServedContract:
+    """Over engines of any kind. Inherit it in a module with a fixture `mesh` of two equal ones."""
 
     column: str  # of the table of routes in docs/api.md
-    too_long_says = "context"  # of the engine's own answer
     slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
 
     @pytest_asyncio.fixture(loop_scope="module")
@@ -116,14 +128,15 @@ class EngineContract:
             yield client
 
     async def test_the_official_client_streams(self, mesh, sdk):
-        assert [model.id for model in (await sdk.models.list()).data] == [MODEL]
+        names = {model.id for model in (await sdk.models.list()).data}
+        assert names == {MODEL, *mesh.engines["us-0"].further_names}
         stream = await sdk.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "Where are you?"}],
             max_tokens=24,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
+            extra_body=mesh.engines["us-0"].exact,
         )
         chunks = [chunk async for chunk in stream]
         choices = [choice for chunk in chunks for choice in chunk.choices]
@@ -133,7 +146,7 @@ class EngineContract:
         assert chunks[-1].usage.prompt_tokens > 0
 
     async def test_the_official_client_gets_whole_answers(self, mesh, sdk):
-        asked = {"model": MODEL, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+        asked = {"model": MODEL, "max_tokens": 8, "extra_body": mesh.engines["us-0"].exact}
         messages = [{"role": "user", "content": "Where are you?"}]
         chat = await sdk.chat.completions.create(messages=messages, **asked)
         assert chat.choices[0].message.content
@@ -146,14 +159,14 @@ class EngineContract:
     async def test_a_client_that_asked_for_no_token_counts_gets_none_and_they_are_known(
         self, mesh, path
     ):
-        asked = {"model": MODEL, "max_tokens": 6, "ignore_eos": True, "temperature": 0}
-        data = orjson.dumps({**asked, **FORMS[path], "stream": True})
         engine = mesh.engines["us-0"]
+        asked = {"model": MODEL, "max_tokens": 6, "temperature": 0, **engine.exact}
+        data = orjson.dumps({**asked, **FORMS[path], "stream": True})
         before = await mesh.tokens()
         directly = await streamed(engine.url + path, data, engine.headers)
         through = await streamed(mesh.url + path, data, {})
         assert _events(through) == _events(directly)
-        assert through.endswith(b"data: [DONE]\n\n")
+        assert through.endswith(DONE) is engine.ends_done
         prompt_tokens, output_tokens = before
         await mesh.until(lambda: mesh.counted(prompt_tokens + 1, output_tokens + 6), "the counts")
         await mesh.until_ready()
@@ -165,7 +178,7 @@ class EngineContract:
             messages=[{"role": "user", "content": "Tell me a long story."}],
             max_tokens=min(engine.context_tokens for engine in engines) - 100,
             stream=True,
-            extra_body={"ignore_eos": True},
+            extra_body=mesh.engines["us-0"].exact,
         )
         async for chunk in stream:
             if chunk.choices and chunk.choices[0].delta.content:
@@ -176,6 +189,74 @@ class EngineContract:
             while await _computes(mesh):
                 await asyncio.sleep(0.05)
         await mesh.until_ready()
+
+    async def test_every_route_does_what_the_table_says(self, mesh):
+        route_table.check(self.column, await routes.found(mesh))
+
+    async def test_unknown_models_are_refused_with_the_known_ones(self, sdk):
+        with pytest.raises(openai.NotFoundError, match=MODEL) as refused:
+            await sdk.chat.completions.create(
+                model="stranger", messages=[{"role": "user", "content": "Hello"}]
+            )
+        assert refused.value.code == "model_not_found"
+
+    async def test_a_hung_engine_costs_no_answer(self, mesh):
+        clock = asyncio.get_running_loop().time
+        async with mesh.engines["us-0"].hung():
+            began = clock()
+            first = await several(mesh, HUNG_ASKED, 8, within_s=HUNG_ANSWERED_WITHIN_S)
+            print(f"{HUNG_ASKED} answered {clock() - began:.1f} s after the hang")
+            assert replicas(first) == {"us-1"}
+            await mesh.until(
+                lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+            )
+            later = await several(mesh, HUNG_ASKED, 8, within_s=KNOWN_ANSWERED_WITHIN_S)
+            assert replicas(later) == {"us-1"}
+        await mesh.until_ready()
+        await mesh.until(lambda: answers_at(mesh, "us-0"), "an answer of us-0")
+
+    @pytest.mark.parametrize("begun", [False, True], ids=["unbegun", "begun"])
+    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(
+        self, mesh, begun
+    ):
+        engine = mesh.engines["us-0"]
+        chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
+        number = 4 * engine.batch_max if begun else max(engine.batch_max, len(mesh.engines))
+        answers = [Asked() for _ in range(number)]
+        streams = [
+            asyncio.create_task(
+                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
+            )
+            for n, asked in enumerate(answers)
+        ]
+        if begun:
+            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        else:
+            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
+        await engine.kill()
+        try:
+            await asyncio.gather(*streams)
+            self._only_begun_streams_broke(answers, engine.batch_max)
+            await mesh.until(
+                lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+            )
+        finally:
+            await engine.start()  # the next test needs it
+        await mesh.until_ready()
+        await mesh.until(lambda: answers_at(mesh, "us-0"), "an answer of us-0")
+
+    def _only_begun_streams_broke(self, answers: list[Asked], batch_max: int) -> None:
+        broken = [asked for asked in answers if not asked.whole]
+        assert [str(asked) for asked in broken if asked.problem] == []
+        assert {asked.replica for asked in broken} <= {"us-0"}
+        assert all(asked.begun for asked in broken), list(map(str, broken))
+        assert len(broken) <= batch_max
+
+
+class EngineContract(ServedContract):
+    """Over engines that show their load, with the count of cached tokens in their answers."""
+
+    too_long_says = "context"  # of the engine's own answer
 
     async def test_a_prompt_goes_where_it_is_cached(self, mesh):
         texts = [prompt(("cached", n), 400) for n in range(4)]
@@ -199,16 +280,6 @@ class EngineContract:
         await mesh.until(lambda: _agree(mesh, "us-0", 0, 0), "nothing to be computed")
         await mesh.until_ready()
 
-    async def test_every_route_does_what_the_table_says(self, mesh):
-        route_table.check(self.column, await routes.found(mesh))
-
-    async def test_unknown_models_are_refused_with_the_known_ones(self, sdk):
-        with pytest.raises(openai.NotFoundError, match=MODEL) as refused:
-            await sdk.chat.completions.create(
-                model="stranger", messages=[{"role": "user", "content": "Hello"}]
-            )
-        assert refused.value.code == "model_not_found"
-
     @pytest.mark.parametrize("form", [{"stream": False, "stream_options": None}, {"stream": True}])
     async def test_a_prompt_that_is_too_long_gets_the_engines_own_answer(self, mesh, form):
         longest = max(engine.context_tokens for engine in mesh.engines.values())
@@ -222,57 +293,6 @@ class EngineContract:
             assert self.too_long_says in refused.body.decode()
         assert await mesh.placements() - before <= 2
         await mesh.until_ready()
-
-    async def test_a_hung_engine_costs_no_answer(self, mesh):
-        clock = asyncio.get_running_loop().time
-        async with mesh.engines["us-0"].hung():
-            began = clock()
-            first = await several(mesh, HUNG_ASKED, 8, within_s=HUNG_ANSWERED_WITHIN_S)
-            print(f"{HUNG_ASKED} answered {clock() - began:.1f} s after the hang")
-            assert replicas(first) == {"us-1"}
-            await mesh.until(
-                lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
-            )
-            later = await several(mesh, HUNG_ASKED, 8, within_s=KNOWN_ANSWERED_WITHIN_S)
-            assert replicas(later) == {"us-1"}
-        await mesh.until_ready()
-        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
-
-    @pytest.mark.parametrize("begun", [False, True], ids=["unbegun", "begun"])
-    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(
-        self, mesh, begun
-    ):
-        engine = mesh.engines["us-0"]
-        chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
-        answers = [Asked() for _ in range(4 * engine.batch_max if begun else engine.batch_max)]
-        streams = [
-            asyncio.create_task(
-                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
-            )
-            for n, asked in enumerate(answers)
-        ]
-        if begun:
-            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
-        else:
-            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
-        await engine.kill()
-        try:
-            await asyncio.gather(*streams)
-            self._only_begun_streams_broke(answers, engine.batch_max)
-            await mesh.until(
-                lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
-            )
-        finally:
-            await engine.start()  # the next test needs it
-        await mesh.until_ready()
-        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
-
-    def _only_begun_streams_broke(self, answers: list[Asked], batch_max: int) -> None:
-        broken = [asked for asked in answers if not asked.whole]
-        assert [str(asked) for asked in broken if asked.problem] == []
-        assert {asked.replica for asked in broken} <= {"us-0"}
-        assert all(asked.begun for asked in broken), list(map(str, broken))
-        assert len(broken) <= batch_max
 
 
 class KeyedEngineContract(EngineContract):
@@ -293,7 +313,7 @@ class KeyedEngineContract(EngineContract):
         engine = mesh.engines["us-1"]
         async with mesh.another_agent("us-2", engine, MESH_ENGINE_KEY=engine.api_key) as log:
             await mesh.until_ready("us-2")
-            await mesh.until(lambda: _answers(mesh, "us-2"), "an answer of us-2")
+            await mesh.until(lambda: answers_at(mesh, "us-2"), "an answer of us-2")
             assert engine.api_key not in log.read_text()
 
     async def test_an_agent_with_a_wrong_key_logs_it_and_gets_no_work(self, mesh):
@@ -309,8 +329,7 @@ class KeyedEngineContract(EngineContract):
 
 
 async def _computes(mesh: MeshOverEngines) -> bool:
-    counts = [await engine.counts() for engine in mesh.engines.values()]
-    return any(each.running for each in counts)
+    return any([await engine.computes() for engine in mesh.engines.values()])
 
 
 async def _agree(mesh: MeshOverEngines, replica: str, running: int, waiting: int) -> bool:
@@ -330,7 +349,7 @@ async def _agree(mesh: MeshOverEngines, replica: str, running: int, waiting: int
     return beat.kv_used_ratio is not None and lowest <= beat.kv_used_ratio <= highest
 
 
-async def _answers(mesh: MeshOverEngines, replica: str) -> bool:
+async def answers_at(mesh: MeshOverEngines, replica: str) -> bool:
     """Whether one of several requests is answered there; all of them are answered."""
     return replica in replicas(await several(mesh, HUNG_ASKED, 16))
 

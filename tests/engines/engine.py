@@ -20,6 +20,8 @@ from tests.support.stopped import stopped
 from tests.support.until import until
 
 MODEL = "tiny"
+# With these fields of a request an answer is as long as it asks for.
+EXACT: Mapping[str, object] = {"ignore_eos": True}
 LOOPBACK = "127.0.0.1"
 
 
@@ -35,12 +37,16 @@ class RealEngine:
     """One of a kind. What differs between kinds is in its subclass."""
 
     kind: str  # as `mesh-agent run --engine-kind` names it
+    agent_options: tuple[str, ...] = ()
     running: str  # series of its page
     waiting: str
     kv_used_ratio: str = ""
     batch_max: int  # most requests that it computes at once
     context_tokens: int
     start_within_s = 60.0
+    exact: Mapping[str, object] = EXACT
+    further_names: tuple[str, ...] = ()  # of its model
+    ends_done = True  # whether its streams end with [DONE]
     listed_route = ""  # one that it has and the mesh's table of routes lacks
     kv_events = kv_events_replay = ""  # addresses, of one that publishes them
 
@@ -93,6 +99,10 @@ class RealEngine:
         for leader in self.pids:
             os.killpg(leader, signal.SIGKILL)
         await until(lambda: not any(map(runs, members)))
+
+    async def computes(self) -> bool:
+        """Whether it computes anything now, by its own page."""
+        return bool((await self.counts()).running)
 
     async def counts(self) -> Counts:
         """Its own page, read by another parser than the agent's."""

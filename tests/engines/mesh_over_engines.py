@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from mesh.replay.client import ChatStream
 from schemas.decision import Decision, decode_decision
 from schemas.http import H_DEBUG, H_DECISION, H_PRIORITY
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
-from tests.engines.engine import MODEL, RealEngine
+from tests.engines.engine import EXACT, MODEL, RealEngine
 from tests.programs.bench.processes import Processes
 from tests.support.nats_server import running_nats_server
 from tests.support.router_process import RouterProcess, router_process, runs
@@ -28,6 +28,7 @@ ANSWER_WITHIN_S = 40.0
 STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
 ANSWERED_BY = re.compile(rb'"model": ?"([^"]*)"')
+DONE = b"data: [DONE]\n\n"
 CHUNK = re.compile(rb'data: \{(?!"error")')
 # The default policy goes by speeds that it learns; on a busy machine those are anything. A test of
 # prefixes alone, and one that needs work on every replica, ask with these priorities.
@@ -77,6 +78,11 @@ class MeshOverEngines:
     def url(self) -> str:
         return self.router.url
 
+    @property
+    def _any(self) -> RealEngine:
+        """One of them: they are of one kind."""
+        return next(iter(self.engines.values()))
+
     async def listen(self, stack: AsyncExitStack) -> None:
         """Keep the heartbeats."""
         address = bus.BusAddress(self._nats_url)
@@ -98,7 +104,8 @@ class MeshOverEngines:
                 *(sys.executable, "-m", "agents.cli", "run", "--region", "us"),
                 *("--replica", replica, "--nats-url", self._nats_url),
                 *("--engine-kind", engine.kind, "--engine-url", engine.url),
-                *("--metrics-url", engine.metrics_url, "--no-speed-probe", *options),
+                *("--metrics-url", engine.metrics_url, "--no-speed-probe"),
+                *(*engine.agent_options, *options),
             ),
             environment=environment,
         )
@@ -177,7 +184,7 @@ class MeshOverEngines:
         asked = into or Asked()
         try:
             async with asyncio.timeout(within_s), self._session(priority) as http:
-                await self._read(http, asked, body(text, tokens, **fields))
+                await self._read(http, asked, body(text, tokens, self._any.exact, **fields))
         except TimeoutError:
             asked.problem = f"not ended after {within_s:g} s"
         except aiohttp.ClientError as problem:
@@ -198,6 +205,8 @@ class MeshOverEngines:
                 asked.stream.feed(chunk, clock())
                 asked.begun |= CHUNK.search(chunk) is not None
                 asked.models |= {name.decode() for name in ANSWERED_BY.findall(chunk)}
+            if not self._any.ends_done:
+                asked.stream.feed(DONE, clock())
 
     def _session(self, priority: str) -> aiohttp.ClientSession:
         headers = {H_DEBUG: "1", H_PRIORITY: priority, "content-type": "application/json"}
@@ -221,16 +230,16 @@ class MeshOverEngines:
         return found[0] >= prompt and found[1] >= output
 
 
-def body(text: str, tokens: int, **fields: object) -> bytes:
+def body(text: str, tokens: int, exact: Mapping[str, object] = EXACT, **fields: object) -> bytes:
     """A streamed chat of exactly so many tokens."""
     return orjson.dumps(
         {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": tokens,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **exact,
             **fields,
         }
     )

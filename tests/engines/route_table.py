@@ -14,11 +14,12 @@ PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- made by make test-engines -->", "<!-- end -->"
 VLLM, SGLANG, LLAMACPP = "vLLM", "SGLang", "llama.cpp"
 DYNAMO, SIMULATED = "Dynamo's mocker", "simulated"
+MLX_LM, TRANSFORMERS, OLLAMA = "mlx-lm", "transformers serve", "Ollama"
 EMBEDDING_VLLM = f"{VLLM} --runner pooling --convert embed"
 EMBEDDING_LLAMACPP, RERANKING_LLAMACPP = f"{LLAMACPP} --embeddings", f"{LLAMACPP} --reranking"
 ENGINES = (
     *(VLLM, EMBEDDING_VLLM, SGLANG, LLAMACPP, EMBEDDING_LLAMACPP, RERANKING_LLAMACPP),
-    *(DYNAMO, SIMULATED),
+    *(MLX_LM, TRANSFORMERS, OLLAMA, DYNAMO, SIMULATED),
 )
 Columns = dict[str, dict[str, str]]  # engine → row → cell
 

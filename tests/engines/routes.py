@@ -4,6 +4,7 @@ A row is a request that an engine with the route answers whatever its model is, 
 must have in it. Texts are short: engines of tests have small contexts.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,10 @@ from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import MeshOverEngines
 
 WORKS, NOT_SERVED = "yes", "–"
+STREAMS = "streams"  # though it was not asked to
+WITHOUT_DONE = "no `[DONE]`"
+FINISHED = re.compile(rb'"finish_reason": ?"')
+EVENT = (b"event: ", b"data: ")
 LISTED, MODELS_ROW, CONTINUED = (
     "an operator's `routes`",
     f"`GET {MODELS}`",
@@ -130,8 +135,9 @@ async def found(mesh: MeshOverEngines) -> dict[str, str]:
         if listed:
             cells[LISTED] = await _asked(http, Asking(listed, OF_LISTED))
         async with http.get(MODELS) as answer:
-            models = (await answer.json())["data"]
-            cells[MODELS_ROW] = WORKS if [one["id"] for one in models] == [MODEL] else "fails"
+            names = {one["id"] for one in (await answer.json())["data"]}
+            further = next(iter(mesh.engines.values())).further_names
+            cells[MODELS_ROW] = WORKS if names == {MODEL, *further} else "fails"
     return cells
 
 
@@ -154,7 +160,11 @@ async def _asked(http: aiohttp.ClientSession, asking: Asking) -> str:
     if answer.status != 200:
         return _refused(answer.status, data)
     if asking.stream:
-        return WORKS if any(end in data for end in ENDS[asking.path]) else f"fails: {data[-80:]!r}"
+        if any(end in data for end in ENDS[asking.path]):
+            return WORKS
+        return WITHOUT_DONE if FINISHED.search(data) else f"fails: {data[-80:]!r}"
+    if data.startswith(EVENT):
+        return STREAMS
     try:
         return WORKS if asking.has(orjson.loads(data)) else f"fails: {data[:80]!r}"
     except (orjson.JSONDecodeError, LookupError, TypeError):
@@ -165,7 +175,9 @@ async def _kept(http: aiohttp.ClientSession) -> str:
     """The id of a response that the engine keeps if it can; or why there is none, for the table."""
     async with http.post(RESPONSES, json={"model": MODEL, **GIVEN, "store": True}) as answer:
         data = await answer.read()
-    return _refused(answer.status, data) if answer.status != 200 else orjson.loads(data)["id"]
+    if answer.status != 200:
+        return _refused(answer.status, data)
+    return NOT_SERVED if data.startswith(EVENT) else orjson.loads(data)["id"]
 
 
 async def _continued(http: aiohttp.ClientSession, earlier: str) -> str:

@@ -13,29 +13,31 @@ SEED = 7
 DIMENSION, LAYERS, FEED_FORWARD, HEADS = 384, 6, 1024, 6
 CONTEXT_TOKENS = 65_536
 TOKENS = 128  # 2 special ones, 96 characters, and the rest to fill a block of the format
+EOS = 1
+NEVER = 20
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
-def write(path: Path) -> None:
-    """Make the file; 43 MB in about a second."""
+def write(path: Path, *, layers: int = LAYERS, ends: bool = True) -> None:
+    """Make the file; 43 MB in about a second. `ends`: whether an answer may end by itself."""
     writer = gguf.GGUFWriter(path, "llama")
-    _describe(writer)
+    _describe(writer, layers)
     _tokens(writer)
-    _weights(writer, np.random.default_rng(SEED))
+    _weights(writer, np.random.default_rng(SEED), layers, ends=ends)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _describe(writer: gguf.GGUFWriter) -> None:
+def _describe(writer: gguf.GGUFWriter, layers: int) -> None:
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(DIMENSION)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
@@ -60,14 +62,19 @@ def _tokens(writer: gguf.GGUFWriter) -> None:
     writer.add_token_types(kinds)
     writer.add_token_merges(["\u0120 a"])  # of a token that is not there: a list may not be empty
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
+    writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(True)
     writer.add_chat_template(TEMPLATE)
 
 
-def _weights(writer: gguf.GGUFWriter, dice: np.random.Generator) -> None:
+def _weights(
+    writer: gguf.GGUFWriter, dice: np.random.Generator, layers: int, *, ends: bool
+) -> None:
     def matrix(name: str, *shape: int) -> None:
         values = dice.standard_normal(shape, dtype=np.float32) * np.float32(0.05)
+        if name == "output" and not ends:  # the other tokens' values are far from its 0
+            values *= NEVER
+            values[EOS] = 0
         writer.add_tensor(f"{name}.weight", values)
 
     def norm(name: str) -> None:
@@ -76,7 +83,7 @@ def _weights(writer: gguf.GGUFWriter, dice: np.random.Generator) -> None:
     matrix("token_embd", TOKENS, DIMENSION)
     matrix("output", TOKENS, DIMENSION)
     norm("output_norm")
-    for layer in (f"blk.{number}" for number in range(LAYERS)):
+    for layer in (f"blk.{number}" for number in range(layers)):
         norm(f"{layer}.attn_norm")
         norm(f"{layer}.ffn_norm")
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):

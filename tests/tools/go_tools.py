@@ -4,6 +4,7 @@ python -m tests.tools.go_tools [NAME...]
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ class GoTool(NamedTuple):
     def binary(self) -> Path:
         return FOLDER / f"{self.name}-{self.version}" / self.name
 
-    def install(self) -> None:
+    def install(self, **environment: str) -> None:
         """Build it, if it isn't there whole. Ends the program with a message if that fails."""
         if self.binary.exists():
             return
@@ -44,15 +45,22 @@ class GoTool(NamedTuple):
         # Inside its module: `go install` refuses one whose go.mod replaces a module.
         found = _go("mod", "download", "-json", f"{self.module}@{self.version}", at=part)
         source = Path(json.loads(found)["Dir"])
-        _go("build", "-buildvcs=false", "-o", str(part / self.name), self.package, at=source)
+        made = ("-buildvcs=false", "-o", str(part / self.name), self.package)
+        _go("build", *made, at=source, **environment)
         shutil.rmtree(where, ignore_errors=True)
         part.rename(where)
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _go(*words: str, at: Path) -> str:
+def _go(*words: str, at: Path, **environment: str) -> str:
     done = subprocess.run(
-        ["go", *words], cwd=at, stdout=subprocess.PIPE, text=True, timeout=WITHIN_S, check=False
+        ["go", *words],
+        cwd=at,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(f"go {' '.join(words)} failed, see above\n{done.stdout}")
