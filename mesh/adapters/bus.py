@@ -30,13 +30,12 @@ from infra.bus import (
 from infra.process import end_all
 from infra.services import ProcessService
 from mesh.adapters import streams
-from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.paced_bodies import PacedBodies
 from mesh.core.model.request import Request
 from mesh.session.answer import Held
 from mesh.session.record import OpenRequest
 from schemas import exchange, held, subjects, wire
-from schemas.exchange import Frame
+from schemas.exchange import LARGE_BYTES, Frame
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.residency import OPEN_GROUND, Ground, Label, Labels, labels_text
 

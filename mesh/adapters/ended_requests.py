@@ -14,7 +14,7 @@ from itertools import islice
 from math import isfinite
 
 from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain, shown_outcome
-from mesh.adapters.read_request import RequestRefused
+from mesh.adapters.refused import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.client_request import SENT, ClientRequest, lost

@@ -24,7 +24,6 @@ from infra.topology import DEFAULT_FILE
 from infra.workers import worker_names, worker_page
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
-from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.adapters.tail_rule import SlowLimits
 from mesh.cli.choices import (
@@ -39,6 +38,7 @@ from mesh.cli.modelled import checked_option, with_options
 from mesh.cli.router_config import RouterOptions, read_config
 from mesh.console.config import ConsoleConfig
 from mesh.core.model.settings import RouterSettings
+from mesh.http.server import connections_max
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.name_claim import NameTaken

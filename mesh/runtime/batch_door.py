@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from infra.bus import BusUnreachable
 from infra.process import LimitedLog
-from mesh.adapters.batch_api import BatchApi
-from mesh.adapters.batch_requests import AWAY, BatchDoor
 from mesh.adapters.metrics import BatchMetrics
-from mesh.adapters.read_request import RequestRefused
+from mesh.adapters.refused import RequestRefused
 from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
+from mesh.http.batch_api import BatchApi
+from mesh.http.batch_requests import AWAY, BatchDoor
 from mesh.runtime.config import BatchAccess, RouterConfig
 from mesh.runtime.request_manager import RequestManager
 from schemas.http import Fault

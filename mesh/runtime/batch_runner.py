@@ -24,7 +24,6 @@ from infra.process import LimitedLog, end_all
 from mesh.adapters.batch_bus import RunnerBus, RunnerListeners
 from mesh.adapters.bus import has_headers
 from mesh.adapters.process_page import ProcessPage
-from mesh.adapters.read_request import BodyBudget
 from mesh.adapters.runner_metrics import RunnerMetrics
 from mesh.batch.held_lines import HeldLines
 from mesh.batch.job_follower import JobFollower
@@ -43,6 +42,7 @@ from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastInvalid, read_forecast, write_forecast
 from mesh.core.offline.jobs import REPORTED_TOKENS_MAX
 from mesh.core.offline.settings import OfflineSettings
+from mesh.http.read_request import BodyBudget
 from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.peer_requests import PeerRequests

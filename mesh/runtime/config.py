@@ -14,13 +14,13 @@ from infra.bus import BusAddress
 from infra.topology import Topology
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT
-from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tail_rule import SlowLimits
-from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.model_targets import ModelRule
 from mesh.core.model.settings import RouterSettings
+from mesh.http.server import CONNECTIONS_MAX, HttpTimes
+from mesh.http.tenants import ApiKeys
 from mesh.runtime.mesh_file import region_problems
 from schemas.ids import RegionId, RouterId
 from schemas.settings import RoutingTable

@@ -7,13 +7,14 @@ the model that served.
 from collections.abc import Callable
 from dataclasses import replace
 
-from mesh.adapters.form_parts import model_place
-from mesh.adapters.large_bodies import LARGE_BYTES
-from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
+from mesh.adapters.refused import RequestRefused
 from mesh.core.model.model_targets import Asked, conversation_of, unknown_model
 from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
+from mesh.http.form_parts import model_place
+from mesh.http.read_request import BodyBudget, ParsedRequest
 from mesh.session.body_model import ModelPlace, with_model
+from schemas.exchange import LARGE_BYTES
 from schemas.http import Fault
 from schemas.ids import ModelId
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS

@@ -21,12 +21,11 @@ from mesh.adapters.bus import (
     HEADERS_BYTES_MAX,
     header_bytes,
 )
-from mesh.adapters.large_bodies import LARGE_BYTES
-from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import ingress_trace
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText
 from mesh.core.model.prompt_shapes import CALL_TEXT, text_at
 from mesh.core.offline.events import answer_tokens_max
+from mesh.http.read_request import BodyBudget, salt_of
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (
     IngressInvalid,
@@ -38,7 +37,7 @@ from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.engine_routes import engine_route
-from schemas.exchange import Refusal
+from schemas.exchange import LARGE_BYTES, Refusal
 from schemas.ids import ModelId
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS
 

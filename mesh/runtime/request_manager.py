@@ -18,11 +18,9 @@ from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.ended_requests import STATUS_CLIENT_GONE, EndedRequests
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import PREVIOUS, BodyBudget, ParsedRequest, RequestRefused
-from mesh.adapters.response_calls import unknown_response
+from mesh.adapters.refused import RequestRefused
 from mesh.adapters.spans import PassedOn, request_trace
 from mesh.adapters.tail_rule import CLIENT_GONE, TailRule
-from mesh.adapters.tenants import Tenants
 from mesh.core.lifecycle.failed_attempts import KEEPER_DRAINS
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -32,6 +30,9 @@ from mesh.core.model.request import Request
 from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
+from mesh.http.read_request import PREVIOUS, BodyBudget, ParsedRequest
+from mesh.http.response_calls import unknown_response
+from mesh.http.tenants import Tenants
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.model_mapping import ModelMapping
@@ -66,7 +67,7 @@ INBOX_SECRET_BYTES = 12
 
 
 class RequestManager:
-    """One router's requests. It is the HTTP face's front door: mesh.adapters.http_api.FrontDoor."""
+    """One router's requests. It is the HTTP face's front door: mesh.http.front_door.FrontDoor."""
 
     def __init__(
         self,

@@ -7,12 +7,12 @@ from infra.process import LimitedLog
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metric_labels import OTHER, LabelSet
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import BodyBudget
 from mesh.adapters.span_attributes import receipt_line
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.core.view.replica import replica_name_at
+from mesh.http.read_request import BodyBudget
 from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS

@@ -16,15 +16,15 @@ from infra.address import Address
 from infra.process import end_all
 from infra.tracing import package_version
 from mesh.adapters.access_log import AccessLog, AccessLogFormat
-from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.bus import Listeners, RouterBus
-from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi, Served
-from mesh.adapters.http_server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
 from mesh.adapters.metrics import BatchMetrics, RouterMetrics
 from mesh.adapters.recorder import Recorder
 from mesh.core.model import events as ev
 from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
+from mesh.http.batch_api import BatchApi
+from mesh.http.routes import EVERY_PATH, OF_ONE_PROCESS, HttpApi, Served
+from mesh.http.server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
 from mesh.runtime.batch_door import BatchStoreDoor
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import Pings

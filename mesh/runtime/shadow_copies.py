@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from infra.process import LimitedLog
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
+from mesh.adapters.refused import RequestRefused
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import served_name
 from mesh.core.router import RouterCore
+from mesh.http.read_request import BodyBudget, ParsedRequest
 from mesh.runtime.model_mapping import conversation, placed
 from mesh.session.body_model import with_model
 from mesh.session.client_request import ClientRequest

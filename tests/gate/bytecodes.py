@@ -33,13 +33,13 @@ from infra import bus
 from infra.bus import BusAddress
 from mesh.adapters.access_log import AccessLog
 from mesh.adapters.bus import Listeners, RouterBus
-from mesh.adapters.http_api import HttpApi
-from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
 from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import make_policy
 from mesh.core.router import RouterCore
+from mesh.http.routes import HttpApi
+from mesh.http.server import HttpServer
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.request_manager import RequestManager
 from schemas import exchange, subjects

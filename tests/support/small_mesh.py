@@ -19,10 +19,10 @@ from infra.nats.region_config import BATCH
 from infra.process import end_all
 from mesh.adapters import streams
 from mesh.adapters.access_log import AccessLogFormat
-from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
-from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.settings import RouterSettings
+from mesh.http.server import CONNECTIONS_MAX, HttpTimes
+from mesh.http.tenants import ApiKeys
 from mesh.runtime.config import BatchAccess, RegionEntry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId

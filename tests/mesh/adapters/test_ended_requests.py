@@ -7,7 +7,7 @@ import pytest
 
 from mesh.adapters.access_log import VALUE_CHARS_MAX
 from mesh.adapters.ended_requests import STEPS_MAX, EndedRequests
-from mesh.adapters.read_request import RequestRefused
+from mesh.adapters.refused import RequestRefused
 from mesh.cli.explain import _worst
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev

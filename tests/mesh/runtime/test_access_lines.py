@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from mesh.adapters.access_log import AccessLogFormat
-from mesh.adapters.http_server import HttpTimes
 from mesh.explain.files import in_log, read_line
 from mesh.explain.story import parts, stories, waited_s
+from mesh.http.server import HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import fail, hang, scripted_engine
 from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, post, small_mesh

@@ -12,9 +12,9 @@ import pytest
 import yarl
 
 from infra.process import end_all
-from mesh.adapters.batch_api import LISTS_MAX
-from mesh.adapters.files_api import UPLOADS_MAX
-from mesh.adapters.request_body import WINDOW_BYTES
+from mesh.http.batch_api import LISTS_MAX
+from mesh.http.files_api import UPLOADS_MAX
+from mesh.http.request_body import WINDOW_BYTES
 from tests.support.batch_regions import LIMITS, opened
 from tests.support.raw_http import connections
 from tests.support.small_mesh import WAIT_S, client
@@ -302,7 +302,7 @@ async def test_so_many_uploads_at_once_and_no_more(batch_mesh, batch_regions, ap
 
 async def test_an_upload_that_is_too_slow_loses_its_place(batch_mesh, batch_regions, monkeypatch):
     """Its client keeps sending, and fast enough for a request's body, but not for a file."""
-    monkeypatch.setattr("mesh.adapters.request_body.WINDOW_S", 2.0)
+    monkeypatch.setattr("mesh.http.request_body.WINDOW_S", 2.0)
     sent_each = b"x" * (2 * WINDOW_BYTES)
     async with connections(batch_mesh.urls["us"], 1) as [(reader, writer)]:
         writer.write(head(next(KEYS), "content-length: 9000000") + BEGINNING)
@@ -391,7 +391,7 @@ async def test_a_download_is_resumed_where_it_broke_off(batch_mesh, api):
 
 
 async def test_a_download_that_its_client_drags_out_is_cut(batch_mesh, api, monkeypatch):
-    monkeypatch.setattr("mesh.adapters.files_api.DOWNLOAD_S_MAX", 1.0)
+    monkeypatch.setattr("mesh.http.files_api.DOWNLOAD_S_MAX", 1.0)
     data = bytes(10 * MEBIBYTE)  # more than sockets hold
     made = await api.files.create(file=data, purpose="batch")
     url = yarl.URL(batch_mesh.urls["us"])

@@ -6,8 +6,8 @@ import contextlib
 import orjson
 import pytest
 
-from mesh.adapters import request_body as upload
-from mesh.adapters.http_server import PROBES, HttpTimes
+from mesh.http import request_body as upload
+from mesh.http.server import PROBES, HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.raw_http import connections
 from tests.support.scripted_engine import scripted_engine

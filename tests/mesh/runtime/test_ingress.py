@@ -13,13 +13,12 @@ from prometheus_client import CollectorRegistry
 from infra.bus import BusAddress
 from mesh.adapters.bus import RouterBus, header_bytes
 from mesh.adapters.ended_requests import EndedRequests
-from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import BodyBudget
 from mesh.core.model import effects as fx
 from mesh.core.model.prompt import PromptReader, PromptText
 from mesh.core.model.served_names import KEPT_RESPONSE, kept_name, with_keeper_names
 from mesh.core.model.settings import RouterSettings
+from mesh.http.read_request import BodyBudget
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.runtime.peer_requests import PeerRequests, read_ingress
@@ -29,7 +28,7 @@ from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.decision import Decision, Placement
-from schemas.exchange import Priority
+from schemas.exchange import LARGE_BYTES, Priority
 from schemas.http import COMPLETIONS, RESPONSES
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.response_ids import response_id

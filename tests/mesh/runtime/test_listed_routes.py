@@ -7,9 +7,9 @@ import openai
 import orjson
 import pytest
 
-from mesh.adapters.form_parts import PARTS_MAX
-from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.http.form_parts import PARTS_MAX
 from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
+from schemas.exchange import LARGE_BYTES
 from tests.agents.simserver.support import config, running
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, SmallMesh, client, small_mesh

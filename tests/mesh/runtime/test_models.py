@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from mesh.adapters.access_log import AccessLogFormat
-from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.core.model.model_targets import ModelRule
 from mesh.runtime.shadow_copies import COPIES_MAX
+from schemas.exchange import LARGE_BYTES
 from tests.agents.simserver.support import config, running
 from tests.mesh.runtime.test_access_lines import Lines
 from tests.support.nats_pair import nats_pair

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.answer_writer import AnswerWriter
+from mesh.http.answer_writer import AnswerWriter
 from schemas import subjects
 from schemas.exchange import WINDOW_BYTES
 from tests.support.flushed import flushed

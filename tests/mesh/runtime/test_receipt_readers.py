@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry
 from infra.bus import BusAddress
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.read_request import ParsedRequest, RequestOptions
 from mesh.adapters.recorder import RecordTo
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from mesh.http.read_request import ParsedRequest, RequestOptions
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.request_manager import RequestManager
 from schemas.decision import Decision

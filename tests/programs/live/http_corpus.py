@@ -2,7 +2,7 @@
 
     python -m tests.programs.live.http_corpus OUT.json [CUTS]
 
-Writes what tests/mesh/runtime/test_http_inputs.py holds routers to.
+Writes what tests/mesh/http/test_inputs.py holds routers to.
 """
 
 import asyncio

@@ -1,0 +1,1 @@
+"""The HTTP server of the clients' port: connections, requests, answers, routes."""

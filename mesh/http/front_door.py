@@ -1,0 +1,77 @@
+"""What the HTTP side needs from the router behind it.
+
+The HTTP side admits a request with a callback; the session changes its record and calls back. A
+request is settled once: with bytes to stream, with an engine's own error, or with a failure of the
+router's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from mesh.core.model.geo import GeoLocation
+from mesh.http.read_request import BodyBudget, ParsedRequest
+from mesh.session.client_request import ClientRequest
+from schemas.http import Fault, Readiness, Region
+from schemas.ids import ModelId
+from schemas.residency import Labels
+from schemas.state import ModelCard
+
+if TYPE_CHECKING:
+    from mesh.adapters.ended_requests import EndedRequests
+
+
+class FrontDoor(Protocol):
+    """What the HTTP side needs from the router behind it."""
+
+    @property
+    def bodies(self) -> BodyBudget:
+        """What requests may keep in memory together."""
+
+    @property
+    def ended(self) -> "EndedRequests":
+        """Told of requests that end without having been admitted."""
+
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that a ready replica serves."""
+
+    def model_card(self, model: ModelId) -> ModelCard:
+        """The model as an engine describes it."""
+
+    def unknown_model(self, model: str) -> str:
+        """The error for a model that is not there, which names some that are."""
+
+    def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
+        """The regions as this router sees them, nearest first."""
+
+    def not_ready_because(self) -> tuple[Fault, str] | None:
+        """Why requests can't be placed at present, or None if they can."""
+
+    def readiness(self) -> Readiness:
+        """Whether this router knows the replicas' caches, and since when."""
+
+    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
+
+    def admit(
+        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
+    ) -> ClientRequest:
+        """Take a request in and place it; `bodies` was charged for it.
+
+        `changed` becomes the request's, and may be called before this returns. Raises
+        RequestRefused if its model, labels or key forbid it; then nothing stays charged.
+        """
+
+    def started(self, request: ClientRequest) -> None:
+        """The client is being sent the first byte."""
+
+    def passed(self, request: ClientRequest) -> None:
+        """Bytes have left for the client."""
+
+    def finished(self, request: ClientRequest) -> None:
+        """The whole answer has left for the client."""
+
+    def failed(self, request: ClientRequest) -> None:
+        """The client was sent `request.failure`, or the engine's own error."""
+
+    def leave(self, request: ClientRequest) -> None:
+        """The client is gone; without effect after `finished` or `failed`."""

@@ -1,0 +1,235 @@
+"""Limits on connections, on the loop of tests and on that of live routers.
+
+The rest of the server is seen in tests/mesh/runtime/test_front_door.py.
+"""
+
+import asyncio
+import socket
+
+import pytest
+import uvloop
+
+from mesh.http.exchange import Answer, Exchange
+from mesh.http.server import REFUSALS, ConnectionLimit, HttpServer, HttpTimes
+from tests.support.raw_http import connections
+
+ASK = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+async def handle(exchange: Exchange) -> Answer:
+    if exchange.refused is not None:
+        return Answer(exchange.refused.fault.value.status, {})
+    while await exchange.body.next():
+        pass
+    return Answer(200, {}, b"served")
+
+
+async def answers(most: int, probes: int, count: int) -> list[bytes]:
+    """What so many connections that come to a port with that many places are answered."""
+    places = ConnectionLimit(most, probes=probes)
+    server, url = await serve(handle, connections=places)
+    try:
+        async with asyncio.timeout(30), connections(url, count) as pairs:
+            for _, writer in pairs:
+                writer.write(ASK)
+            got = await asyncio.gather(*(reader.read(20) for reader, _ in pairs))
+        while places.open:
+            await asyncio.sleep(0.005)
+        return got
+    finally:
+        await server.close(0.1)
+
+
+@each_loop
+def test_who_finds_no_place_reads_why(run):
+    got = run(answers(2, 1, 6))
+    assert [text[:12] for text in got] == [b"HTTP/1.1 200"] * 2 + [b"HTTP/1.1 503"] * 4
+
+
+@each_loop
+def test_a_flood_is_answered_as_far_as_there_is_room_for_answers(run):
+    got = run(answers(1, 0, 1 + 2 * REFUSALS))
+    said = [text for text in got[1:] if text]
+    assert all(text.startswith(b"HTTP/1.1 503") for text in said)
+    assert len(said) >= REFUSALS  # more, where some had left already
+
+
+async def serve(handler, **options):
+    """A server on a free port, and its address."""
+    server = HttpServer(handler, region="us", **options)
+    await server.listen("127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.port}"
+
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+LARGE_HEADERS = b"".join(b"x-%d: %b\r\n" % (number, b"a" * 4000) for number in range(12))
+
+
+async def answers_in_turn(pieces: list[bytes], until: int) -> bytes:
+    """What comes back for bytes that are sent with a moment between them.
+
+    Either all, where the server closes the connection, or so many bodies of `handle`.
+    """
+    server, url = await serve(handle)
+    try:
+        async with asyncio.timeout(15), connections(url, 1) as [(reader, writer)]:
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            got = b""
+            while got.count(b"served") < until and (more := await reader.read(65536)):
+                got += more
+            return got
+    finally:
+        await server.close(0.1)
+
+
+@each_loop
+@pytest.mark.parametrize("more", [b"\r\n", b""], ids=["whole", "unfinished"])
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_a_head_that_is_too_long_as_a_whole_is_refused(run, more, pieces):
+    head = HEAD + LARGE_HEADERS + more
+    size = -(-len(head) // pieces)
+    got = run(answers_in_turn([head[at : at + size] for at in range(0, len(head), size)], 1))
+    assert b" 431 " in got.partition(b"\r\n")[0], got
+
+
+@each_loop
+def test_a_head_behind_another_request_is_not_longer_either(run):
+    got = run(answers_in_turn([HEAD + b"\r\n" + HEAD + LARGE_HEADERS + b"\r\n"], 2))
+    assert (got.count(b"HTTP/1.1 200"), got.count(b" 431 ")) == (1, 1)
+
+
+@each_loop
+def test_large_bodies_are_no_heads(run):
+    ask = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    body = b"x" * 50_000
+    got = run(answers_in_turn([ask, body, body + HEAD, b"\r\n"], 2))
+    assert (got.count(b"HTTP/1.1 200"), got.count(b"served")) == (2, 2)
+
+
+@each_loop
+def test_requests_that_are_sent_early_are_all_answered(run):
+    got = run(answers_in_turn([(HEAD + b"\r\n") * 50], 50))
+    assert got.count(b"HTTP/1.1 200") == 50
+
+
+@each_loop
+def test_requests_that_are_sent_early_are_not_all_kept(run):
+    assert run(kept_of_a_pipeline()) < 512 * 1024
+
+
+async def kept_of_a_pipeline() -> int:
+    """Bytes of 30 MB of early requests that a server takes while a first one is answered."""
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    async def slow(exchange: Exchange) -> Answer:
+        arrived.set()
+        await gate.wait()
+        return Answer(200, {}, b"served")
+
+    server, url = await serve(slow)
+    head = HEAD + LARGE_HEADERS[:28_000].rpartition(b"x-")[0] + b"\r\n"
+    try:
+        async with asyncio.timeout(30), connections(url, 1) as [(_, writer)]:
+            writer.write(head)
+            await arrived.wait()
+            [client] = server.clients
+            for _ in range(1000):
+                writer.write(head)
+            while client._is_reading and len(client._held) < 30 * len(head):
+                await asyncio.sleep(0.01)
+            kept = len(client._held)
+            gate.set()
+            return kept
+    finally:
+        await server.close(0.1)
+
+
+@each_loop
+def test_who_is_answered_while_a_next_head_becomes_too_long_is_answered_and_let_go(run):
+    got = run(answered_before_a_long_head())
+    assert (got.count(b"HTTP/1.1 200"), got.count(b"HTTP/1.1 431"), got.count(b"HTTP/")) == (
+        1,
+        1,
+        2,
+    )
+
+
+async def answered_before_a_long_head() -> bytes:
+    """All that comes back on a connection where the second head, early, has no end."""
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    async def slow(exchange: Exchange) -> Answer:
+        arrived.set()
+        await gate.wait()
+        return Answer(200, {}, b"served")
+
+    server, url = await serve(slow)
+    try:
+        async with asyncio.timeout(30), connections(url, 1) as [(reader, writer)]:
+            writer.write(HEAD + b"\r\n")
+            await arrived.wait()
+            [client] = server.clients
+            writer.write(HEAD + LARGE_HEADERS)
+            while client._is_reading:
+                await asyncio.sleep(0.005)
+            gate.set()
+            return await reader.read()
+    finally:
+        await server.close(0.1)
+
+
+@each_loop
+@pytest.mark.parametrize("at_once", [HEAD, b""], ids=["some", "none"])
+def test_headers_that_are_there_at_once_and_never_end_are_given_up(run, at_once):
+    assert run(said_of_headers_that_never_end(at_once))[:12] == (at_once and b"HTTP/1.1 408")
+
+
+async def said_of_headers_that_never_end(at_once: bytes) -> bytes:
+    """All that comes back for bytes that are there before the connection is accepted."""
+    server, url = await serve(handle, times=HttpTimes(headers_s=0.2, idle_s=60.0))
+    try:
+        host, port = url.removeprefix("http://").split(":")
+        early = socket.create_connection((host, int(port)))  # the kernel's answer; no loop has run
+        early.sendall(at_once)
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(sock=early)
+            try:
+                return await reader.read()
+            finally:
+                writer.transport.abort()
+    finally:
+        await server.close(0.1)
+
+
+@each_loop
+def test_a_connection_is_counted_as_refused_where_it_is(run):
+    assert run(refusals_counted()) == (["connections"], ["connections"] * 2)
+
+
+async def refusals_counted() -> tuple[list[str], list[str]]:
+    """After a probe that is served and a request for work that is not; after one beyond both."""
+    why: list[str] = []
+    places = ConnectionLimit(1, probes=2)
+    server, url = await serve(handle, connections=places, probes=["/health"], count=why.append)
+    try:
+        async with asyncio.timeout(30), connections(url, 1):
+            while not places.open:
+                await asyncio.sleep(0.005)
+            for ask in (HEAD + b"\r\n", ASK):
+                async with connections(url, 1) as [(reader, writer)]:
+                    writer.write(ask)
+                    await reader.read()
+                while places.open > 1:
+                    await asyncio.sleep(0.005)
+            before = list(why)
+            async with connections(url, 2):
+                while places.open < 3:
+                    await asyncio.sleep(0.005)
+                async with connections(url, 1) as [(reader, _)]:
+                    assert await reader.read(20)
+            return before, why
+    finally:
+        await server.close(0.1)
