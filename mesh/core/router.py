@@ -85,13 +85,14 @@ class RouterCore:
         if now >= state.ownership.release_at:
             cluster_events.release_expired_leases(state, now)
         HANDLERS[type(event)](state, event, now)
-        effects = state.effects.copy()
-        state.effects.clear()
-        return effects
+        return self._taken() if state.effects else []
 
     def finish(self) -> list[fx.Effect]:
         """Learn where the last event's request went, which else the next event begins with."""
         attempts.learn(self.state)
+        return self._taken()
+
+    def _taken(self) -> list[fx.Effect]:
         effects = self.state.effects.copy()
         self.state.effects.clear()
         return effects
@@ -134,10 +135,10 @@ class RouterCore:
 
 def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> None:
     request = event.request
-    if request.answer_inbox is not None:
-        _on_forwarded(state, request, request.answer_inbox, now)
+    if not request.kind.ends_here:
+        _on_forwarded(state, request, now)
         return
-    if not request.shadow:
+    if request.kind.is_demand:
         state.digest.arrivals.count(now)
     record = RequestRecord(request)
     state.inflight[request.key] = record
@@ -157,10 +158,10 @@ def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> Non
             queue_scheduler.begin(state, record, place, now, learn_later=True)
 
 
-def _on_forwarded(state: RouterState, request: Request, inbox: str, now: float) -> None:
+def _on_forwarded(state: RouterState, request: Request, now: float) -> None:
     place = forwarded.place(state, request, now)
     if isinstance(place, Refusal):
-        ends.refuse(state, request, inbox, place, now)
+        ends.refuse(state, request, place, now)
     elif place.target is not None:
         queue_scheduler.begin_foreign(state, RequestRecord(request), place, now)
     else:
@@ -224,7 +225,7 @@ def _on_prefilled(state: RouterState, event: ev.PrefillEnded, now: float) -> Non
             failed_attempts.replica_lost(state, [record], decode, why, now)
             return
         attempts.decode(state, record, now)
-    if record.request.answer_inbox is not None:
+    if not record.request.kind.ends_here:
         state.told_held_at.pop(event.key, None)
         del state.inflight[event.key]
         record.end()
@@ -295,7 +296,7 @@ def _on_settings(state: RouterState, event: ev.SettingsChanged, now: float) -> N
 def _on_drain(state: RouterState, event: ev.Drain, now: float) -> None:
     """Own clients are served to the end; peers' held requests are refused."""
     cluster_events.drain(state, now)
-    foreign = [request for request in state.held if request.answer_inbox is not None]
+    foreign = [request for request in state.held if not request.kind.ends_here]
     ends.drained(state, [state.inflight[request.key] for request in foreign], now)
 
 
@@ -331,7 +332,7 @@ def _check(state: RouterState, record: RequestRecord, now: float) -> None:
         else:
             in_prefill = record.is_prefilling
             failed_attempts.failed(state, record, lost, now, in_prefill=in_prefill)
-    elif record.is_prefilling and record.request.answer_inbox is not None:
+    elif record.is_prefilling:
         attempts.tell_held_if_due(state, record.request, now)
 
 

@@ -24,7 +24,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
 from mesh.core.policies import PolicyMakers
 from mesh.core.policies.base import Destination
-from mesh.core.requests.hold_queue import HoldQueue, RequestKind, Turn, make_order
+from mesh.core.requests.hold_queue import HoldQueue, Need, Turn, make_order
 from mesh.core.requests.record import RequestRecord
 from mesh.core.requests.retry_after import RetryAfter
 from mesh.core.view.peers import PeerTable
@@ -80,7 +80,7 @@ class RouterState:
         self.told_held_at: dict[int, float] = {}
         # Trying held requests: those for which a place was available when last tried; when that
         # was; what replicas and peers had reported when last compared, and whether it has changed.
-        self.choosy: dict[int, RequestKind] = {}
+        self.choosy: dict[int, Need] = {}
         self.tried_at = float("-inf")
         self.replica_reports: Reports = {}
         self.peer_reports: Reports = {}
@@ -92,12 +92,12 @@ class RouterState:
         self.newcomer: tuple[int, float] = NO_KEY, 0.0
         self.s_per_token: dict[ModelId, float] = {}
         # How fast queues move, by work, and who was told to retry; attempts begun, held before or
-        # not; held kinds that no replica serves now; when none served a held kind last.
+        # not; held needs that no replica serves now; when none served a held need last.
         self.paces: dict[ModelId, ReleasePace] = {}
         self.retry_after: dict[ModelId, RetryAfter] = {}
         self.begun = EventRate(BEGUN_WINDOW_S)
-        self.absent: set[RequestKind] = set()
-        self.unserved_at: Mapping[RequestKind, float] = {}
+        self.absent: set[Need] = set()
+        self.unserved_at: Mapping[Need, float] = {}
         # Membership: leases; this region's digest; replicas that were handed back; regions whose
         # heartbeats are received.
         self.ownership = Ownership(region, router, peers, settings, self.peers, dice)

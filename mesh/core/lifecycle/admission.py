@@ -27,7 +27,7 @@ that is more; being an estimate, it refuses only beyond twice the limit. The sec
 because an admitted request is served in time unless the queue slows down, or higher classes or
 shorter prompts overtake. Only time in queues counts, other regions' included, not the time of
 failed attempts. As many requests as there are replicas may wait whatever the pace, up to
-`hold_s_max`: the limit is for crowds, not for long jobs. While no replica serves a kind of request,
+`hold_s_max`: the limit is for crowds, not for long jobs. While no replica serves a request's need,
 its time does not count; it starts anew. Rejected: a limit on the time already waited alone (CoDel:
 every client is refused late), last come first served (a conversation's next turn would overtake),
 DAGOR's threshold of classes.
@@ -48,7 +48,7 @@ from mesh.core.model.rates import ReleasePace
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.requests.hold_queue import RequestKind, kind_of
+from mesh.core.requests.hold_queue import Need, need_of
 from mesh.core.requests.record import RequestRecord
 from mesh.core.requests.retry_after import RetryAfter
 from mesh.core.state import RouterState
@@ -97,17 +97,17 @@ def waits(state: RouterState, request: Request, now: float) -> None:
 
 def look(state: RouterState, now: float) -> None:
     """A tick: time in which no replica serves a queue does not count for its pace."""
-    held = state.held.held_kinds
-    state.absent = {kind for kind in held if not serving(state, kind, now)}
-    served = {work_name(kind[0]) for kind in held if kind not in state.absent}
+    held = state.held.held_needs
+    state.absent = {need for need in held if not serving(state, need, now)}
+    served = {work_name(need[0]) for need in held if need not in state.absent}
     for work in state.held.works():
         if (pace := state.paces.get(work)) is not None:
             (pace.waits if work in served else pace.nobody_waits)(now)
     before = state.unserved_at
     state.unserved_at = {
-        kind: now if kind in state.absent else before[kind]
-        for kind in held
-        if kind in state.absent or kind in before
+        need: now if need in state.absent else before[need]
+        for need in held
+        if need in state.absent or need in before
     }
 
 
@@ -226,24 +226,24 @@ def too_long(
     if place is not None and place.placement is Placement.LOCAL:
         return None  # it begins
     joins = record.held_since is None and not record.attempt
-    kind = kind_of(request)
-    waited_s = _waited_s(state, record, kind, now)
+    need = need_of(request)
+    waited_s = _waited_s(state, record, need, now)
     if not joins and waited_s <= limit_s:
         return None
-    left_s, guess_s = _left_s(state, request, kind, place, now, joins=joins)
+    left_s, guess_s = _left_s(state, request, need, place, now, joins=joins)
     wait_s = waited_s + max(left_s, guess_s)
     if wait_s <= HELD_FACTOR * limit_s and not (joins and left_s > limit_s):
         return None
     ahead = _ahead(state, request)
-    if not ahead < serving(state, kind, now, ahead + 1):
-        return LongWait(wait_s, limit_s) if serving(state, kind, now, 1) else None
+    if not ahead < serving(state, need, now, ahead + 1):
+        return LongWait(wait_s, limit_s) if serving(state, need, now, 1) else None
     return None
 
 
 def _left_s(
     state: RouterState,
     request: Request,
-    kind: RequestKind,
+    need: Need,
     place: PlacementResult | None,
     now: float,
     *,
@@ -260,9 +260,9 @@ def _left_s(
     head = state.held.next_of(request.model, state.absent) if joins else None
     if head is None:
         return 0.0, guess_s
-    return _waited_s(state, state.inflight[head.key], kind, now), guess_s
+    return _waited_s(state, state.inflight[head.key], need, now), guess_s
 
 
-def _waited_s(state: RouterState, record: RequestRecord, kind: RequestKind, now: float) -> float:
-    """In queues, here and in other regions, since some replica serves its kind."""
-    return min(record.queued_s(now), now - state.unserved_at.get(kind, -inf))
+def _waited_s(state: RouterState, record: RequestRecord, need: Need, now: float) -> float:
+    """In queues, here and in other regions, since some replica serves its need."""
+    return min(record.queued_s(now), now - state.unserved_at.get(need, -inf))

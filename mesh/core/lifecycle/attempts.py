@@ -215,7 +215,7 @@ def leave(state: RouterState, record: RequestRecord, now: float) -> None:
         state.replicas.over(record.replica, record.handoff)
     if record.prefill is not None:
         _leave_prefill(state, record, record.prefill)
-        if record.request.answer_inbox is not None:
+        if not record.request.kind.ends_here:
             return  # policies don't follow peers' requests
     if record.destination is not None:
         state.placer.left(record.request, record.destination, now)

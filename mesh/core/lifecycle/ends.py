@@ -63,7 +63,7 @@ def fail(
             state.emit(fx.TellLost(inbox, replica))
             return
         why = Refusal.DRAINING if fault is Fault.DRAINING else Refusal.NO_REPLICA
-        refuse(state, record.request, inbox, why, now)
+        refuse(state, record.request, why, now)
     else:
         key = record.request.key
         state.emit(fx.Fail(key, fault, message, retry_after_s, held_since))
@@ -77,22 +77,25 @@ def drained(state: RouterState, records: Iterable[RequestRecord], now: float) ->
         fail(state, record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
 
 
-def refuse(state: RouterState, request: Request, inbox: str, why: Refusal, now: float) -> None:
-    """Refuse a peer's request, placed or held; `inbox`: of the peer's router."""
+def refuse(state: RouterState, request: Request, why: Refusal, now: float) -> None:
+    """Refuse a peer's request, placed or held."""
+    inbox = request.answer_inbox
+    assert inbox is not None, "only peers' routers are refused"
     state.emit(fx.RefusePeer(request.key, inbox, why, fresh_digest(state, now)))
 
 
-def hand_back(state: RouterState, record: RequestRecord, inbox: str, now: float) -> None:
-    """Let the peer place its request elsewhere, which was held here; `inbox`: of its router."""
+def hand_back(state: RouterState, record: RequestRecord, now: float) -> None:
+    """Let the peer place its request elsewhere, which was held here."""
     end(state, record, now)
-    refuse(state, record.request, inbox, Refusal.ELSEWHERE, now)
+    refuse(state, record.request, Refusal.ELSEWHERE, now)
 
 
 def end_copy(state: RouterState, record: RequestRecord, now: float) -> bool:
     """End the copy of a request, which neither waits nor is tried again; False for others."""
-    if record.request.shadow:
-        fail(state, record, now, Fault.SATURATED, "a copy does not wait")
-    return record.request.shadow
+    if record.request.kind.waits:
+        return False
+    fail(state, record, now, Fault.SATURATED, "a copy does not wait")
+    return True
 
 
 def make_room(

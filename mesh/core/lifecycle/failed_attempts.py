@@ -130,7 +130,7 @@ def failed(
     if has_places and record.is_worth_another(state.settings.failures_max):
         queue_scheduler.hold(state, record, now)
         model_choice.retarget(state, record, now)
-    elif record.engine_status is not None and record.request.answer_inbox is None:
+    elif record.engine_status is not None and record.request.kind.ends_here:
         ends.end(state, record, now)
         state.emit(fx.PassEngineError(record.request.key))
     else:

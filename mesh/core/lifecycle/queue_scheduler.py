@@ -21,7 +21,7 @@ from mesh.core.lifecycle import admission, attempts, ends, release_order
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.requests.hold_queue import RequestKind, kind_of
+from mesh.core.requests.hold_queue import Need, need_of
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import Reports, RouterState
 from mesh.core.view.bus_status import AWAY
@@ -65,7 +65,7 @@ def must_queue(state: RouterState, newcomer: Request) -> bool:
 
     Requests that wait for other labels must not hold it up.
     """
-    model, labels, _ = kind_of(newcomer)
+    model, labels, _ = need_of(newcomer)
     ours_and_theirs = (model, labels, False), (model, labels, True)
     waiting = sum(map(state.held.alike, ours_and_theirs))
     if not waiting:
@@ -95,7 +95,7 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
 def joined(state: RouterState, request: Request, place: PlacementResult) -> None:
     """A newcomer is held for the reason in `place`."""
     if place.by_choice and len(state.choosy) < CHOOSY_MAX:
-        state.choosy[request.key] = kind_of(request)
+        state.choosy[request.key] = need_of(request)
 
 
 def _is_held(state: RouterState, key: int) -> bool:
@@ -109,14 +109,14 @@ def place_waiting(state: RouterState, now: float) -> None:
         return
     state.choosy.clear()
     state.tried_at, state.has_news = now, False
-    stuck: set[tuple[RequestKind, str, frozenset[str]]] = set()
-    kinds_left = len(state.held.held_kinds) * state.placer.policy_count
+    stuck: set[tuple[Need, str, frozenset[str]]] = set()
+    needs_left = len(state.held.held_needs) * state.placer.policy_count
     ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
     for request in release_order.in_order(state, now):
         record = state.inflight[request.key]
-        kind, avoid = (kind_of(request), state.placer.policy_name(request)), record.avoided(now)
+        need, avoid = (need_of(request), state.placer.policy_name(request)), record.avoided(now)
         work = work_name(request.model)
-        if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
+        if not stuck.isdisjoint(((*need, NOWHERE), (*need, avoid))):
             ahead[work] += 1
             continue
         queue = len(state.held)
@@ -129,11 +129,11 @@ def place_waiting(state: RouterState, now: float) -> None:
             begin(state, record, place, now)
             continue
         if place.by_choice and len(state.choosy) < CHOOSY_MAX:
-            state.choosy[request.key] = kind_of(request)
+            state.choosy[request.key] = need_of(request)
             continue
-        stuck.add((*kind, avoid))
-        kinds_left -= not avoid
-        if not kinds_left:
+        stuck.add((*need, avoid))
+        needs_left -= not avoid
+        if not needs_left:
             return
 
 
@@ -158,15 +158,15 @@ def begin(
     """Begin an attempt, unless it is too late (own: by its objective), or hand it back."""
     request = record.request
     if record.held_since is not None:
-        if request.answer_inbox is not None and place.placement is Placement.PEER:
-            ends.hand_back(state, record, request.answer_inbox, now)
+        if not request.kind.ends_here and place.placement is Placement.PEER:
+            ends.hand_back(state, record, now)
             return
         admission.released(state, request, now)
     may_be_late = request.slo_ttft_s is not None or place.placement is not Placement.LOCAL
     if may_be_late and ends.shed_if_too_late(state, record, place, now):
         return
     state.begun.count(now)
-    if request.answer_inbox is None:
+    if request.kind.ends_here:
         attempts.begin(state, record, place, now, learn_later=learn_later)
         return
     state.told_held_at.pop(request.key, None)

@@ -26,7 +26,7 @@ from mesh.core.lifecycle.timeouts import queue_delay_s
 from mesh.core.model.reported_speed import believed_slope
 from mesh.core.model.request import Request
 from mesh.core.policies.base import PREFILL_S_PER_TOKEN
-from mesh.core.requests.hold_queue import Arrival, RequestKind, Turn, effective_arrival, kind_of
+from mesh.core.requests.hold_queue import Arrival, Need, Turn, effective_arrival, need_of
 from mesh.core.state import RouterState
 from schemas.exchange import Priority
 from schemas.ids import ModelId
@@ -71,13 +71,13 @@ def joined(state: RouterState, request: Request) -> None:
 def ahead(
     state: RouterState,
     request: Request,
-    without: Container[RequestKind] = (),
+    without: Container[Need] = (),
     gone: Request | None = None,
 ) -> int:
     """Requests held for its kind of work that go before it, whether it is held or not; beyond
     the first SORTED_MAX by arrival alone.
 
-    `without`: requests of these kinds are not counted, unless it is one of them. `gone`: nor is
+    `without`: requests of these needs are not counted, unless it is one of them. `gone`: nor is
     this one, which may be held.
     """
     place = came = _arrival(request)
@@ -100,9 +100,7 @@ def _sorts(state: RouterState) -> bool:
     return state.placer.judges_load and state.held.is_first_come
 
 
-def _others(
-    state: RouterState, request: Request, without: Container[RequestKind]
-) -> list[Turn] | None:
+def _others(state: RouterState, request: Request, without: Container[Need]) -> list[Turn] | None:
     """The turns of the others of its model and class, by arrival; None where it has none."""
     key, held = request.key, state.held.group_of
     if not _sorts(state) or (key not in state.turns and len(held) >= SORTED_MAX):
@@ -114,9 +112,9 @@ def _others(
         if other in held and other != key and (one.request.model, one.request.priority) == kind
     ]
     if without:
-        own = kind_of(request)
-        kinds = [kind_of(one.request) for one in others]
-        others = list(compress(others, [one == own or one not in without for one in kinds]))
+        own = need_of(request)
+        needs = [need_of(one.request) for one in others]
+        others = list(compress(others, [one == own or one not in without for one in needs]))
     return sorted(others, key=_arrival_of)
 
 

@@ -6,7 +6,7 @@ Writes: nothing.
 
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import is_model, model_of
-from mesh.core.requests.hold_queue import RequestKind
+from mesh.core.requests.hold_queue import Need
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import RouterState
 from mesh.core.view.bus_status import UNREACHABLE
@@ -53,7 +53,7 @@ def others_serve(state: RouterState, record: RequestRecord, model: ModelId | Non
         may_answer = state.replicas.may_answer(replica, model, record.avoid)
         if may_answer and residency.takes_replica(wanted, replica):
             return True
-    return _may_leave(state, is_foreign=request.answer_inbox is not None) and any(
+    return _may_leave(state, is_foreign=not request.kind.ends_here) and any(
         region not in record.avoid
         and residency.takes_peer(wanted, region, peer)
         and peer.ready(model, wanted) > 0
@@ -61,13 +61,13 @@ def others_serve(state: RouterState, record: RequestRecord, model: ModelId | Non
     )
 
 
-def serving(state: RouterState, kind: RequestKind, now: float, enough: int = 1) -> int:
-    """Replicas, here and in other regions, that serve requests of this kind, free or not.
+def serving(state: RouterState, need: Need, now: float, enough: int = 1) -> int:
+    """Replicas, here and in other regions, that serve requests of this need, free or not.
 
     Counted up to `enough`. 0 while the bus is away; without replicas that the router is
     blind to.
     """
-    model, labels, is_foreign = kind
+    model, labels, is_foreign = need
     replicas, residency = state.replicas, state.placer.residency
     if replicas.bus.lost_at is not None:
         return 0

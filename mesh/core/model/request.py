@@ -1,6 +1,7 @@
 """One request as the core sees it: no body, no socket, only what decides its place."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mesh.core.model.model_targets import Asked
 from mesh.core.model.prompt import Prompt
@@ -9,8 +10,36 @@ from schemas.ids import ModelId, RegionId, RequestId
 from schemas.residency import Labels
 
 
+class Kind(NamedTuple):
+    """Whose request it is, and all that follows from that alone."""
+
+    name: str
+    is_demand: bool = False  # counts in the region's rate of requests, which its digests tell
+    waits: bool = True  # in the hold queue, and for another attempt
+    may_leave: bool = False  # to be placed in a peer region
+    # Its answer comes to this router, which learns from it. Otherwise it ends here as soon as a
+    # replica has it, and is refused where a client's would fail.
+    ends_here: bool = True
+    may_pair: bool = True  # be computed on one replica, and answered by another
+    loads_adapters: bool = True  # though one that clients use may have to make room
+
+
+CLIENTS = Kind("a client's", is_demand=True, may_leave=True)
+PEERS = Kind("a peer's", ends_here=False)
+COPY = Kind("a copy, whose answer nobody gets", waits=False, loads_adapters=False)
+LINE = Kind("a batch job's line", is_demand=True, may_leave=True, may_pair=False)
+PEERS_LINE = Kind("a line of a peer's batch job", ends_here=False, may_pair=False)
+
+
+class _HasKind:
+    """What a request's fields say, told once; no field, as recordings and equality need none."""
+
+    __slots__ = ("kind",)
+    kind: Kind
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(_HasKind):
     """A client's request, or a peer's, whose answer goes to `answer_inbox`.
 
     `key` is unique inside this router; `request_id` is the client's name for it and
@@ -39,6 +68,15 @@ class Request:
     wants_receipt: bool = True  # its receipts must list candidates
     held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue
     is_whole_here: bool = True  # its body is at this router, and not to be fetched from a peer's
+
+    def __post_init__(self) -> None:
+        if self.answer_inbox is not None:
+            kind = PEERS_LINE if self.offline else PEERS
+        elif self.shadow:
+            kind = COPY
+        else:
+            kind = LINE if self.offline else CLIENTS
+        object.__setattr__(self, "kind", kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class CandidateCache:
                 and self._residency.takes_replica(wanted, replica)
             ):
                 return True
-        if request.answer_inbox is not None or request.shadow or not self.may_forward:
+        if not (request.kind.may_leave and self.may_forward):
             return False
         return any(
             region not in avoid

@@ -72,7 +72,7 @@ class Pairs:
             if kind not in by_kind:
                 by_kind[kind] = self._prefill(request, kind, avoid, now, judges_load=judges_load)
             prefill, is_whole = by_kind[kind], _takes_whole(target.replica)
-            may_pair = prefill is not None and not request.offline
+            may_pair = prefill is not None and request.kind.may_pair
             if may_pair:
                 pairs.append(target._replace(prefill=prefill))
             if is_whole and (prices_pairs or not may_pair):

@@ -233,9 +233,9 @@ class Placer:
         local = self._local_layer(pair, request, avoid, now, ahead)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
-        may_go_back = is_held and pair.local.judges_load and bool(local.free)
-        stays = request.answer_inbox is not None and not may_go_back
-        if stays or not self._may_forward or request.shadow:
+        kind = request.kind
+        goes_back = is_held and not kind.ends_here and pair.local.judges_load and bool(local.free)
+        if not (self._may_forward and (kind.may_leave or goes_back)):
             if local.free:
                 return self._choose(pair, pair.local, request, local.free, now, local)
             within = self.residency.within(request)
@@ -317,7 +317,7 @@ class Placer:
         now: float,
     ) -> None:
         """That is done, at this cost; `held`: what was estimated to be there."""
-        if request.answer_inbox is not None:
+        if not request.kind.ends_here:
             return
         spot = Destination(CandidateKind.REPLICA, replica)
         for policy in self._local_policies:
@@ -363,7 +363,7 @@ class Placer:
         layer = self._candidates.of_replicas(
             request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load
         )
-        if request.shadow and request.model in self._replicas.unloaded:
+        if not request.kind.loads_adapters and request.model in self._replicas.unloaded:
             layer = of_loaded(layer, request.model)
         if request.model not in self._replicas.decoded:
             return layer

@@ -144,14 +144,14 @@ def make_order(kind: HoldOrder, hit_ratio: Callable[[Request], float]) -> QueueO
 
 
 WaitingRequests = list[tuple[float, int, Request]]
-RequestKind = tuple[ModelId, Labels, bool]  # requests of one kind can go to the same places
+Need = tuple[ModelId, Labels, bool]  # requests of the same need can go to the same places
 LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 NO_LIMITS: Mapping[ModelId, int] = {}
 
 
-def kind_of(request: Request) -> RequestKind:
+def need_of(request: Request) -> Need:
     """What the places for it depend on; a peer's request is not forwarded again."""
-    return request.model, request.residency, request.answer_inbox is not None
+    return request.model, request.residency, not request.kind.ends_here
 
 
 class HoldQueue:
@@ -170,7 +170,7 @@ class HoldQueue:
         self._lines: dict[int, dict[ModelId, WaitingRequests]] = {}  # of each group
         self.group_of: dict[int, int] = {}  # of each held request, by its key
         self._waiting: dict[ModelId, int] = {}
-        self._alike: dict[RequestKind, WaitingRequests] = {}
+        self._alike: dict[Need, WaitingRequests] = {}
         self._untried: dict[ModelId, dict[Priority, WaitingRequests]] = {}  # by kind of work
 
     def __contains__(self, request: Request) -> bool:
@@ -201,42 +201,40 @@ class HoldQueue:
         """How many requests are held for that kind of work."""
         return self._waiting.get(work_name(model), 0)
 
-    def alike(self, kind: RequestKind) -> int:
-        return len(self._alike.get(kind, ()))
+    def alike(self, need: Need) -> int:
+        return len(self._alike.get(need, ()))
 
     @property
-    def held_kinds(self) -> Collection[RequestKind]:
+    def held_needs(self) -> Collection[Need]:
         return self._alike.keys()
 
     def ahead(
         self,
         request: Request,
-        without: Container[RequestKind] = (),
+        without: Container[Need] = (),
         turn_of: Request | None = None,
     ) -> int:
         """Requests held for its kind of work that came before it, whether it is held or not.
 
-        `without`: requests of these kinds are not counted, unless it is one of them. `turn_of`: as
+        `without`: requests of these needs are not counted, unless it is one of them. `turn_of`: as
         if it had come when that one did.
         """
         came = request if turn_of is None else turn_of
         place = effective_arrival(came), came.key
         lines = list(self._lines_of(request.model, without))
-        if (kind := kind_of(request)) in without:
-            lines.append(self._alike.get(kind, []))
+        if (need := need_of(request)) in without:
+            lines.append(self._alike.get(need, []))
         return sum(bisect_left(line, place) for line in lines)
 
-    def next_of(self, model: ModelId, without: Container[RequestKind] = ()) -> Request | None:
+    def next_of(self, model: ModelId, without: Container[Need] = ()) -> Request | None:
         """The first request held for that kind of work; None if there is none."""
         lines = self._lines_of(model, without)
         return min((line[0] for line in lines), default=(0.0, 0, None))[2]
 
-    def _lines_of(
-        self, model: ModelId, without: Container[RequestKind]
-    ) -> Iterator[WaitingRequests]:
+    def _lines_of(self, model: ModelId, without: Container[Need]) -> Iterator[WaitingRequests]:
         work = work_name(model)
-        for kind, line in self._alike.items():
-            if work_name(kind[0]) == work and kind not in without:
+        for need, line in self._alike.items():
+            if work_name(need[0]) == work and need not in without:
                 yield line
 
     def gives_way(self, request: Request) -> Request | None:
@@ -274,7 +272,7 @@ class HoldQueue:
             insort(self._untried.setdefault(work, {}).setdefault(request.priority, []), entry)
         self.group_of[request.key] = group
         self._waiting[work] = self._waiting.get(work, 0) + 1
-        insort(self._alike.setdefault(kind_of(request), []), entry)
+        insort(self._alike.setdefault(need_of(request), []), entry)
 
     def reorder(self, turns: QueueOrder) -> None:
         """Try all that are held, and those to come, in another order."""
@@ -312,14 +310,14 @@ class HoldQueue:
         if not self._waiting[work]:
             del self._waiting[work]
             self._untried.pop(work, None)
-        _take_out(alike := self._alike[kind := kind_of(request)], request)
+        _take_out(alike := self._alike[need := need_of(request)], request)
         if not alike:
-            del self._alike[kind]
+            del self._alike[need]
         return True
 
     def models(self) -> tuple[ModelId, ...]:
         """What is requested by those held, by served names."""
-        return tuple(dict.fromkeys(kind[0] for kind in self._alike))
+        return tuple(dict.fromkeys(need[0] for need in self._alike))
 
     def works(self) -> tuple[ModelId, ...]:
         """The same, by kinds of work."""

@@ -147,7 +147,7 @@ class RequestRecord:
     @property
     def is_foreign_prefill(self) -> bool:
         """Whether it is a peer's, and stays here for its prefill stage."""
-        return self.prefill is not None and self.request.answer_inbox is not None
+        return self.prefill is not None and not self.request.kind.ends_here
 
     @property
     def is_handed_over(self) -> bool:

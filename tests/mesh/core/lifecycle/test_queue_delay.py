@@ -7,7 +7,7 @@ from mesh.core.lifecycle.admission import HELD_FACTOR
 from mesh.core.model.rates import ReleasePace
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import FirstToken
-from mesh.core.requests.hold_queue import kind_of
+from mesh.core.requests.hold_queue import need_of
 from mesh.core.requests.record import RequestRecord
 from schemas.decision import Placement
 from schemas.exchange import Priority
@@ -187,7 +187,7 @@ def test_it_knows_the_kinds_that_are_held():
     line = Line(2, serving=0)
     line.put(request(7, residency=("eu",)))
     admission.look(line.state, 1.0)
-    assert line.state.unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
+    assert line.state.unserved_at.keys() == {need_of(request(0)), (MODEL, ("eu",), False)}
 
 
 def test_requests_without_replicas_are_no_crowd_for_others():

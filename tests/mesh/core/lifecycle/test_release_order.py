@@ -11,7 +11,7 @@ from mesh.core.lifecycle import release_order
 from mesh.core.lifecycle.release_order import SORTED_MAX
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
-from mesh.core.requests.hold_queue import kind_of
+from mesh.core.requests.hold_queue import need_of
 from schemas.exchange import Priority
 from tests.mesh.core.build import beat, request, state
 
@@ -162,6 +162,6 @@ def test_requests_that_no_replica_serves_do_not_count_unless_it_is_one_of_them(o
     newcomer = asked(9, at=1.0, prompt=LONG)
     if own:
         newcomer = replace(newcomer, residency=("eu",))
-    assert release_order.ahead(queue.state, newcomer, {kind_of(labelled)}) == (3 if own else 2)
+    assert release_order.ahead(queue.state, newcomer, {need_of(labelled)}) == (3 if own else 2)
     short = replace(newcomer, key=10, prompt=SHORT)
-    assert release_order.ahead(queue.state, short, {kind_of(labelled)}) == 0
+    assert release_order.ahead(queue.state, short, {need_of(labelled)}) == 0

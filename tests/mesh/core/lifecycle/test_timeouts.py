@@ -5,7 +5,7 @@ import pytest
 from mesh.core.lifecycle import timeouts
 from mesh.core.lifecycle.timeouts import RETURN_S
 from mesh.core.model.settings import RouterSettings
-from mesh.core.requests.hold_queue import kind_of
+from mesh.core.requests.hold_queue import need_of
 from mesh.core.requests.record import RequestRecord, RequestState
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, ReplicaId
@@ -183,10 +183,10 @@ def test_only_the_doubtful_are_looked_at(view):
 
 def test_replicas_here_and_elsewhere_that_serve_a_kind_are_counted_as_far_as_asked():
     view = View()
-    ours, foreign_ones = kind_of(request(1)), kind_of(foreign(1))
+    ours, foreign_ones = need_of(request(1)), need_of(foreign(1))
     assert [timeouts.serving(view.state, ours, 0.1, enough) for enough in (1, 9)] == [1, 1 + 4]
     assert timeouts.serving(view.state, foreign_ones, 0.1, 9) == 1, "it goes no further"
-    assert timeouts.serving(view.state, kind_of(request(1, model=ModelId("other"))), 0.1) == 0
+    assert timeouts.serving(view.state, need_of(request(1, model=ModelId("other"))), 0.1) == 0
     view.replicas.see(beat("a", 2, state=ReplicaState.DRAINING), 0.1)
     assert timeouts.serving(view.state, foreign_ones, 0.1) == 0
     view.replicas.bus.lost(0.2)
@@ -196,6 +196,6 @@ def test_replicas_here_and_elsewhere_that_serve_a_kind_are_counted_as_far_as_ask
 def test_replicas_without_heartbeats_are_not_counted():
     view = View()
     view.replicas.see(beat("b"), 0.0)
-    kind, late_s = kind_of(foreign(1)), RouterSettings().heartbeat_late_s
+    kind, late_s = need_of(foreign(1)), RouterSettings().heartbeat_late_s
     assert timeouts.serving(view.state, kind, late_s, 9) == 2
     assert timeouts.serving(view.state, kind, late_s + 0.1, 9) == 0

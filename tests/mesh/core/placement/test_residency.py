@@ -49,7 +49,7 @@ def test_no_request_is_placed_and_no_prefix_published_outside_its_labels(seed):
     chaos.heal()
     left = [case.request.key for case in chaos.ledger.cases.values() if case.ended_by is None]
     assert left == [], "a request that may go nowhere is refused"
-    assert (len(chaos.core.held), len(chaos.core.held.held_kinds)) == (0, 0)
+    assert (len(chaos.core.held), len(chaos.core.held.held_needs)) == (0, 0)
 
 
 @settings(FEW, max_examples=15)

@@ -12,8 +12,8 @@ from mesh.core.requests.hold_queue import (
     LOWEST_FIRST,
     HoldQueue,
     effective_arrival,
-    kind_of,
     make_order,
+    need_of,
 )
 from schemas.exchange import Priority
 from schemas.http import EMBEDDINGS, MESSAGES
@@ -43,7 +43,7 @@ def test_a_model_on_its_generating_routes_is_one_kind_of_work_and_embeddings_ano
     assert [queue.waiting(name) for name in (MODEL, message, vector)] == [3, 3, 1]
     later = request(9, arrived_at=9.0)
     assert queue.ahead(later) == 3
-    assert queue.ahead(later, without={kind_of(request(0, model=message))}) == 1
+    assert queue.ahead(later, without={need_of(request(0, model=message))}) == 1
     assert queue.next_of(MODEL).key == 0
     assert set(queue.models()) == {message, MODEL, vector}
     assert set(queue.works()) == {MODEL, vector}
@@ -225,15 +225,15 @@ def test_kinds_are_models_on_one_ground():
     for one in held:
         queue.put(one)
     assert (
-        len(queue.held_kinds),
-        queue.alike(kind_of(held[0])),
-        queue.alike(kind_of(held[1])),
+        len(queue.held_needs),
+        queue.alike(need_of(held[0])),
+        queue.alike(need_of(held[1])),
     ) == (2, 1, 2)
-    assert set(queue.held_kinds) == {kind_of(held[0]), kind_of(held[1])}
+    assert set(queue.held_needs) == {need_of(held[0]), need_of(held[1])}
     queue.remove(held[1])
     queue.remove(held[2])
-    assert set(queue.held_kinds) == {kind_of(held[0])}
-    assert (len(queue.held_kinds), queue.alike(kind_of(held[1]))) == (1, 0)
+    assert set(queue.held_needs) == {need_of(held[0])}
+    assert (len(queue.held_needs), queue.alike(need_of(held[1]))) == (1, 0)
 
 
 @pytest.mark.parametrize("order", HoldOrder)
