@@ -269,6 +269,15 @@ def noticed_by(root: Path, mutant: Mutant, also: Iterable[str]) -> str:
     return ""
 
 
+def check_tests() -> None:
+    """Tests that can't even be collected would notice everything."""
+    places = {place for places in TESTS.values() for place in places if (ROOT / place).exists()}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *sorted(places)]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if collected.returncode:
+        raise click.ClickException(collected.stdout[-2000:])
+
+
 def _write(file: Path, text: str) -> None:
     """With a time of its own: compiled files are told apart by size and whole seconds."""
     before = file.stat().st_mtime
@@ -290,6 +299,7 @@ def main(
 ) -> None:
     """Put faults into a copy of the code, and list those that no test notices."""
     end_at = time.monotonic() + 60 * minutes
+    check_tests()
     survivors, played = [], 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copied(Path(folder))
