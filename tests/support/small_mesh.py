@@ -227,6 +227,17 @@ async def one_region(server: NatsServer) -> AsyncIterator[SmallMesh]:
         yield mesh
 
 
+@asynccontextmanager
+async def one_replica(server: NatsServer, **router: object) -> AsyncIterator[SmallMesh]:
+    """us, with one replica that is ready; `engines`: its. `router`: what its router is to have."""
+    async with scripted_engine() as engine, small_mesh({"us": server}) as mesh:
+        await mesh.router("us", **router)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        mesh.engines = (engine,)
+        yield mesh
+
+
 def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
     """Every engine of the mesh behaves so from now on."""
     for engine in mesh.engines:

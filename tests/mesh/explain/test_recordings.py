@@ -6,16 +6,12 @@ from click.testing import CliRunner
 from mesh.adapters.recorder import RecordTo
 from mesh.cli.main import main
 from mesh.explain.files import FileUnusable, RecordedRequest, in_log, in_recording
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, one_replica, post
 
 
 async def test_a_recorded_request_is_explained(nats_server, tmp_path):
     path = tmp_path / "us.jsonl"
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", record=RecordTo(path=path), **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, record=RecordTo(path=path), **PATIENT) as mesh:
         for name in ("mine", "another"):
             status, _, _ = await post(mesh, chat(stream=True), **{"x-request-id": name})
             assert status == 200

@@ -25,7 +25,7 @@ from tests.support.nats_pair import nats_pair
 from tests.support.nats_server import running_nats_server
 from tests.support.ports import free_ports
 from tests.support.scripted_engine import hang, scripted_engine
-from tests.support.small_mesh import chat, one_region, post, small_mesh
+from tests.support.small_mesh import chat, one_region, one_replica, post, small_mesh
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.drill]
 
@@ -228,10 +228,8 @@ async def test_hosts_clocks_that_are_minutes_apart_change_nothing(tmp_path):
 
 async def test_an_agent_whose_clock_was_set_back_is_heard_again(nats_server):
     """Its new life has a lower epoch than the one before: no more than a lost one's wait."""
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us")
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server) as mesh:
+        [engine] = mesh.engines
         await mesh.kill_agent("us-0")
         await mesh.agent("us", "us-0", engine, skew_ms=-MINUTES_MS)
         replicas = mesh.routers["us"].core.replicas

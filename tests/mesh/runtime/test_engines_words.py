@@ -7,7 +7,7 @@ from aiohttp import web
 
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, one_replica, small_mesh
 
 CHAT = "/v1/chat/completions"
 GIVEN = {
@@ -25,10 +25,8 @@ PASS = {"x-ratelimit-remaining-requests": "9", "openai-processing-ms": "12",
 
 @pytest.fixture
 async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **PATIENT) as mesh:
+        [engine] = mesh.engines
         mesh.engine = engine
         yield mesh
 

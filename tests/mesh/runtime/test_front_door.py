@@ -10,8 +10,7 @@ from mesh.http import request_body as upload
 from mesh.http.server import PROBES, HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.raw_http import connections
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, one_replica
 
 pytestmark = pytest.mark.timeout(90)
 CHAT = "/v1/chat/completions"
@@ -21,10 +20,8 @@ HUNDREDS = 300
 
 @contextlib.asynccontextmanager
 async def region(nats_server, **limits):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **PATIENT, **limits)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **PATIENT, **limits) as mesh:
+        [engine] = mesh.engines
         mesh.engine = engine
         yield mesh
 

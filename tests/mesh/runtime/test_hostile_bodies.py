@@ -6,8 +6,8 @@ import pytest
 
 from mesh.core.model.prompt import PIECES_MAX
 from schemas.exchange import BODY_BYTES_MAX
-from tests.support.scripted_engine import event, hang, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
+from tests.support.scripted_engine import event, hang
+from tests.support.small_mesh import PATIENT, chat, client, one_replica, upload
 
 pytestmark = pytest.mark.timeout(90)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -16,10 +16,8 @@ DEEP = 900  # orjson reads 1024 levels
 
 @pytest.fixture
 async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **PATIENT) as mesh:
+        [engine] = mesh.engines
         mesh.engine = engine
         yield mesh
 

@@ -7,12 +7,12 @@ import random
 import orjson
 import pytest
 
-from tests.support.scripted_engine import event, opened, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+from tests.support.scripted_engine import event, opened
+from tests.support.small_mesh import PATIENT, chat, one_replica, post
 
 pytestmark = pytest.mark.timeout(90)
 IMAGE_TOKENS = 400
-S_PER_TOKEN = 0.0002
+S_PER_TOKEN = 0.0005
 GAP_S = 0.02  # between first token and last: who gets all at once learns no speed
 SLO = {"x-mesh-slo-ttft-ms": "6000"}
 WORDS = "a word or two "
@@ -51,10 +51,8 @@ async def see(request, body):
 
 @pytest.fixture
 async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **PATIENT) as mesh:
+        [engine] = mesh.engines
         engine.behaviour = see
         for number in range(12):  # speeds are learned from these
             words = f"{number} {WORDS * (20 + 40 * number)}"
@@ -63,7 +61,7 @@ async def mesh(nats_server):
 
 
 async def test_an_image_is_priced_as_its_tokens_and_not_by_its_length(mesh):
-    """As a text its bytes would take 15 s, which is refused; the image takes 0.1 s."""
+    """As a text its bytes would take 37 s, which is refused; the image takes 0.2 s."""
     assert (await post(mesh, chat(LONG_TEXT, stream=True), **SLO))[0] == 429
     status, answer, _ = await post(mesh, asking(text("What is this?"), image(1)), **SLO)
     assert (status, b"seen" in answer) == (200, True), answer

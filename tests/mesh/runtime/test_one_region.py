@@ -21,7 +21,7 @@ from tests.support.scripted_engine import (
     say,
     scripted_engine,
 )
-from tests.support.small_mesh import chat, client, post, set_all, small_mesh
+from tests.support.small_mesh import chat, client, one_replica, post, set_all
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -229,10 +229,8 @@ async def test_an_agent_restarted_with_another_model_is_known_by_it(one, nats_se
 
 
 async def test_all_full_and_no_room_to_hold_is_shed_with_retry_after(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", policy="least-load", hold_max=1, hold_s_max=1.0)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, policy="least-load", hold_max=1, hold_s_max=1.0) as mesh:
+        [engine] = mesh.engines
         engine.waiting = 5
         await mesh.until_ready("us", 0)
         held = asyncio.create_task(post(mesh, chat()))

@@ -7,8 +7,7 @@ import openai
 import orjson
 import pytest
 
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, one_replica, post
 
 pytestmark = pytest.mark.timeout(90)
 HIGH, LOW = {"x-mesh-priority": "high"}, {"x-mesh-priority": "low"}
@@ -17,10 +16,8 @@ HIGH, LOW = {"x-mesh-priority": "high"}, {"x-mesh-priority": "low"}
 @asynccontextmanager
 async def full_region(nats_server, **settings):
     """One replica, whose engine says that five others wait in it."""
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **({"policy": "least-load"} | PATIENT | settings))
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **({"policy": "least-load"} | PATIENT | settings)) as mesh:
+        [engine] = mesh.engines
         engine.waiting = 5
         await mesh.until(
             lambda: all(one.heartbeat.pending for one in mesh.routers["us"].core.replicas),

@@ -23,8 +23,7 @@ from schemas.ids import RegionId, RouterId
 from schemas.state import OfflineCapacity, OfflineState, encode_state
 from tests.support.batch_store import make_streams
 from tests.support.flushed import flushed
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, small_mesh
+from tests.support.small_mesh import PATIENT, chat, one_replica
 
 WAIT_S = 20.0
 NAMES = {"region": "us", "replica": "us-0", "router": "r1", "asker": "eu", "label": "any"}
@@ -76,10 +75,7 @@ SERVICES = ("$SRV.PING", "$SRV.INFO", "$SRV.STATS.mesh-router", "$SRV.STATS.mesh
 @pytest.fixture
 async def mesh(nats_server):
     """A router and an agent of us, to whom eu is a peer that is silent."""
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", peers=("us", "eu"), **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, peers=("us", "eu"), **PATIENT) as mesh:
         yield mesh
 
 
@@ -230,6 +226,6 @@ async def test_nobody_speaks_for_another_regions_offline_work(mesh, runner, nats
     await publish("ap", "forged")
     await publish("eu", "forged", {"Nats-Stream": "HEARTBEATS"})
     await publish("eu", "its own")
-    await mesh.until(lambda: "its own" in runner.core.regions.models(), "eu's own state")
-    assert "forged" not in runner.core.regions.models()
+    await mesh.until(lambda: "its own" in runner.core.state.regions.models(), "eu's own state")
+    assert "forged" not in runner.core.state.regions.models()
     await close(client)

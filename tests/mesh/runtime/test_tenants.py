@@ -8,7 +8,7 @@ from mesh.core.model.prompt import PromptText
 from tests.mesh.core import build
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, one_replica, post, small_mesh
 
 pytestmark = pytest.mark.timeout(60)
 KEYS = {
@@ -33,10 +33,7 @@ async def matched(mesh, key=None, text=PROMPT):
 
 
 async def test_a_match_is_shown_to_the_tenant_whose_prompt_it_was_alone(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", keys=KEYS, **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, keys=KEYS, **PATIENT) as mesh:
         assert await matched(mesh, "sk-a") == 0
         assert await matched(mesh, "sk-a") > 100
         assert await matched(mesh, "sk-a2") > 100, "another key of the same tenant"
@@ -54,10 +51,7 @@ async def test_a_match_is_shown_to_the_tenant_whose_prompt_it_was_alone(nats_ser
 
 
 async def test_where_no_keys_are_listed_everybody_is_one_tenant(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, **PATIENT) as mesh:
         assert await matched(mesh, "sk-a") == 0
         assert await matched(mesh) > 100
 

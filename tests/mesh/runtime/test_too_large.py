@@ -6,8 +6,7 @@ import pytest
 
 from infra.bus import BusAddress, close, connect
 from schemas import exchange, subjects, wire
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, one_replica, upload
 
 WAIT_S = 20.0
 ASKED = {
@@ -24,10 +23,7 @@ ASKED = {
 @pytest.fixture
 async def mesh(nats_server):
     """A router and an agent of us, to whom eu is a peer that is silent."""
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", peers=("us", "eu"), **PATIENT)
-        await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
+    async with one_replica(nats_server, peers=("us", "eu"), **PATIENT) as mesh:
         yield mesh
 
 
