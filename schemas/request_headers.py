@@ -55,6 +55,8 @@ def fits(name: str, text: str) -> bool:
 
 def for_engine(on_bus: Mapping[str, str]) -> dict[str, str]:
     """The headers of HTTP in a message's headers; one of another form is left out."""
+    if _CHECKED.keys().isdisjoint(on_bus):
+        return {}
     return {
         name: text
         for bus_name, (name, pattern, chars_max) in _CHECKED.items()

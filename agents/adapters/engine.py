@@ -20,7 +20,6 @@ from agents.adapters.listed_models import MODELS_PATH, NO_CARDS, NOT_READ, Liste
 from agents.adapters.loaded_pages import LoadedPages
 from agents.adapters.optional_paths import OptionalPaths, smallest_request
 from agents.adapters.served_models import ServedModels
-from agents.core.added_usage import with_own_field
 from agents.core.engine_pages import EnginePages, FaultKind, Look, PageFault, ScrapeResult
 from agents.core.engine_statuses import OK, PATH_UNKNOWN, SERVER_ERROR, SUCCESS, UNAUTHORIZED
 from agents.core.events import (
@@ -33,6 +32,7 @@ from agents.core.events import (
 )
 from agents.core.loaded_models import NO_STATES
 from agents.core.stream_end import PromisedEnds
+from agents.core.usage import with_own_field
 from schemas.ids import ModelId
 
 log = logging.getLogger(__name__)

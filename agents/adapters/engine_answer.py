@@ -9,15 +9,7 @@ import logging
 from dataclasses import dataclass
 
 from agents.adapters.http_client import ResponseHead
-from agents.core.answer_stream import (
-    StreamError,
-    Tail,
-    incomplete,
-    last_error,
-    read_early_usage,
-    read_usage,
-    starts_events,
-)
+from agents.core.answer_stream import Tail, incomplete, starts_events
 from agents.core.engine_limit import RETRY_S_MIN
 from agents.core.engine_results import (
     ANSWERED,
@@ -35,6 +27,8 @@ from agents.core.engine_statuses import SUCCESS
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent
 from agents.core.stream_end import PromisedEnds, has_last_event, is_cut_json
+from agents.core.stream_errors import StreamError, last_error
+from agents.core.usage import read_early_usage, read_usage
 from schemas.engine_routes import EARLY_USAGE_PATHS, ENGINE_PATHS, GENERATING_PATHS, SERVER_PATHS
 from schemas.exchange import Outcome, Refused
 

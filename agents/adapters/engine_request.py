@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agents.adapters.engine import EngineClient
-from agents.core.added_usage import with_response_id, with_usage_requested
 from agents.core.effects import StartRelay
 from agents.core.kv_stages import stage_body, stage_request_id, whole_body
+from agents.core.usage import with_response_id, with_usage_requested
 from schemas.exchange import H_ADD_USAGE, H_TENANT
 from schemas.http import RESPONSES
 from schemas.ids import ModelId, RegionId, ReplicaId

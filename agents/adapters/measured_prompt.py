@@ -7,10 +7,11 @@ import orjson
 from agents.adapters.engine import EngineClient
 from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken
-from agents.core.answer_stream import TAIL_BYTES, read_usage
+from agents.core.answer_stream import TAIL_BYTES
 from agents.core.effects import MeasurePrompt
 from agents.core.engine_statuses import SUCCESS
 from agents.core.events import PromptMeasured
+from agents.core.usage import read_usage
 from schemas.http import COMPLETIONS
 
 

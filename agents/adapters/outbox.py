@@ -132,11 +132,10 @@ class RetransmitBuffer:
         self.kept_bytes = 0
 
     def keep(self, frames: FramesByRouter, size: int, now: float) -> None:
-        """Keep a batch of `size` bytes, sent now."""
-        batches = self._batches
-        batches.append((now, size, frames))
+        """Keep a batch of `size` bytes, sent now. What is too old goes with the next `forget`."""
+        self._batches.append((now, size, frames))
         self.kept_bytes = kept = self.kept_bytes + size
-        if kept > KEPT_BYTES_MAX or batches[0][0] < now - KEPT_S:
+        if kept > KEPT_BYTES_MAX:
             self.forget(now)
 
     def forget(self, now: float) -> None:
@@ -268,11 +267,8 @@ class Outbox:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if self._losses != connection.losses:
-                self._note_losses()
-            if self._again:
-                again, self._again = self._again, {}
-                await self._publish_all(again)
+            if self._again or self._losses != connection.losses:
+                await self._publish_again()
             frames, size = self._waiting, self._waiting_bytes
             self._waiting, self._waiting_bytes = {}, 0
             if self._alive is not None:
@@ -281,6 +277,12 @@ class Outbox:
             await self._publish_all(frames)
             if not self._again and (not self._waiting or self._waits_for_routers()):
                 self._empty.set()
+
+    async def _publish_again(self) -> None:
+        if self._losses != self._connection.losses:
+            self._note_losses()
+        again, self._again = self._again, {}
+        await self._publish_all(again)
 
     def _waits_for_routers(self) -> bool:
         """Whether all that is left is for routers without a keep-alive since the bus was away."""

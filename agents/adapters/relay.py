@@ -21,8 +21,7 @@ from agents.adapters.engine_request import ReplicaSite, engine_request
 from agents.adapters.http_client import Connection, HttpBroken, HttpUnreached, ResponseHead
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.spans import Answered, AnswerTrace
-from agents.core.added_usage import UsageEventRemoval
-from agents.core.answer_stream import FlowWindow, StreamError, starts_events
+from agents.core.answer_stream import FlowWindow, starts_events
 from agents.core.effects import StartRelay
 from agents.core.engine_limit import retry_after_s
 from agents.core.engine_results import BROKEN, CUT, NO_ANSWER, NO_CONNECTION, by_status
@@ -38,6 +37,8 @@ from agents.core.engine_statuses import (
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from agents.core.kv_stages import ANSWER_BYTES_MAX, StageInvalid, handed_out
 from agents.core.stream_content import OPENING_BYTES_MAX
+from agents.core.stream_errors import StreamError
+from agents.core.usage import UsageEventRemoval
 from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
 from schemas.exchange import H_KEEPER, H_MODEL, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.ids import ModelId

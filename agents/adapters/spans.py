@@ -47,7 +47,10 @@ class AnswerTrace:
         """`received`: the headers of the message that brought the request."""
         self.headers: dict[str, str] = {}
         self.is_recording = False
-        tracer, parent = tracing.active, trace_context.read(received)
+        tracer = tracing.active
+        if tracer is None and trace_context.PARENT not in received:
+            return
+        parent = trace_context.read(received)
         if tracer is None or (parent is not None and not parent.is_sampled):
             if parent is not None:
                 self.headers = trace_context.passed_on(received)

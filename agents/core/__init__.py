@@ -17,22 +17,23 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     speed_probe      measure an idle engine's prefill speed
     state            AgentState: every table, no rules
 
+    offline_admission, engine_batch, offline_profile  which offline requests the engine gets
+    replica_config   which replica it is, and what its operator decided
+    engine_health    does the engine answer, and does it compute?
+    engine_load      the engine's queue and cache, from scrapes and responses
     requests         one request's record, states and transitions; the tables of requests
     work_message     the headers of a work message
-    replica_config   which replica it is, and what its operator decided
-    offline_admission, engine_batch, offline_profile  which offline requests the engine gets
-    engine_health    does the engine answer, and does it compute?
-    engine_load      the engine's queue, speeds and cache, from scrapes and responses
+    prefill_speed, known_speed  the engine's prefill speed: learned; before it has answered
     engine_results, engine_limit  how the last requests at it ended; how many it gets after a 429
     cut_requests     what it may compute of requests that were cut
     loaded_models, model_routes  which models it has loaded; which paths it answers for which
-    known_speed      its speed before it has answered
     routers          which routers are alive, and which region owns the replica
     effects, events  the interface
 
-Beside these, for the adapters: answer_stream, stream_content, stream_end, added_usage (what is read
-out of an answer's bytes), engine_pages, engine_cache, held_blocks, held_log, kv_events, kv_stages,
-name_claim; latency_predictor and slo_profile are parts that the simulated engine uses too.
+Beside these, for the adapters: answer_stream, stream_content, stream_end, stream_errors, usage
+(what is read out of an answer's bytes), engine_statuses, engine_pages, engine_cache, held_blocks,
+held_log, kv_events, kv_stages, name_claim; latency_predictor and slo_profile are parts that the
+simulated engine uses too.
 
 The host's loop (`agents.runtime.agent` live, `mesh.sim.replica` in the twin):
 

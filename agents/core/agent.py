@@ -3,7 +3,7 @@
 The package docstring has the host's loop and duties.
 
 Reads: beat_due_at.
-Writes: cuts, effects, engine, hangs, health, leaving, offline, requests, routers, speed.
+Writes: cuts, engine, hangs, health, leaving, offline, requests, routers, speed.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,12 @@ class AgentCore:
     def handle(self, event: events.AgentEvent, now: float) -> list[AgentEffect]:
         """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
         state = self.state
-        if state.leaving is ReplicaState.GONE:
+        if state.leaving is not None and state.leaving is ReplicaState.GONE:
             return []
         if now - self.wake_at > STOPPED_S:
             _restart_clocks(state, now)
-        state.effects.clear()
+        effects = state.effects
+        effects.clear()
         HANDLERS[type(event)](state, event, now)
         if (offline := state.offline) is not None:
             full = heartbeat.is_full(state)
@@ -61,10 +62,10 @@ class AgentCore:
         if state.speed.is_wanted:
             is_free = not outstanding and self.replica_state is ReplicaState.READY
             if (first := speed_probe.decide(state, now, is_free=is_free)) is not None:
-                state.effects.insert(0, first)
+                effects.insert(0, first)
         heartbeat.publish_if_due(state, now)
         self.wake_at = state.beat_due_at
-        return state.effects.copy()
+        return effects.copy()
 
     @property
     def replica_state(self) -> ReplicaState:

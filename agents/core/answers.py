@@ -55,8 +55,8 @@ def ended(state: AgentState, event: RelayEnded, now: float) -> None:
         _count_cut(state, record, event, record.sent_at, now)
     if state.offline is not None:
         offline_work.ended(state.offline, record, event, now)
-    requests.end(record, record.sent_at, event.outcome, now)
     state.routers.leave(record.router)
+    requests.end(record, record.sent_at, event.outcome, now)
     if event.verdict is ANSWERED:
         engine.results.answered(now)
         if engine.limit.is_lowered:

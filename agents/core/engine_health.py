@@ -35,8 +35,8 @@ Responses whose client reads slowly do not count: the engine may have finished t
 from typing import NamedTuple
 
 from agents.core.effects import ProbeEngine
-from agents.core.engine_load import PrefillLine
 from agents.core.events import ScrapeFailed
+from agents.core.prefill_speed import PrefillLine
 from schemas.engine_routes import COMPUTED_PATHS
 from schemas.http import COMPLETIONS
 from schemas.ids import ModelId

@@ -23,9 +23,7 @@ size is.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from math import inf, sqrt
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -39,13 +37,13 @@ from agents.core.events import (
     TokenUsage,
 )
 from agents.core.loaded_models import LoadedModels
+from agents.core.prefill_speed import PrefillEstimator
+from agents.core.requests import ScrapeCounters
 from schemas.engine_routes import PLAIN_PATHS
 from schemas.http import RESPONSES
 from schemas.ids import ModelId
 from schemas.response_calls import METHODS
 from schemas.state import KnownRoutes, ModelCard
-
-SETTLED_MAX = 4096  # remembered between two scrapes
 
 # Requests in an engine that shows nothing: what a small server batches without its latency
 # collapsing.
@@ -55,12 +53,6 @@ RATES_MAX = 32
 RATE_TOKENS_MIN = 8  # the tokens of a shorter answer may arrive in one burst
 ANSWERS_FORGETTING = 0.99  # a memory of about a hundred answers
 
-PREFILL_FORGETTING = 0.98  # a memory of 1 / (1 - 0.98) = 50 answers
-SAMPLES_MIN = 8
-OUTLIER_DEVIATIONS = 3.0
-SLOPE_ERRORS_MIN = 2.0
-SCALE = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
-
 
 class LoadCounts(NamedTuple):
     """The replica's load at one moment; None where the engine does not show it."""
@@ -68,54 +60,6 @@ class LoadCounts(NamedTuple):
     pending: int | None
     running: int | None
     full: bool  # new work would be refused
-
-
-class ScrapeCounters:
-    """Requests sent to the engine without a first byte, in relation to the last scrape.
-
-    Counted as they change: every event needs these numbers, and a full agent has hundreds of
-    requests. A scrape begins at one moment and arrives at a later one, with requests in between.
-    """
-
-    def __init__(self) -> None:
-        self._began_at = self._arrived_at = -inf
-        # Of requests that no longer wait: when they were sent, and when they ceased to wait.
-        self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
-        self.waiting = 0  # all that have no first byte
-        self.sent_before = 0  # of them, before the scrape arrived
-        self.sent_since = 0  # of them, after it began
-        self.settled = 0  # sent before it arrived; first byte or end since it began
-
-    def scraped(self, began_at: float, arrived_at: float, waiting: Iterable[float]) -> None:
-        """A new scrape. `waiting`: when each request without a first byte was sent."""
-        self._began_at, self._arrived_at = began_at, arrived_at
-        self.waiting = self.sent_before = self.sent_since = 0
-        for sent_at in waiting:
-            self._count(sent_at, 1)
-        while self._settled and self._settled[0][1] <= began_at:
-            self._settled.popleft()
-        self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
-
-    def settled_after(self, began_at: float) -> Iterable[float]:
-        """When each request was sent that a scrape which began then found without a first byte, and
-        that has one now or has ended."""
-        return (sent_at for sent_at, at in self._settled if sent_at <= began_at < at)
-
-    def sent(self, at: float) -> None:
-        self._count(at, 1)
-
-    def settle(self, sent_at: float, at: float) -> None:
-        """A request has its first byte, or has ended without one."""
-        self._count(sent_at, -1)
-        self._settled.append((sent_at, at))
-        self.settled += sent_at <= self._arrived_at and at > self._began_at
-
-    def _count(self, sent_at: float, by: int) -> None:
-        self.waiting += by
-        if sent_at <= self._arrived_at:
-            self.sent_before += by
-        if sent_at > self._began_at:
-            self.sent_since += by
 
 
 def pending(
@@ -161,80 +105,6 @@ def may_be_packed(reading: EngineReading, kv_free_share: float) -> bool:
     if running is None or most is None:
         return used is None or used >= 1.0 - kv_free_share
     return running >= most or (used is not None and used >= 1.0 - kv_free_share)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLine:
-    """Time to first token as a line over uncached prompt tokens."""
-
-    s_per_token: float
-    base_s: float
-
-    def ttft_s(self, uncached_tokens: int) -> float:
-        return self.base_s + self.s_per_token * uncached_tokens
-
-
-class PrefillEstimator:
-    """The engine's prefill line, learned from responses that had its prefill to themselves.
-
-    A first token costs `base + slope * uncached prompt tokens` (GORGO, section 4.2). The line is
-    fitted by least squares over five decayed sums, so an engine that slows down is noticed within
-    some fifty answers. A sample far off the line is pulled to three standard deviations of it: one
-    stall must not bend the line, a lasting change still does, because each pulled sample raises the
-    deviation. `line` is None until its slope is twice its standard error, which covers too few
-    samples, prompts of one length, noise, and negative slopes.
-    """
-
-    def __init__(self) -> None:
-        self.line: PrefillLine | None = None
-        self._count = 0
-        self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0
-
-    def add(self, uncached_tokens: int, ttft_s: float) -> None:
-        """One response's uncached prompt tokens and its time to first token."""
-        x = uncached_tokens / SCALE
-        y = self._pulled(x, ttft_s)
-        self._count += 1
-        self._w = PREFILL_FORGETTING * self._w + 1.0
-        self._x = PREFILL_FORGETTING * self._x + x
-        self._y = PREFILL_FORGETTING * self._y + y
-        self._xx = PREFILL_FORGETTING * self._xx + x * x
-        self._xy = PREFILL_FORGETTING * self._xy + x * y
-        self._yy = PREFILL_FORGETTING * self._yy + y * y
-        self.line = self._known()
-
-    def _known(self) -> PrefillLine | None:
-        fit = self._fit()
-        if fit is None or self._count < SAMPLES_MIN:
-            return None
-        slope, base, deviation = fit
-        error = deviation / sqrt(self._spread())
-        if slope <= 0.0 or slope < SLOPE_ERRORS_MIN * error:
-            return None
-        return PrefillLine(s_per_token=slope / SCALE, base_s=max(0.0, base))
-
-    def _spread(self) -> float:
-        """Sum of squared distances of the token counts from their mean."""
-        return self._xx - self._x * self._x / self._w
-
-    def _fit(self) -> tuple[float, float, float] | None:
-        """Slope, base and standard deviation of the rest; None while no line exists."""
-        if self._w < 2.0 or self._spread() <= 1e-9 * self._xx:
-            return None
-        slope = (self._xy - self._x * self._y / self._w) / self._spread()
-        base = (self._y - slope * self._x) / self._w
-        rest = self._yy - base * self._y - slope * self._xy
-        return slope, base, sqrt(max(0.0, rest) / self._w)
-
-    def _pulled(self, x: float, y: float) -> float:
-        fit = self._fit()
-        if fit is None or self._count < SAMPLES_MIN:
-            return y
-        slope, base, deviation = fit
-        expected = base + slope * x
-        # A fit without any rest (a simulator's) must still be able to move.
-        reach = max(OUTLIER_DEVIATIONS * deviation, 0.05 * abs(expected))
-        return min(max(y, expected - reach), expected + reach)
 
 
 class AnswerStatistics:
@@ -356,18 +226,14 @@ class EngineLoad:
 
     def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
         """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
-        waiting = pending(self.reading, counters, self.answers.tokens_per_answer)
+        waiting = self.pending(counters)
         running = at_engine if self.counts_own else self.reading.running
         full = outstanding >= self.limit.most or (waiting or 0) > 0
         return LoadCounts(waiting, running, full)
 
-    def is_full(self, counters: ScrapeCounters, outstanding: int, *, may_queue: bool) -> bool:
-        """Whether new work would be refused; `may_queue`: though other work is pending."""
-        if outstanding >= self.limit.most:
-            return True
-        if may_queue or not (self.reading.waiting or counters.sent_since):
-            return False
-        return bool(pending(self.reading, counters, self.answers.tokens_per_answer))
+    def pending(self, counters: ScrapeCounters) -> int | None:
+        """Requests that wait there; None if it shows no queue."""
+        return pending(self.reading, counters, self.answers.tokens_per_answer)
 
     def learn(
         self,

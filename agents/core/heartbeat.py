@@ -42,8 +42,14 @@ def replica_state(state: AgentState) -> ReplicaState:
 
 def is_full(state: AgentState, *, may_queue: bool = False) -> bool:
     """Whether new work would be refused; `may_queue`: work that may wait behind other."""
-    counters = state.requests.online.counters
-    return state.engine.is_full(counters, _outstanding(state), may_queue=may_queue)
+    requests, engine = state.requests.online, state.engine
+    adds = state.cuts.count or engine.limit.is_lowered
+    outstanding = _outstanding(state) if adds else len(requests.by_inbox)
+    if outstanding >= engine.limit.most:
+        return True
+    if may_queue or not (engine.reading.waiting or requests.counters.sent_since):
+        return False
+    return bool(engine.pending(requests.counters))
 
 
 def load_counts(state: AgentState) -> LoadCounts:

@@ -15,9 +15,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from agents.core.engine_curves import PrefillPoint
-from agents.core.engine_load import PrefillLine
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
+from agents.core.prefill_speed import PrefillLine
 from schemas.ids import ModelId, ValidModelId
 from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, decode_json, rounded
 

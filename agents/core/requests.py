@@ -16,14 +16,15 @@ Parts of a body come over one connection, so NATS keeps their order; a hole mean
 dropped a part, and the body is lost: the router still has all of it and places the request again.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
 from agents.core.effects import StartRelay
-from agents.core.engine_load import PrefillLine, ScrapeCounters
 from agents.core.events import RouterKey
+from agents.core.prefill_speed import PrefillLine
 from agents.core.work_message import WorkRequest
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome
@@ -32,6 +33,7 @@ BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 # Bodies of requests without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
+SETTLED_MAX = 4096  # remembered between two scrapes
 OTHER_S = 60.0  # far more than a prompt and its transfer take
 _NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
 
@@ -93,9 +95,59 @@ class AgentRequest:
 
     def relay(self, body: bytes) -> StartRelay:
         """What sends it to the engine, with its whole body."""
-        work = self.work
-        about = self.headers, work.stage, work.call
-        return StartRelay(self.inbox, work.path, work.request_id, body, *about)
+        work, headers = self.work, self.headers
+        return StartRelay(
+            self.inbox, work.path, work.request_id, body, headers, work.stage, work.call
+        )
+
+
+class ScrapeCounters:
+    """Requests sent to the engine without a first byte, in relation to the last scrape.
+
+    Counted as they change: every event needs these numbers, and a full agent has hundreds of
+    requests. A scrape begins at one moment and arrives at a later one, with requests in between.
+    """
+
+    def __init__(self) -> None:
+        self._began_at = self._arrived_at = -inf
+        # Of requests that no longer wait: when they were sent, and when they ceased to wait.
+        self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
+        self.waiting = 0  # all that have no first byte
+        self.sent_before = 0  # of them, before the scrape arrived
+        self.sent_since = 0  # of them, after it began
+        self.settled = 0  # sent before it arrived; first byte or end since it began
+
+    def scraped(self, began_at: float, arrived_at: float, waiting: Iterable[float]) -> None:
+        """A new scrape. `waiting`: when each request without a first byte was sent."""
+        self._began_at, self._arrived_at = began_at, arrived_at
+        self.waiting = self.sent_before = self.sent_since = 0
+        for sent_at in waiting:
+            self.sent(sent_at)
+        while self._settled and self._settled[0][1] <= began_at:
+            self._settled.popleft()
+        self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
+
+    def settled_after(self, began_at: float) -> Iterable[float]:
+        """When each request was sent that a scrape which began then found without a first byte, and
+        that has one now or has ended."""
+        return (sent_at for sent_at, at in self._settled if sent_at <= began_at < at)
+
+    def sent(self, at: float) -> None:
+        self.waiting += 1
+        if at <= self._arrived_at:
+            self.sent_before += 1
+        if at > self._began_at:
+            self.sent_since += 1
+
+    def settle(self, sent_at: float, at: float) -> None:
+        """A request has its first byte, or has ended without one."""
+        self.waiting -= 1
+        if sent_at > self._began_at:
+            self.sent_since -= 1
+        if sent_at <= self._arrived_at:
+            self.sent_before -= 1
+            self.settled += at > self._began_at
+        self._settled.append((sent_at, at))
 
 
 class RequestTable:

@@ -16,7 +16,8 @@ import json
 import re
 from functools import lru_cache
 
-from agents.core.answer_stream import BOM, EVENT_BYTES_MAX, StreamError, event_error
+from agents.core.answer_stream import BOM, EVENT_BYTES_MAX
+from agents.core.stream_errors import StreamError, event_error
 from schemas.engine_routes import OPENING_EVENTS
 
 OPENING_BYTES_MAX = 256 * 1024  # before content: opening events may repeat a request's tools

@@ -107,11 +107,12 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
     path = headers.get(H_PATH, "")
     if not is_path(path):
         raise BadWork(f"{H_PATH} {path[:80]!r} is no path of an engine's route")
-    call = _optional(headers, H_CALL, parse_call)
+    request_id = headers.get(H_REQUEST, "")
+    known_id = request_id if is_request_id(request_id) else ""
+    call = _optional(headers, H_CALL, parse_call) if H_CALL in headers else None
     path, parts = (path, _body_bytes(headers)) if call is None else (call.path, None)
     if parts is None and not body and call is None:
         raise BadWork("an empty body")
-    request_id = headers.get(H_REQUEST, "")
     try:
         model = subjects.decode_model(headers.get(H_MODEL, ""))
     except ValueError as error:
@@ -123,12 +124,12 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         body_bytes=parts,
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
         may_queue=headers.get(H_MAY_QUEUE) == "1",
-        residency=_optional(headers, H_RESIDENCY, parse_labels) or (),
+        residency=_residency(headers) if H_RESIDENCY in headers else (),
         offline=headers.get(H_OFFLINE) == "1",
-        owner=_owner(headers),
+        owner=_owner(headers) if H_OWNER in headers else None,
         term=_number(headers.get(H_TERM, "")),
         stage=_stage(headers, path) if H_STAGE in headers else None,
-        request_id=request_id if is_request_id(request_id) else "",
+        request_id=known_id,
         call=call,
     )
 
@@ -137,7 +138,7 @@ def parse_handoff(headers: Mapping[str, str]) -> HandoffNumber | None:
     """The router's hand-off number, or None when the headers have none that is readable."""
     number = _number(headers.get(H_HANDOFF, ""))
     try:
-        owner = _owner(headers)
+        owner = _owner(headers) if H_OWNER in headers else None
         router = checked_name("router", headers.get(H_FROM, ""))
     except (NameInvalid, BadWork):
         return None
@@ -151,6 +152,10 @@ def _optional(headers: Mapping[str, str], name: str, read: Callable[[str], V]) -
         return None if text is None else read(text)
     except ValueError as error:
         raise BadWork(f"{name}: {error}"[:300]) from error
+
+
+def _residency(headers: Mapping[str, str]) -> Labels:
+    return _optional(headers, H_RESIDENCY, parse_labels) or ()
 
 
 def _owner(headers: Mapping[str, str]) -> RegionId | None:

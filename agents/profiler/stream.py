@@ -8,9 +8,9 @@ from typing import Any
 
 from agents.adapters.engine_kinds import read_object
 from agents.adapters.http_client import HttpBroken
-from agents.core.answer_stream import read_usage
 from agents.core.events import NO_USAGE
 from agents.core.iteration_samples import StreamTimes
+from agents.core.usage import read_usage
 
 SILENCE_S = 60.0  # an engine that shows nothing for so long hangs
 LINE_BYTES_MAX = 1024 * 1024

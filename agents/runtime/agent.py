@@ -18,7 +18,6 @@ from agents.config import AgentConfig
 from agents.core import effects
 from agents.core.agent import AgentCore
 from agents.core.engine_health import PROBE_TIMEOUT_S
-from agents.core.engine_load import PrefillLine
 from agents.core.engine_results import ResultsLog
 from agents.core.events import (
     PAGES_GOOD,
@@ -36,6 +35,7 @@ from agents.core.events import (
 )
 from agents.core.known_speed import KnownSpeed, of_last_run
 from agents.core.offline_work import OfflineTotals
+from agents.core.prefill_speed import PrefillLine
 from agents.runtime.held_prompts import HeldPrompts
 from infra.process import LimitedLog, end_all
 from infra.services import EndpointFigures

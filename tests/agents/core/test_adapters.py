@@ -6,9 +6,9 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.adapters import BACKOFF_S, LEFT_S_MIN, WAITING_MAX
-from agents.core.engine_load import PrefillLine
 from agents.core.events import AdapterLoadEnded, EngineScraped
 from agents.core.known_speed import of_last_run
+from agents.core.prefill_speed import PrefillLine
 from agents.core.replica_config import AdapterSource
 from schemas.exchange import Outcome, Refusal
 from schemas.state import CARDS_MAX

@@ -17,7 +17,7 @@ from agents.core.engine_health import (
     EngineBacklog,
     HangDetector,
 )
-from agents.core.engine_load import PrefillLine
+from agents.core.prefill_speed import PrefillLine
 
 NOTHING = EngineBacklog(0, 0)
 EPSILON = 1e-6

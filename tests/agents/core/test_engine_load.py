@@ -2,15 +2,9 @@
 
 import pytest
 
-from agents.core.engine_load import (
-    EngineLoad,
-    ScrapeCounters,
-    occupancy,
-    pending,
-    room,
-    still_waiting,
-)
+from agents.core.engine_load import EngineLoad, occupancy, pending, room, still_waiting
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped
+from agents.core.requests import ScrapeCounters
 
 
 def counters(*, sent_since: int) -> ScrapeCounters:

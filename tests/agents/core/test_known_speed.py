@@ -3,7 +3,6 @@
 import pytest
 
 from agents.core.engine_curves import PrefillPoint
-from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import (
     ERROR_MAX,
     PROBE_ERROR,
@@ -20,6 +19,7 @@ from agents.core.known_speed import (
     of_profile,
 )
 from agents.core.offline_profile import OfflineProfile
+from agents.core.prefill_speed import PrefillLine
 from agents.core.slo_profile import Measure
 from schemas.wire import WireError
 from tests.agents.core.bench import MODEL, Bench

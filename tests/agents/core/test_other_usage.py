@@ -2,8 +2,8 @@
 
 import pytest
 
-from agents.core.answer_stream import read_early_usage, read_usage
 from agents.core.events import NO_USAGE, TokenUsage
+from agents.core.usage import read_early_usage, read_usage
 
 START = (
     b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3,"output_tokens":1}}}\n\n'

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agents.core.engine_load import PrefillEstimator
+from agents.core.prefill_speed import PrefillEstimator
 
 # GORGO, table 1: a100-mistral-7b.
 BASE_S, SLOPE_S = 0.15072, 0.0000938

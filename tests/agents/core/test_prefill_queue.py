@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.core.engine_load import PrefillLine
+from agents.core.prefill_speed import PrefillLine
 from agents.core.requests import AgentRequest, RequestTable
 from agents.core.routers import RouterKey
 from agents.core.work_message import WorkRequest

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.engine_load import SETTLED_MAX, ScrapeCounters
+from agents.core.requests import SETTLED_MAX, ScrapeCounters
 
 
 def test_requests_settled_between_two_scrapes() -> None:

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from agents.core import effects, events
-from agents.core.engine_load import PrefillLine
 from agents.core.events import EngineReading, PromptMeasured, TokenUsage
 from agents.core.known_speed import of_last_run
+from agents.core.prefill_speed import PrefillLine
 from agents.core.replica_config import KvPart
 from agents.core.speed_probe import (
     AGAIN_S,

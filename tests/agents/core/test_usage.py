@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.answer_stream import read_usage
 from agents.core.events import NO_USAGE, TokenUsage
+from agents.core.usage import read_usage
 
 FULL = {
     "prompt_tokens": 10,

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import SPEED_BYTES_MAX, of_last_run
+from agents.core.prefill_speed import PrefillLine
 from agents.runtime.speed_file import FILE_NAME, SpeedFile
 
 SPEED = of_last_run("vllm", ("m",), PrefillLine(0.0005, 0.03))

@@ -1,4 +1,4 @@
-"""What a module of the core says it reads and writes of the state is what it does.
+"""What a module of a core says it reads and writes of the state is what it does.
 
 A state that is handed to every function hides who touches what; the docstring of each module shows
 it again:
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tidy import ROOT, parsed
+from tests.test_tidy import parsed, python_files, relative
 
-CORE = ROOT / "mesh" / "core"
-STATES = ("RouterState", "RunnerState")
+CORES = ("mesh/core", "agents/core")
+STATES = ("RouterState", "RunnerState", "AgentState")
 WHOLE = "Reads and writes: all of the state."
 CHANGES = {"add", "append", "clear", "discard", "extend", "pop", "setdefault", "update"}
 NOT_NAMED = {"effects", "emit"}  # what every function may do
@@ -32,7 +32,7 @@ def takes_state(tree: ast.Module) -> bool:
     return any(isinstance(name, ast.Name) and name.id in STATES for name in names)
 
 
-MODULES = [path for path in sorted(CORE.rglob("*.py")) if takes_state(parsed(path))]
+MODULES = [path for path in python_files(*CORES) if takes_state(parsed(path))]
 
 
 def field_of(node: ast.AST) -> str | None:
@@ -79,7 +79,7 @@ def words(document: str, kind: str) -> str:
     return " ".join(found[1].split())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[str(one.relative_to(CORE)) for one in MODULES])
+@pytest.mark.parametrize("path", MODULES, ids=map(relative, MODULES))
 def test_a_module_says_what_it_reads_and_writes_of_the_state(path: Path) -> None:
     tree = parsed(path)
     document = ast.get_docstring(tree) or ""

@@ -1,4 +1,5 @@
-"""Token counts of a stream whose client asked for none: the request for them, and their event.
+"""Token counts of answers: read out of their bytes, requested for streams whose client asked for
+none, and the event with these taken out again.
 
 OpenAI's API streams `usage` only on request (`stream_options.include_usage`), as one more event at
 the end whose `choices` are empty. The agent makes that request for every stream without
@@ -12,7 +13,13 @@ import json
 import re
 
 from agents.core.answer_stream import EVENT_BYTES_MAX
+from agents.core.events import NO_USAGE, TokenUsage
 
+_USAGE_KEY = b'"usage"'
+_TIMINGS_KEY = b'"timings"'  # llama.cpp's
+_USAGE_TRIES_MAX = 8
+TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
+_DECODER = json.JSONDecoder()
 REQUESTED = b'{"stream_options":{"include_usage":true},'
 _DATA = b"data:"
 _EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
@@ -108,3 +115,93 @@ def _is_usage_event(event: bytes) -> bool:
     if not isinstance(found, dict) or found.get("error"):
         return False
     return found.get("choices") == [] and isinstance(found.get("usage"), dict)
+
+
+def read_usage(tail: bytes) -> TokenUsage:
+    """The token counts in the last bytes of a response; -1 for every count that is not there.
+
+    One search serves JSON and event streams alike: inside a JSON string a quote is always escaped,
+    so the bytes `"usage"` can only be a key, never text that a model wrote. The last such key that
+    holds an object counts (streams carry `"usage": null` in earlier events).
+    llama.cpp streams its `timings` without being asked: the same counts under other names.
+    """
+    found = _last_object(tail, _USAGE_KEY)
+    if found is None:
+        timings = _last_object(tail, _TIMINGS_KEY)
+        return NO_USAGE if timings is None else _timed_usage(timings)
+    return _counted(found)
+
+
+def read_early_usage(head: bytes) -> TokenUsage:
+    """The same in the first bytes of a response: of the first key that holds an object."""
+    at = head.find(_USAGE_KEY)
+    found = None if at < 0 else _object_after(head[at + len(_USAGE_KEY) :])
+    return NO_USAGE if found is None else _counted(found)
+
+
+def _counted(found: dict[str, object]) -> TokenUsage:
+    if "input_tokens" in found or "output_tokens" in found:
+        return _other_usage(found)
+    details = found.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return TokenUsage(
+        # Answers to work on prompts alone may have a total and nothing else.
+        prompt_tokens=_count(found.get("prompt_tokens", _total(found))),
+        cached_tokens=_count(cached),
+        completion_tokens=_count(found.get("completion_tokens")),
+    )
+
+
+def _total(found: dict[str, object]) -> object:
+    return None if "completion_tokens" in found else found.get("total_tokens")
+
+
+def _other_usage(found: dict[str, object]) -> TokenUsage:
+    """As Anthropic's API and OpenAI's Responses name them. Anthropic's `input_tokens` leave out
+    those that were read from the cache or written to it."""
+    prompt = _count(found.get("input_tokens"))
+    details = found.get("input_tokens_details")
+    if isinstance(details, dict):
+        cached = _count(details.get("cached_tokens"))
+    else:
+        cached = _count(found.get("cache_read_input_tokens"))
+        if prompt >= 0:
+            prompt += max(0, cached) + max(0, _count(found.get("cache_creation_input_tokens")))
+    return TokenUsage(prompt, cached, _count(found.get("output_tokens")))
+
+
+def _timed_usage(timings: dict[str, object]) -> TokenUsage:
+    """By llama.cpp's `timings`: its `prompt_n` leaves out the tokens that were cached."""
+    computed, cached = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    return TokenUsage(
+        prompt_tokens=computed + cached if computed >= 0 and cached >= 0 else -1,
+        cached_tokens=cached,
+        completion_tokens=_count(timings.get("predicted_n")),
+    )
+
+
+def _last_object(tail: bytes, key: bytes) -> dict[str, object] | None:
+    """The object under the last such key that holds one."""
+    end = len(tail)
+    for _ in range(_USAGE_TRIES_MAX):
+        end = tail.rfind(key, 0, end)
+        if end < 0:
+            break
+        if (found := _object_after(tail[end + len(key) :])) is not None:
+            return found
+    return None
+
+
+def _object_after(text: bytes) -> dict[str, object] | None:
+    value = text.lstrip().removeprefix(b":").lstrip()
+    if not value.startswith(b"{"):
+        return None
+    try:
+        found, _ = _DECODER.raw_decode(value.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else -1
