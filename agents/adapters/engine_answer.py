@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 
 from agents.adapters.http_client import ResponseHead
-from agents.core.answer_stream import Tail, incomplete, starts_events
+from agents.core.answer_stream import Tail
 from agents.core.engine_limit import RETRY_S_MIN
 from agents.core.engine_results import (
     ANSWERED,
@@ -25,8 +25,8 @@ from agents.core.engine_results import (
 )
 from agents.core.engine_statuses import SUCCESS
 from agents.core.events import NO_USAGE, TokenUsage
-from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent
-from agents.core.stream_end import PromisedEnds, has_last_event, is_cut_json
+from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent, starts_events
+from agents.core.stream_end import PromisedEnds, has_last_event, incomplete, is_cut_json
 from agents.core.stream_errors import StreamError, last_error
 from agents.core.usage import read_early_usage, read_usage
 from schemas.engine_routes import EARLY_USAGE_PATHS, ENGINE_PATHS, GENERATING_PATHS, SERVER_PATHS
@@ -77,11 +77,6 @@ class EngineAnswer:
         if media_type == EVENT_STREAM:
             self.streamed, self.content = True, StreamContent(self._path)
         self._is_json = media_type == JSON and self._path in ENGINE_PATHS
-
-    def is_content(self, chunk: bytes) -> bool:
-        """Whether a chunk is what the engine computed: the next one of a stream, or more than white
-        space of a plain answer, which servers send to wait."""
-        return not chunk.isspace() if self.content is None else self.content.came(chunk)
 
     def no_answer(self, first: bytes, *, has_content: bool) -> RelayResult | None:
         """The result of what begins so, where it is no answer; None if it is one."""

@@ -21,7 +21,7 @@ from agents.adapters.engine_request import ReplicaSite, engine_request
 from agents.adapters.http_client import Connection, HttpBroken, HttpUnreached, ResponseHead
 from agents.adapters.outbox import FrameWriter
 from agents.adapters.spans import Answered, AnswerTrace
-from agents.core.answer_stream import FlowWindow, starts_events
+from agents.core.answer_stream import FlowWindow
 from agents.core.effects import StartRelay
 from agents.core.engine_limit import retry_after_s
 from agents.core.engine_results import BROKEN, CUT, NO_ANSWER, NO_CONNECTION, by_status
@@ -36,7 +36,7 @@ from agents.core.engine_statuses import (
 )
 from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
 from agents.core.kv_stages import ANSWER_BYTES_MAX, StageInvalid, handed_out
-from agents.core.stream_content import OPENING_BYTES_MAX
+from agents.core.stream_content import OPENING_BYTES_MAX, starts_events
 from agents.core.stream_errors import StreamError
 from agents.core.usage import UsageEventRemoval
 from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
@@ -75,6 +75,7 @@ class Relay:
         self._started_at = clock()
         self._first_byte_at: float | None = None
         self._answer = EngineAnswer(start.path, start.request_id, is_call=start.call is not None)
+        self._window = FlowWindow()
         # Whether a chunk shows that the engine computes.
         self._shows_work: Callable[[bytes], bool] = _nothing
         self._goes_on = H_KEEPER in start.headers
@@ -82,7 +83,6 @@ class Relay:
         self._model = None if named is None or start.call else decode_model(named)
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._trace = AnswerTrace(start.headers)
-        self._window = FlowWindow()
         self._response: Connection | None = None  # while it is read
         self._reading: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: RelayResult | None = None
@@ -236,7 +236,7 @@ class Relay:
         """From here on content shows that the engine computes; so does the first, if it came."""
         answer = self._answer
         if answer.is_good and answer.is_computed:
-            self._shows_work = answer.is_content if answer.content is None else answer.content.came
+            self._shows_work = _is_text if answer.content is None else answer.content.came
             if has_content:
                 self._engine.last_content_at = self._clock()
 
@@ -324,7 +324,7 @@ class Relay:
         while chunk and len(first) < OPENING_BYTES_MAX:
             if content is not None and starts_events(first) is False:
                 return first, False
-            has_content = answer.is_content(chunk)
+            has_content = _is_text(chunk) if content is None else content.came(chunk)
             if has_content or not answer.is_good:
                 return first, has_content
             chunk = await response.read()
@@ -383,6 +383,11 @@ class Relay:
 
 def _nothing(_chunk: bytes) -> bool:
     return False
+
+
+def _is_text(chunk: bytes) -> bool:
+    """Whether a chunk of a plain answer is more than white space, which servers send to wait."""
+    return not chunk.isspace()
 
 
 def _described(problem: BaseException) -> str:

@@ -1,24 +1,10 @@
-"""What the agent reads out of a response's bytes: is it an event stream, and is it whole? It looks
-at the first and last bytes only, and never parses each token. And the response's flow control.
-
-A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a line
-end, and ends after a blank line. That distinguishes an engine that streams from one that prints a
-stack trace or dies in the middle of an event. `agents.core.stream_end` says whether an end on an
-event boundary is one.
-"""
+"""What the agent keeps of an answer as it passes: its last bytes, and how far it may run ahead."""
 
 from collections import deque
 
 from schemas.exchange import WINDOW_BYTES
-from schemas.http import DONE_LINES
 
 TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
-BOM = b"\xef\xbb\xbf"
-_FIELDS = (b"data", b"event", b"id", b"retry")
-EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
-_GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
-
-EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other
 
 
 class FlowWindow:
@@ -74,39 +60,3 @@ class Tail:
     def read(self) -> bytes:
         """The tail, at most TAIL_BYTES of it."""
         return b"".join(self._chunks)[-TAIL_BYTES:]
-
-
-def starts_events(head: bytes) -> bool | None:
-    """Whether a response that begins with `head` can be an event stream; None: too early to say."""
-    if len(head) < len(BOM) and BOM.startswith(head):
-        return None
-    text = head.removeprefix(BOM).lstrip(b"\r\n")
-    if not text:
-        return None if len(head) < _GATE_BYTES_MAX else False
-    if text[:1] == b":":
-        return True
-    for field in _FIELDS:
-        if text.startswith(field):
-            after = text[len(field) : len(field) + 1]
-            return after in b":\r\n" if after else None
-        if field.startswith(text):
-            return None
-    return False
-
-
-def incomplete(tail: Tail, end: bytes) -> str | None:
-    """Why a stream with these last bytes did not end whole, for people; None if it did."""
-    if tail.total <= len(end) and b"data:" not in end:
-        return "the stream ended without one event"
-    if end.endswith(EVENT_ENDS) or has_done_event(end):
-        return None
-    return "the stream ended in the middle of an event"
-
-
-def has_done_event(end: bytes) -> bool:
-    """Whether the last event of an OpenAI stream has come: nothing that follows matters."""
-    text = end.rstrip()
-    if not text.endswith(DONE_LINES):
-        return False
-    begin = text.rfind(b"data:")  # a model may write the same, but no raw line end before it
-    return begin == 0 or text[begin - 1] in b"\r\n"

@@ -1,4 +1,8 @@
-"""Which bytes of a stream are content, and which only keep its connection open.
+"""Whether a response is an event stream, which of its bytes are content, and which only keep its
+connection open.
+
+A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a line
+end. That distinguishes an engine that streams from one that prints a stack trace.
 
 Engines, and HTTP servers in front of them, write before and while they compute: comments (vLLM's
 `--sse-keep-alive-interval`, llama.cpp's and many proxies'), `ping` events of Anthropic's API, the
@@ -16,8 +20,7 @@ import json
 import re
 from functools import lru_cache
 
-from agents.core.answer_stream import BOM, EVENT_BYTES_MAX
-from agents.core.stream_errors import StreamError, event_error
+from agents.core.stream_errors import BOM, EVENT_BYTES_MAX, StreamError, event_error
 from schemas.engine_routes import OPENING_EVENTS
 
 OPENING_BYTES_MAX = 256 * 1024  # before content: opening events may repeat a request's tools
@@ -28,6 +31,26 @@ _ROLE = b'"role"'
 # A quote inside a JSON string is escaped: these match keys, never text that a model wrote.
 _has_text = re.compile(rb'"(?:content|reasoning|reasoning_content)"\s*:\s*"[^"]').search
 _type_of = re.compile(rb'\{\s*"type"\s*:\s*"([^"\\]+)"').match
+_FIELDS = (b"data", b"event", b"id", b"retry")
+_GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
+
+
+def starts_events(head: bytes) -> bool | None:
+    """Whether a response that begins with `head` can be an event stream; None: too early to say."""
+    if len(head) < len(BOM) and BOM.startswith(head):
+        return None
+    text = head.removeprefix(BOM).lstrip(b"\r\n")
+    if not text:
+        return None if len(head) < _GATE_BYTES_MAX else False
+    if text[:1] == b":":
+        return True
+    for field in _FIELDS:
+        if text.startswith(field):
+            after = text[len(field) : len(field) + 1]
+            return after in b":\r\n" if after else None
+        if field.startswith(text):
+            return None
+    return False
 
 
 @lru_cache

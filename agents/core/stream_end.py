@@ -1,4 +1,6 @@
-"""Did a stream end as its API promises, or was it cut between two events?
+"""Did a stream end on an event boundary, and as its API promises, or was it cut?
+
+A stream of events ends after a blank line; one that does not died in the middle of an event.
 
 Where a body ends with its connection, or a proxy ends it properly after its own upstream broke
 (nginx speaks HTTP/1.0 to that by default), framing does not tell. Each API promises an end: chats
@@ -13,10 +15,12 @@ one has it. Streams that are cut together count as one: a dying engine cuts all 
 import json
 import re
 
-from agents.core.answer_stream import EVENT_ENDS, TAIL_BYTES, has_done_event
+from agents.core.answer_stream import TAIL_BYTES, Tail
 from schemas.engine_routes import LAST_EVENTS, STREAM_OPTIONS_PATHS
+from schemas.http import DONE_LINES
 
 MISSES_MAX = 3
+EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 _EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
 # A quote inside a JSON string is escaped, and no model writes a raw line end into one.
 _NAMED = {
@@ -26,6 +30,24 @@ _NAMED = {
     )
     for path, names in LAST_EVENTS.items()
 }
+
+
+def incomplete(tail: Tail, end: bytes) -> str | None:
+    """Why a stream with these last bytes did not end whole, for people; None if it did."""
+    if tail.total <= len(end) and b"data:" not in end:
+        return "the stream ended without one event"
+    if end.endswith(EVENT_ENDS) or has_done_event(end):
+        return None
+    return "the stream ended in the middle of an event"
+
+
+def has_done_event(end: bytes) -> bool:
+    """Whether the last event of an OpenAI stream has come: nothing that follows matters."""
+    text = end.rstrip()
+    if not text.endswith(DONE_LINES):
+        return False
+    begin = text.rfind(b"data:")  # a model may write the same, but no raw line end before it
+    return begin == 0 or text[begin - 1] in b"\r\n"
 
 
 class PromisedEnds:

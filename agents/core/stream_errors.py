@@ -12,10 +12,11 @@ import json
 import re
 from dataclasses import dataclass
 
-from agents.core.answer_stream import BOM, EVENT_BYTES_MAX
 from agents.core.engine_statuses import INVALID, NOT_FOUND, SERVER_ERROR, TOO_MANY, UNAUTHORIZED
 from schemas.http import DONE_LINES
 
+BOM = b"\xef\xbb\xbf"
+EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other
 SEEN_BYTES = 96
 MESSAGE_CHARS_MAX = 300
 _STATUSES = range(400, 600)

@@ -12,8 +12,8 @@ event is held back, and a router passes on whole events only: no client waits lo
 import json
 import re
 
-from agents.core.answer_stream import EVENT_BYTES_MAX
 from agents.core.events import NO_USAGE, TokenUsage
+from agents.core.stream_errors import EVENT_BYTES_MAX
 
 _USAGE_KEY = b'"usage"'
 _TIMINGS_KEY = b'"timings"'  # llama.cpp's

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.answer_stream import EVENT_BYTES_MAX
+from agents.core.stream_errors import EVENT_BYTES_MAX
 from agents.core.usage import UsageEventRemoval, with_usage_requested
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}

@@ -2,7 +2,9 @@
 
 import pytest
 
-from agents.core.answer_stream import TAIL_BYTES, Tail, incomplete, starts_events
+from agents.core.answer_stream import TAIL_BYTES, Tail
+from agents.core.stream_content import starts_events
+from agents.core.stream_end import incomplete
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from agents.core.answer_stream import EVENT_BYTES_MAX
-from agents.core.stream_errors import StreamError, event_error, last_error
+from agents.core.stream_errors import EVENT_BYTES_MAX, StreamError, event_error, last_error
 
 VLLM = (
     b'data: {"error": {"message": "EngineCore encountered an issue", '

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from agents.core.answer_stream import BOM, EVENT_BYTES_MAX
 from agents.core.stream_content import StreamContent
+from agents.core.stream_errors import BOM, EVENT_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 

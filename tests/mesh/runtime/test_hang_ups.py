@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from agents.core.answer_stream import EVENT_BYTES_MAX
+from agents.core.stream_errors import EVENT_BYTES_MAX
 from infra.bus import BusAddress, connect
 from infra.process import end_all
 from schemas import subjects
