@@ -1,8 +1,8 @@
 """What the operator of a twin's agent has decided about it."""
 
-from agents.core.engine_load import PrefillLine
 from agents.core.known_speed import LONG_TOKENS, SHORT_TOKENS, KnownSpeed, of_last_run
 from agents.core.offline_profile import OfflineProfile
+from agents.core.prefill_speed import PrefillLine
 from agents.core.replica_config import ReplicaConfig
 from agents.sim.profiles import Profile
 from mesh.sim.config import WorldConfig
