@@ -162,6 +162,7 @@ RESULTS_MAX = 64  # last requests that are counted
 # so many.
 FAILING_IN_A_ROW, FAILING_SHARE, FAILING_OF_MIN = 3, 0.5, 5
 FAILURE_CHARS_MAX = 80
+AVOIDED_MAX, AVOIDED_CHARS_MAX = 32, 160  # replicas that a digest names, and why of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +393,13 @@ class Digest:
     """The same as `models`, over the replicas whose engines answer that path too."""
     replicas: ListedReplicas = field(default_factory=ListedReplicas)
     """The load of some of its replicas, so that a peer can price the one that holds a prefix."""
+    avoided: Annotated[
+        dict[ValidReplicaId, Annotated[str, Field(max_length=AVOIDED_CHARS_MAX)]],
+        Field(max_length=AVOIDED_MAX),
+    ] = field(default_factory=dict)
+    """Some of its region's own replicas that this router gives less work, or none for now, by how
+    they answered, each with why: "failing: 3 of its last 3, HTTP 500", "slow: first tokens 4.1× its
+    like"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,13 +495,15 @@ def rounded(value: float | None) -> float | None:
     return 0.0 if -SMALLEST < value < SMALLEST else float(format(value, SIGNIFICANT))
 
 
-# The last keys of a heartbeat, of which hardly any has one, and what stands for them where all are
-# null: inside a text their quotes would be escaped.
+# The last keys of a heartbeat and of a digest, of which hardly any has one, and what stands for
+# them where all are null: inside a text their quotes would be escaped.
 _LEFT_OUT = b',"routes":null,"page_problem":null,"results":null', b""
+_NONE_AVOIDED = b',"avoided":{}', b""
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
-    return orjson.dumps(message).replace(*_LEFT_OUT)
+    left_out = _NONE_AVOIDED if isinstance(message, Digest) else _LEFT_OUT
+    return orjson.dumps(message).replace(*left_out)
 
 
 def decode_heartbeat(data: bytes) -> Heartbeat:

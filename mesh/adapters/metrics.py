@@ -378,6 +378,13 @@ class _CoreState(Collector):
             for name in names:
                 _add(is_out, name, name in left_out)
             yield is_out
+        shares = core.replicas.slow.shares()
+        share = _gauge(
+            "mesh_replica_share", "Of an equal part of the work, by how fast it answers.", "replica"
+        )
+        for one in core.replicas:
+            _add(share, one.heartbeat.replica, shares.get(one.heartbeat.replica, 1.0))
+        yield share
 
     def _gossip(self) -> Iterator[Metric]:
         gossip = self._core.gossip

@@ -39,6 +39,7 @@ T = TypeVar("T")
 REQUEST_S = 5.0
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
+SOME_FAILED = 3  # requests within half a minute: to be looked into, though it answers others
 # What a stream's messages are, where it is not just messages.
 HELD = dict.fromkeys((subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES), "last values")
 
@@ -172,6 +173,8 @@ def _replicas(
     orders: RegionControl,
 ) -> None:
     known = topology.region(found.region).replicas
+    own = (digest for (region, _), digest in observed.digests.items() if region == found.region)
+    avoided = {str(name): why for digest in own for name, why in digest.avoided.items()}
     states = [observed.heartbeats[name][0].state for name in known if name in observed.heartbeats]
     # Without any ready replica the region can't compute.
     not_ready = CheckResult.WARNING if ReplicaState.READY in states else CheckResult.BAD
@@ -200,11 +203,21 @@ def _replicas(
         found.add(check, replica, verdict, detail, age_ms, "ms old")
         if beat.page_problem is not None:
             found.add(ENGINE_PAGE, replica, CheckResult.WARNING, _page_detail(beat.page_problem))
-        if beat.results is not None and beat.is_failing and beat.state is not ReplicaState.DOWN:
-            detail = f"fails: {beat.results.words}"
-            found.add(ENGINE_RESULTS, replica, CheckResult.WARNING, detail)
+        if (wrong := _results_detail(beat, avoided.get(replica))) is not None:
+            found.add(ENGINE_RESULTS, replica, CheckResult.WARNING, wrong)
     for stranger in sorted(observed.heartbeats.keys() - set(known)):
         found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
+
+
+def _results_detail(beat: Heartbeat, avoided: str | None) -> str | None:
+    """What is wrong with the answers of an engine that is up, as its agent tells or a router, which
+    avoids it for that; None if nothing is."""
+    results = beat.results
+    if beat.state is ReplicaState.DOWN:
+        return None
+    if results is not None and (beat.is_failing or results.failed >= SOME_FAILED):
+        return f"fails: {results.words}"
+    return None if avoided is None else f"{avoided}; routers give it little work"
 
 
 def _page_detail(problem: str) -> str:

@@ -323,6 +323,9 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
         state = f"{state}: {beat.down_reason}"
     elif beat.state is ReplicaState.READY and beat.results is not None and beat.is_failing:
         state = f"failing: {beat.results.what}"
+    elif beat.state is ReplicaState.READY:
+        avoided = (one.value.avoided.get(name) for one in seen.digests.values())
+        state = next(filter(None, avoided), state)
     return ReplicaRow(
         region=region,
         replica=name,

@@ -109,6 +109,12 @@ CASES = (
         {_router("mesh_replica_left_out", 'replica="us-0"'): "0 1 0 1 1 0"},
     ),
     Case(
+        "MeshReplicaSlow", "warning", 8, {"region": "us", "replica": "us-0"},
+        "us-0 of us answers far slower than its like",
+        {_router("mesh_replica_share", 'replica="us-0"'): "0.1x10"},
+        {_router("mesh_replica_share", 'replica="us-0"'): "1 0.1 1 0.5 0.6 1"},
+    ),
+    Case(
         "MeshRegionAdopted", "warning", 5, {"region": "us", "of": "eu"},
         "eu has no router; us serves its replicas",
         {_router("mesh_adopted_replicas", 'of="eu"'): "0x10"},

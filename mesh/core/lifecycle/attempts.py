@@ -72,9 +72,13 @@ def begin(
         _begin_pair(state, record, place, place.prefill, now)
         return
     replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
+    if request.answer_inbox is None:
+        state.replicas.slow.sent(request, state.replicas.by_name[replica], prefill_tokens, now)
     handoff = state.replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
     if state.replicas.failing:
         state.replicas.failing.tries(name, request.model, request.key, now)
+    if state.replicas.slow:
+        state.replicas.slow.placed(name, request.model, len(state.replicas.serving(request.model)))
     destination = Destination(CandidateKind.REPLICA, name)
     record.dispatch(destination, handoff, now)
     decided(state, request, place, attempt=record.attempt, held_s=record.held_s)
@@ -194,6 +198,8 @@ def began(state: RouterState, record: RequestRecord, now: float, *, shows_ttft: 
     """A first byte is here; policies learn from it if it shows when the first token was."""
     if record.handoff is not None and record.replica is not None:
         state.replicas.began(record.replica, record.handoff)
+    if shows_ttft:
+        state.replicas.slow.began(record.request.key, now)
     if record.destination is not None and shows_ttft:
         state.placer.began(record.request, record.destination, now)
 
@@ -202,12 +208,14 @@ def served(state: RouterState, record: RequestRecord, served: Served | None, now
     """The whole answer has arrived; policies learn from its cost, if that is known."""
     if served is not None:
         _judge(state, record, served, now)
+        state.replicas.slow.served(record.request.key, served, now)
     if record.destination is not None and served is not None:
         state.placer.served(record.request, record.destination, served, now)
 
 
 def leave(state: RouterState, record: RequestRecord, now: float) -> None:
     """Release what the attempt under way occupies. The record's next transition follows."""
+    state.replicas.slow.left(record.request.key)
     if state.replicas.failing or state.peers.failing:
         place, model = record.peer or record.replica or "", record.request.model
         _failing_of(state, record).left(place, model, record.request.key)

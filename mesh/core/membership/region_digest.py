@@ -18,11 +18,13 @@ from mesh.core.model.served_names import (
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.requests.hold_queue import HoldQueue
-from mesh.core.view.replica import Replica
+from mesh.core.view.replica import Replica, is_adopted
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.listed_replicas import LISTED_MAX, ListedReplicas
 from schemas.state import (
+    AVOIDED_CHARS_MAX,
+    AVOIDED_MAX,
     CARDS_MAX,
     Digest,
     ModelCapacity,
@@ -150,6 +152,7 @@ class RegionalDigest:
             cards=cards,
             models_by_path=models_by_path(capacities),
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),
+            avoided=_first_own(self._replicas.avoided()),
         )
         return self._latest
 
@@ -256,6 +259,13 @@ class RegionalDigest:
             len(self._not_failing(model, available(model, now, among=of)[0], now))
             for model, of in among.items()
         )
+
+
+def _first_own(avoided: Mapping[str, str]) -> dict[ReplicaId, str]:
+    own = (
+        (ReplicaId(name), why) for name, why in avoided.items() if not is_adopted(ReplicaId(name))
+    )
+    return {name: why[:AVOIDED_CHARS_MAX] for name, why in islice(own, AVOIDED_MAX)}
 
 
 def _places(serving: Collection[Replica], listed: Listed) -> tuple[int, ...]:

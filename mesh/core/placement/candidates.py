@@ -106,9 +106,7 @@ class CandidateCache:
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
             if layer.free:
-                layer = (
-                    self._without_failing(layer, request, avoid, now) if table.failing else layer
-                )
+                layer = self._judged(layer, request, avoid, now)
                 if layer.free:
                     return layer
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
@@ -116,7 +114,7 @@ class CandidateCache:
             layer = self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         else:
             layer = self._of_all(model, now)
-        return self._without_failing(layer, request, avoid, now) if table.failing else layer
+        return self._judged(layer, request, avoid, now)
 
     def of_peers(
         self,
@@ -151,6 +149,23 @@ class CandidateCache:
             else:
                 layer.busy.append((target, why or REFUSED_BEFORE))
         return self._without_failing(layer, request, avoid, now) if self._peers.failing else layer
+
+    def _judged(
+        self, layer: CandidateLayer, request: Request, avoid: Collection[str], now: float
+    ) -> CandidateLayer:
+        """Local replicas without those that fail, and without slow ones that have their share."""
+        if self._replicas.failing:
+            layer = self._without_failing(layer, request, avoid, now)
+        if (slow := self._replicas.slow) and len(layer.free) > 1:
+            barred = {
+                target.name: (target, why)
+                for target in layer.free
+                if (why := slow.bars(target.name, request.model))
+            }
+            if 0 < len(barred) < len(layer.free):
+                free = [target for target in layer.free if target.name not in barred]
+                layer = CandidateLayer(layer.kind, free, [*layer.busy, *barred.values()])
+        return layer
 
     def _without_failing(
         self, layer: CandidateLayer, request: Request, avoid: Collection[str], now: float

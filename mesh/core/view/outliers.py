@@ -163,9 +163,9 @@ class FailingPlaces:
                 return f"tried again: {place.words}"
         return None
 
-    def out(self) -> set[str]:
-        """Names of those that are left out for a model, or have not answered enough since."""
-        return {name for (name, _), place in self._places.items() if place.width > 0}
+    def out(self) -> dict[str, str]:
+        """Those that are left out for a model, or have not answered enough since, each with why."""
+        return {name: one.words for (name, _), one in self._places.items() if one.width > 0}
 
     def _known(self, name: str, model: ModelId) -> list[tuple[Key, FailingPlace]]:
         keys = (name, model), (name, ALL)

@@ -21,6 +21,7 @@ from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
 from mesh.core.view.outliers import FailingPlaces
 from mesh.core.view.replica import ForwardedAnswer, Replica, is_adopted
 from mesh.core.view.replica_sampling import ReplicaSampler
+from mesh.core.view.slowness import SlowPlaces
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.settings import PushingKind
 from schemas.state import Heartbeat, ModelCard, ReplicaState
@@ -65,7 +66,7 @@ class ReplicaTable:
         self._lost: dict[ReplicaId, LostReplica] = {}
         self.loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}  # of each region seen
         self.bus = BusStatus(settings)
-        self.failing = FailingPlaces()
+        self.failing, self.slow = FailingPlaces(), SlowPlaces()
         self.adopted_by_peer = False
         # Adapters and models that some replica would have to load first, each by how many of them;
         # of these, models that engines load by themselves.
@@ -144,7 +145,7 @@ class ReplicaTable:
         if beat.state is ReplicaState.GONE or known >= REPLICAS_MAX:
             return False
         self._note_decoded(beat)
-        self.failing.forget(beat.replica)
+        self._forget_answers(beat.replica)
         self.by_name[beat.replica] = replica = Replica(beat, now)
         self.roll += 1
         self.loss_detectors[beat.region].known += 1
@@ -177,8 +178,18 @@ class ReplicaTable:
         self._sampler.leave(beat.replica, beat.models)
         self._count_unloaded(beat, -1)
         self.changed.pop(beat.replica, None)
-        self.failing.forget(beat.replica)
+        self._forget_answers(beat.replica)
         self.roll += 1
+
+    def avoided(self) -> dict[str, str]:
+        """Those that get less work than others, or none for now, by their answers, with why."""
+        if not (self.failing or self.slow):
+            return {}
+        return self.slow.words() | self.failing.out()
+
+    def _forget_answers(self, name: ReplicaId) -> None:
+        self.failing.forget(name)
+        self.slow.forget(name)
 
     def _settle(self, replica: Replica) -> None:
         """Note its load, and whether it takes more, where they have changed."""
@@ -258,6 +269,7 @@ class ReplicaTable:
         lost_s = self._settings.heartbeat_lost_s
         if self.failing:
             self.failing.expire(now)
+        self.slow.judge(self.by_name, now)
         lost = []
         for name, replica in list(self.by_name.items()):
             if replica.on_the_way.count:

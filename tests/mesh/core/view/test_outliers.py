@@ -39,7 +39,7 @@ def test_a_place_is_left_out_after_failures_in_a_row() -> None:
     fail(places, 1)
     assert places.bars(A, M, 0.0) == "failing: 3 of its last 3, HTTP 500"
     assert places.bars("us-1", M, 0.0) is None
-    assert places.out() == {A}
+    assert places.out() == {A: "failing: 3 of its last 3, HTTP 500"}
 
 
 def test_it_is_left_out_for_the_model_that_it_fails() -> None:
@@ -84,7 +84,7 @@ def test_it_comes_back_one_request_at_a_time_then_twice_as_many() -> None:
         places.answered(A, M)
         width *= 2
     assert places.bars(A, M, now) is None
-    assert places.out() == set()
+    assert not places.out()
     fail(places, 1, now)
     assert places.bars(A, M, now) is None, "like any other: one failure is one"
 
@@ -148,7 +148,7 @@ def test_an_answer_that_its_agent_tells_of_ends_it() -> None:
     places = FailingPlaces()
     places.told(A, results(9), 0.0)
     places.told(A, None, OUT_S)
-    assert places.out() == {A}, "no failure in its window, and no answer either"
+    assert set(places.out()) == {A}, "no failure in its window, and no answer either"
     places.told(A, results(0, 9, 10), OUT_S)
     assert not places
 

@@ -31,15 +31,22 @@ vllm:prompt_tokens_total{{model_name="{model}"}} {prompted}
 
 @dataclass(slots=True)
 class Asked:
-    """One request: whether its answer streams, and the bytes of each event."""
+    """One request: whether its answer streams, with usage, and the bytes of each event."""
 
     id: str
     is_stream: bool
+    with_usage: bool
 
     def chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         fields = {"id": self.id, "object": "chat.completion.chunk", "model": MODEL}
         return b"data: " + orjson.dumps({**fields, "choices": [choice]}) + b"\n\n"
+
+    def usage(self) -> bytes:
+        """Its last event, where it was asked for."""
+        fields = {"id": self.id, "object": "chat.completion.chunk", "model": MODEL}
+        event = orjson.dumps({**fields, "choices": [], "usage": USAGE})
+        return b"data: " + event + b"\n\n" if self.with_usage else b""
 
     def whole(self) -> bytes:
         words = "".join(f"t{n} " for n in range(TOKENS))
@@ -105,7 +112,7 @@ class Engine:
             await stream.write(asked.chunk({"role": "assistant", "content": ""}))
             for number in range(TOKENS):
                 await self.write_token(stream, asked, number)
-            await stream.write(asked.chunk({}, "stop"))
+            await stream.write(asked.chunk({}, "stop") + asked.usage())
             await stream.write(b"data: [DONE]\n\n")
             return stream
 
@@ -159,7 +166,9 @@ class Engine:
 
     async def _asked(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
-        asked = Asked(request.headers.get("x-request-id", ""), bool(body.get("stream")))
+        with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        name = request.headers.get("x-request-id", "")
+        asked = Asked(name, bool(body.get("stream")), with_usage)
         if not self.is_bad:
             return await self.good(request, asked)
         self.seen.append(asked.id)

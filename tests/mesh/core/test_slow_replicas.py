@@ -1,0 +1,106 @@
+"""A router one of whose replicas answers far slower than its like: who gets the requests."""
+
+from heapq import heappop, heappush
+from random import Random
+
+import pytest
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import Served
+from tests.mesh.core.build import ROUTER, beat, core, request
+
+NAMES = ("a", "b", "c")
+POLICIES = [
+    "mesh", "least-load", "round-robin", "power-of-two", "consistent-hash", "cache-aware", "smg",
+    "skywalker", "llm-d", "e2", "gorgo",
+]  # fmt: skip
+PER_S = 6.0
+
+
+class World:
+    """Three replicas under steady streams; each takes its `ttft_s` and then half a second."""
+
+    def __init__(self, policy: str) -> None:
+        self.router, self.now, self.dice = core(policy=policy), 10.0, Random(1)
+        self.ttft_s = dict.fromkeys(NAMES, 0.2)
+        self.seq = self.key = self.order = 0
+        self.due: list[tuple[float, int, object]] = []
+        self.inside: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self.taken: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self.given: list[str] = []
+        self.digests: list[fx.PublishDigest] = []
+
+    def run(self, seconds: float) -> None:
+        until, asked_at, tick_at = self.now + seconds, self.now, self.now
+        while self.now < until:
+            events = min(asked_at, tick_at, self.due[0][0] if self.due else until)
+            self.now = events
+            if self.due and self.due[0][0] <= self.now:
+                event = heappop(self.due)[2]
+                if isinstance(event, ev.AnswerEnded):
+                    self.inside[self.given[event.key - 1]] -= 1
+                self.take(self.router.handle(event, self.now))
+            elif tick_at <= self.now:
+                tick_at += 0.1
+                self.seq += 1
+                for name in NAMES:
+                    count, taken = self.inside[name], {ROUTER: self.taken[name]}
+                    now = beat(name, self.seq, outstanding=count, running=count, taken=taken)
+                    self.take(self.router.handle(ev.HeartbeatSeen(now), self.now))
+                self.take(self.router.handle(ev.Tick(), self.now))
+            else:
+                asked_at += 1.0 / PER_S
+                self.key += 1
+                text = "".join(self.dice.choice("ABCDEFGH") for _ in range(40))
+                asked = request(self.key, text, arrived_at=self.now, session=text)
+                self.take(self.router.handle(ev.RequestArrived(asked), self.now))
+                self.take(self.router.finish())
+
+    def take(self, effects) -> None:
+        for one in effects:
+            if isinstance(one, fx.PublishDigest):
+                self.digests.append(one)
+            if isinstance(one, fx.Dispatch):
+                self.given.append(one.replica)
+                self.inside[one.replica] += 1
+                self.taken[one.replica] = one.handoff
+                first_at = self.now + self.ttft_s[one.replica]
+                answered = ev.AnswerEnded(one.key, one.attempt, Served(100, 0, 16))
+                self.at(first_at, ev.AnswerStarted(one.key, one.attempt))
+                self.at(first_at + 0.5, answered)
+
+    def at(self, when: float, event: object) -> None:
+        self.order += 1
+        heappush(self.due, (when, self.order, event))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_slow_one_gets_less_and_comes_back(policy):
+    world = World(policy)
+    world.run(20.0)
+    assert not world.router.replicas.slow
+    [name, *_] = world.given
+    world.ttft_s[name] = 4.0
+    world.run(10.0)
+    before = len(world.given)
+    world.run(30.0)
+    given = world.given[before:].count(name)
+    assert given <= 0.05 * (len(world.given) - before), "of a third"
+    whys = [one.digest.avoided.get(name, "") for one in world.digests]
+    assert any(why.startswith("slow: first tokens ") for why in whys)
+    world.ttft_s[name] = 0.2
+    world.run(120.0)
+    assert not world.router.replicas.slow
+    assert world.digests[-1].digest.avoided == {}
+
+
+def test_the_receipt_says_why():
+    world = World("least-load")
+    world.run(10.0)
+    world.ttft_s["a"] = 4.0
+    world.run(20.0)
+    effects = world.router.handle(ev.RequestArrived(request(world.key + 1)), world.now)
+    [decided] = [one for one in effects if isinstance(one, fx.Decided)]
+    whys = {one.name: one.why for one in decided.decision.candidates}
+    assert whys["a"].startswith("slow: first tokens ")

@@ -1,0 +1,225 @@
+"""Which replicas count as slow, how little work they get, and how they come back."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from mesh.core.model.request import Served
+from mesh.core.view.replica import Replica
+from mesh.core.view.slowness import (
+    ANSWERS_MIN,
+    FRESH_S,
+    GROWTH,
+    JUDGE_S,
+    RUN,
+    SHARE_MIN,
+    SlowPlaces,
+)
+from schemas.ids import ModelId, ReplicaId
+from tests.mesh.core.build import beat, request
+
+M = ModelId("m")
+ALIKE = Served(prompt_tokens=100, cached_tokens=0, output_tokens=17)
+
+
+class Fleet:
+    """Replicas that answer one request each in every round, a second long."""
+
+    def __init__(self, *names: str, **beats: dict[str, object]) -> None:
+        self.slow = SlowPlaces()
+        self.replicas = {
+            ReplicaId(name): Replica(beat(name, **beats.get(name, {})), 0.0) for name in names
+        }
+        self.now, self.request = 10.0, 0
+
+    def answers(
+        self, name: str, ttft_s: float, token_s: float = 0.01, served=ALIKE, streams: bool = True
+    ) -> None:
+        self.request += 1
+        asked = request(self.request, model=M, streams=streams)
+        self.slow.sent(asked, self.replicas[ReplicaId(name)], 100, self.now)
+        if streams:
+            self.slow.began(self.request, self.now + ttft_s)
+        last = self.now + ttft_s + token_s * (served.output_tokens - 1)
+        self.slow.served(self.request, served, last)
+        self.slow.left(self.request)
+
+    def rounds(self, count: int, ttft_s: dict[str, float] | None = None, **given) -> None:
+        for _ in range(count):
+            for name in self.replicas:
+                self.answers(name, (ttft_s or {}).get(name, 0.2), **given)
+            self.later(JUDGE_S)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.slow.judge(self.replicas, self.now)
+
+    def share(self, name: str) -> float:
+        return self.slow.shares().get(name, 1.0)
+
+
+def test_first_tokens_three_times_as_late_as_its_likes_are_slow():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(20)
+    assert not fleet.slow
+    fleet.rounds(10, {"a": 0.6})
+    assert not fleet.slow, "2.3 times"
+    fleet.rounds(10, {"a": 2.0})
+    assert fleet.slow.bars("a", M) == "slow: first tokens 7.0× its like"
+    assert fleet.slow.bars("b", M) is None
+    assert fleet.slow.words() == {"a": "slow: first tokens 7.0× its like"}
+
+
+def test_slow_tokens_are_slow_and_so_are_streams_that_stall():
+    fleet = Fleet("a", "b", "c")
+    for _ in range(ANSWERS_MIN):
+        fleet.answers("a", 0.2, token_s=0.1)
+        fleet.answers("b", 0.2)
+        fleet.answers("c", 0.2)
+    fleet.later(JUDGE_S)
+    assert fleet.slow.bars("a", M) == "slow: tokens 7.0× its like"
+
+
+def test_plain_answers_are_compared_with_ones_as_long():
+    fleet = Fleet("a", "b", "c")
+    long = Served(prompt_tokens=100, cached_tokens=0, output_tokens=900)
+    for _ in range(10):
+        for name, served in (("a", long), ("b", long), ("c", ALIKE), ("c", long)):
+            fleet.answers(name, 0.0, served=served, streams=False)
+        fleet.later(JUDGE_S)
+    assert not fleet.slow
+    fleet.rounds(20, {"a": 2.0}, streams=False)
+    assert "plain answers" in (fleet.slow.bars("a", M) or "")
+
+
+def test_few_answers_show_nothing_unless_they_are_twice_as_slow():
+    for ttft_s, least in ((1.0, ANSWERS_MIN), (9.0, RUN)):
+        fleet = Fleet("a", "b", "c")
+        fleet.rounds(least - 1, {"a": ttft_s})
+        assert not fleet.slow
+        fleet.rounds(1, {"a": ttft_s})
+        assert fleet.slow
+
+
+def test_one_that_is_alone_has_no_like_nor_has_another_engine():
+    fleet = Fleet("a")
+    fleet.rounds(20, {"a": 9.0})
+    assert not fleet.slow
+    fleet = Fleet("a", "b", a={"engine": "llamacpp"})
+    fleet.rounds(20, {"a": 9.0})
+    assert not fleet.slow
+
+
+def test_a_first_token_that_does_not_come_is_noticed_before_it_does():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(10)
+    for _ in range(5):
+        fleet.request += 1
+        asked = request(fleet.request, model=M)
+        fleet.slow.sent(asked, fleet.replicas[ReplicaId("a")], 100, fleet.now)
+    fleet.later(JUDGE_S)
+    fleet.later(JUDGE_S)
+    assert "first tokens" in (fleet.slow.bars("a", M) or "")
+
+
+def test_the_share_falls_by_halves_at_most_and_comes_back_by_degrees():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(10)
+    shares = []
+    for _ in range(12):
+        fleet.rounds(1, {"a": 20.0})
+        shares.append(fleet.share("a"))
+    assert shares[-1] == SHARE_MIN
+    assert all(after >= before / 2.0 for before, after in zip([1.0, *shares], shares, strict=False))
+    shares = [SHARE_MIN]
+    while fleet.slow:
+        fleet.rounds(1)
+        shares.append(fleet.share("a"))
+    assert 10 < len(shares) < 40
+    assert all(b <= a * GROWTH * 1.001 for a, b in pairwise(shares))
+
+
+def test_without_newer_answers_it_gets_work_again():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(20, {"a": 20.0})
+    assert fleet.slow
+    for _ in range(int(FRESH_S) + 25):
+        fleet.later(JUDGE_S)
+    assert not fleet.slow
+
+
+@pytest.mark.parametrize(("slow", "least"), [("ab", 2), ("abc", 0), ("abcd", 0)])
+def test_at_most_half_are_slow(slow, least):
+    fleet = Fleet("a", "b", "c", "d")
+    fleet.rounds(20, dict.fromkeys(slow, 5.0))
+    assert least <= len(fleet.slow.words()) <= 2
+
+
+def test_the_worst_half_is_slow():
+    fleet = Fleet("a", "b", "c", "d", "e")
+    fleet.rounds(20, {"a": 9.0, "b": 30.0, "c": 0.25})
+    assert set(fleet.slow.words()) == {"a", "b"}
+
+
+def test_a_queue_that_the_replica_tells_of_is_no_slowness():
+    fleet = Fleet("a", "b", "c", a={"pending": 7})
+    fleet.rounds(20, {"a": 9.0})
+    assert not fleet.slow
+
+
+def test_one_that_computes_more_than_its_like_is_not_judged():
+    fleet = Fleet("a", "b", "c")
+    for _ in range(20):
+        for _ in range(3):
+            fleet.answers("a", 2.0, token_s=0.05)
+        fleet.rounds(1, {"a": 2.0})
+    assert not fleet.slow
+
+
+def test_a_longer_prompt_is_compared_with_longer_ones():
+    fleet = Fleet("a", "b", "c")
+    long = Served(prompt_tokens=9000, cached_tokens=0, output_tokens=17)
+    cached = Served(prompt_tokens=9000, cached_tokens=8900, output_tokens=17)
+    for _ in range(20):
+        fleet.answers("b", 0.2)
+        fleet.answers("b", 1.8, served=long)
+        fleet.answers("c", 0.2, served=cached)
+        fleet.answers("c", 1.8, served=long)
+        fleet.answers("a", 1.8, served=long)
+        fleet.later(JUDGE_S)
+    assert not fleet.slow
+
+
+def test_it_is_given_its_share_of_an_equal_part_whoever_chooses():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(20, {"a": 2.0})
+    share, given = fleet.share("a"), 0
+    assert share == pytest.approx((3 / 7) ** 2, rel=0.05)
+    for _ in range(3000):
+        name = "b" if fleet.slow.bars("a", M) else "a"
+        given += name == "a"
+        fleet.slow.placed(name, M, 3)
+    assert given == pytest.approx(1000 * share, rel=0.1)
+
+
+def test_what_is_gone_is_forgotten():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(20, {"a": 9.0})
+    fleet.slow.forget(ReplicaId("a"))
+    assert not fleet.slow
+    del fleet.replicas[ReplicaId("b")]
+    fleet.later(JUDGE_S)
+    fleet.rounds(20, {"a": 9.0})
+    assert fleet.slow
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_replicas_are_never_slow(seed):
+    dice, fleet = Random(seed), Fleet("a", "b", "c", "d")
+    for _ in range(300):
+        for name in fleet.replicas:
+            if dice.random() < 0.7:
+                fleet.answers(name, 0.1 + dice.expovariate(4.0), dice.uniform(0.01, 0.025))
+        fleet.later(JUDGE_S)
+        assert not fleet.slow
