@@ -15,7 +15,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agents.adapters.engine import CLIENT_ERRORS_BELIEVED, KEY_REQUIRED, EngineClient
+from agents.adapters.engine import (
+    CLIENT_ERRORS_BELIEVED,
+    CLIENT_ERRORS_OF_ENGINE,
+    KEY_REQUIRED,
+    EngineClient,
+)
 from agents.adapters.engine_answer import DONE, HEAD_BYTES, JSON, EngineAnswer, RelayResult
 from agents.adapters.engine_request import ReplicaSite, engine_request
 from agents.adapters.http_client import Connection, HttpBroken, HttpUnreached, ResponseHead
@@ -355,7 +360,8 @@ class Relay:
         await self._began(RelayBegan(self._inbox, self._answer.is_good))
 
     def _is_doubted(self, status: int) -> int:
-        """1 for a client error where the engine gave one to each of its last requests, too."""
+        """1 for a client error where the engine gave one to each of its last requests, too, or that
+        is hardly of the request."""
         if self._answer.is_good:
             self._engine.client_errors = 0
             return 0
@@ -363,7 +369,8 @@ class Relay:
         if status not in CLIENT_ERRORS or status == TOO_MANY or not is_of_body:
             return 0
         self._engine.client_errors += 1
-        return int(self._engine.client_errors > CLIENT_ERRORS_BELIEVED)
+        is_engines = status in CLIENT_ERRORS_OF_ENGINE
+        return int(is_engines or self._engine.client_errors > CLIENT_ERRORS_BELIEVED)
 
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()

@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 # the second the mesh is up without it, so that one bad engine does not keep the others waiting.
 GIVEN_ENGINE_WITHIN_S = 5.0
 UP_WITHOUT_IT_AFTER_S = 15.0
+AGENT_NOT_READY = "it answers, its agent is not ready yet; if that lasts, `mesh doctor` says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,9 @@ class LocalMesh:
         supervised = self._supervisor.launch(agent)
         if await _ready_within(supervised, GIVEN_ENGINE_WITHIN_S):
             return
-        self._report(EngineMissing(agent, engine, await engine_problem(engine, kind)))
+        problem = await engine_problem(engine, kind)
+        if problem != AGENT_NOT_READY:  # the engine answers: its agent needs some seconds more
+            self._report(EngineMissing(agent, engine, problem))
         if not await _ready_within(supervised, UP_WITHOUT_IT_AFTER_S - GIVEN_ENGINE_WITHIN_S):
             self.missing.append(EngineMissing(agent, engine, await engine_problem(engine, kind)))
 
@@ -299,7 +302,7 @@ async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:
     """
     found = await _read_engine(given, kind)
     if isinstance(found, EngineScraped):
-        return "it answers, its agent is not ready yet; if that lasts, `mesh doctor` says why"
+        return AGENT_NOT_READY
     if kind is not GivenEngineKind.OPENAI and isinstance(
         await _read_engine(given, GivenEngineKind.OPENAI), EngineScraped
     ):

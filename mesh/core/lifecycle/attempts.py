@@ -253,7 +253,8 @@ def failed(
     if not is_sure:
         record.suspect(Suspect(place, what, is_peer=is_peer))
     elif _is_there(state, place, is_peer=is_peer):
-        _failing_of(state, record).failed(place, record.request.model, what, now)
+        failing, is_seen = _failing_of(state, record), record.has_started
+        failing.failed(place, record.request.model, what, now, is_seen=is_seen)
 
 
 def _is_there(state: RouterState, place: str, *, is_peer: bool) -> bool:

@@ -32,8 +32,9 @@ REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 # Of engines: too many requests, and what it never does.
 NOT_ITS_FAULT = (STATUS_TOO_MANY, STATUS_NOT_IMPLEMENTED)
 # Client errors that depend on the engine's key, model or adapter, and hardly on the request: others
-# may come of a smaller context.
+# may come of a smaller context, if the prompt is not short.
 TO_EVERYBODY = (401, 403, 404)
+SHORT_TOKENS = 1000
 KEEPER_DRAINS = "the replica that keeps that response is drained"
 
 
@@ -101,7 +102,7 @@ def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, no
         attempts.failed(state, record, event.detail[:REASON_CHARS_MAX], now, is_sure=True)
     elif not is_client_error(status):
         attempts.failed(state, record, f"HTTP {status}", now, is_sure=False)
-    elif status in TO_EVERYBODY:
+    elif status in TO_EVERYBODY or record.request.prompt.tokens <= SHORT_TOKENS:
         what = f"HTTP {status} to what others answer"
         attempts.failed(state, record, what, now, is_sure=False)
 

@@ -3,10 +3,11 @@
 A replica that answers every request at once with an error is idle and quick, so it would attract
 the work. As in Envoy's outlier detection, a place is left out after IN_A_ROW failures one after the
 other, or when half of its last WINDOW ended so: for OUT_S, twice as long each time, OUT_S_MAX at
-most. Then it gets one request; each that it answers doubles how many it may have at a time, until
-WIDTH_MAX, when it is like any other again; a failure leaves it out once more. Every router judges
-by the attempts that it made, and by what a replica's heartbeat tells of all (`told`). Whether a
-place may be left out at all is the caller's to decide: the last one that serves a model never is.
+most. A failure that a client saw, inside its answer, counts as two. Then it gets one request; each
+that it answers doubles how many it may have at a time, until WIDTH_MAX, when it is like any other
+again; a failure leaves it out once more. Every router judges by the attempts that it made, and by
+what a replica's heartbeat tells of all (`told`). Whether a place may be left out at all is the
+caller's to decide: the last one that serves a model never is.
 
 A place is judged for each model by itself: an engine may fail one of several. What a heartbeat
 tells is of all its models, so it counts only where that is one. A place without a failure among its
@@ -37,8 +38,8 @@ class FailingPlace:
     """What is known of a place, for one model, that failed lately."""
 
     what: str = ""  # of the last failure, for people
-    in_a_row: int = 0
-    ends: list[bool] = field(default_factory=list)  # the last WINDOW, the latest last; True: failed
+    in_a_row: int = 0  # failures
+    ends: list[int] = field(default_factory=list)  # the last WINDOW, the latest last: failures
     failed_at: float = 0.0
     times: int = 0  # that it was left out
     out_until: float = float("-inf")
@@ -51,26 +52,26 @@ class FailingPlace:
         if self.told is not None:
             return f"failing: {self.told.words}"
         what = f", {self.what}" if self.what else ""
-        return f"failing: {sum(self.ends)} of its last {len(self.ends)}{what}"
+        return f"failing: {sum(map(bool, self.ends))} of its last {len(self.ends)}{what}"
 
     def is_out(self, now: float) -> bool:
         return now < self.out_until
 
-    def count(self, now: float) -> None:
-        """Another failure."""
+    def count(self, now: float, failures: int) -> None:
+        """Another attempt failed."""
         self.failed_at = now
-        self.in_a_row += 1
-        self.ends = [*self.ends[1 - WINDOW :], True]
+        self.in_a_row += failures
+        self.ends = [*self.ends[1 - WINDOW :], failures]
         if self.width > 0 or self.in_a_row >= IN_A_ROW or sum(self.ends) >= SHARE_MIN:
             self.leave_out(now)
 
     def answered(self) -> None:
         self.in_a_row = 0
-        self.ends = [*self.ends[1 - WINDOW :], False]
+        self.ends = [*self.ends[1 - WINDOW :], 0]
         if self.width > 0:
             self.width *= 2
             if self.width > WIDTH_MAX:  # like any other, but for how often it was left out
-                self.width, self.trying, self.ends, self.told = 0, {}, [True], None
+                self.width, self.trying, self.ends, self.told = 0, {}, [1], None
                 self.times -= 1
 
     def leave_out(self, now: float) -> None:
@@ -91,14 +92,17 @@ class FailingPlaces:
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def failed(self, name: str, model: ModelId, what: str, now: float) -> None:
-        """An attempt there has failed by the place's fault."""
+    def failed(
+        self, name: str, model: ModelId, what: str, now: float, *, is_seen: bool = False
+    ) -> None:
+        """An attempt there has failed by the place's fault. `is_seen`: by a client."""
+        failures = 2 if is_seen else 1
         place = self._made(name, model)
         if place is not None:
             place.what, place.told = what, None
-            place.count(now)
+            place.count(now, failures)
         if (both := self._places.get((name, ALL))) is not None:
-            both.count(now)
+            both.count(now, failures)
 
     def answered(self, name: str, model: ModelId) -> None:
         """A request there was answered to its end."""

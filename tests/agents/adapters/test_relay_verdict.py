@@ -130,7 +130,7 @@ async def test_an_answer_that_the_agent_ended(outcome, refused, verdict) -> None
 
 
 async def test_a_client_error_is_doubted_where_the_last_requests_all_had_one() -> None:
-    statuses = [400, 400, 404, 404, 429, 422, 200, 400]
+    statuses = [400, 400, 422, 400, 429, 422, 200, 400, 404]
     answers = iter(statuses)
 
     async def script(talk: Conversation) -> None:
@@ -146,4 +146,4 @@ async def test_a_client_error_is_doubted_where_the_last_requests_all_had_one() -
             await made.relay.run()
             doubted.append(made.head.doubted)
         client.close()
-    assert doubted == [0, 0, 0, 1, 0, 1, 0, 0]
+    assert doubted == [0, 0, 0, 1, 0, 1, 0, 0, 1]

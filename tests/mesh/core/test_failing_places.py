@@ -182,8 +182,9 @@ def test_too_many_requests_and_what_it_never_does_are_no_failure():
         assert not world.router.replicas.failing
 
 
-def test_a_client_error_that_one_replica_gives_to_everybody_is_not_the_clients():
-    world = World({"a", "b"}, "round-robin", 404)
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_client_error_that_one_replica_gives_to_everybody_is_not_the_clients(status):
+    world = World({"a", "b"}, "round-robin", status)
     said = [world.ask() for _ in range(60)]
     assert said.count("error") <= 4 and "error" not in said[30:]
     assert world.tries.count("a") <= 8 and world.tries.count("b") <= 8

@@ -200,3 +200,18 @@ def test_any_order_of_events_leaves_a_place_usable_in_the_end(seed: int) -> None
         assert places.bars(A, M, now) is None
         places.answered(A, M)
     assert not places
+
+
+def test_failures_that_clients_saw_count_twice() -> None:
+    places = FailingPlaces()
+    places.failed(A, M, "the stream was cut", 0.0, is_seen=True)
+    assert places.bars(A, M, 0.0) is None
+    places.failed(A, M, "the stream was cut", 0.0, is_seen=True)
+    assert places.bars(A, M, 0.0) == "failing: 2 of its last 2, the stream was cut"
+    places = FailingPlaces()
+    for _ in range(2):
+        places.failed(A, M, "", 0.0, is_seen=True)
+        places.answered(A, M)
+    assert places.bars(A, M, 0.0) is None
+    places.failed(A, M, "", 0.0, is_seen=True)
+    assert places.bars(A, M, 0.0) == "failing: 3 of its last 5"
