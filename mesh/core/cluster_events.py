@@ -19,7 +19,6 @@ from mesh.core.model.served_names import (
     beat_by_name,
     beat_of_pair,
     digest_by_name,
-    model_of,
     with_adapters,
     with_keeper_names,
 )
@@ -164,8 +163,7 @@ def on_heartbeat(state: RouterState, event: ev.HeartbeatSeen, now: float) -> Non
     if beat is None:
         return
     change = state.replicas.see(beat, now)
-    if beat.results is not None or state.replicas.failing:
-        _told(state, beat, now)
+    state.replicas.told(beat, now)
     if beat.state is not ReplicaState.GONE:
         state.models.see(answered_names(beat) if beat.routes else beat.models, now)
     if change.restarted:
@@ -203,14 +201,6 @@ def _as_known_here(state: RouterState, beat: Heartbeat) -> Heartbeat | None:
     taken = beat.owner_taken if beat.owner == state.region else {}
     # Without a part in pairs, it answers whole requests only, for the models that it names.
     return replace(beat, replica=name, taken=taken, kv=None)
-
-
-def _told(state: RouterState, beat: Heartbeat, now: float) -> None:
-    """What its agent says of answers, if it is the last heartbeat of one that is here."""
-    known = state.replicas.get(beat.replica)
-    has_one_model = len(set(map(model_of, beat.models))) == 1
-    if known is not None and known.heartbeat is beat and has_one_model:
-        state.replicas.failing.told(beat.replica, beat.results, now)
 
 
 def on_digest(state: RouterState, event: ev.DigestSeen, now: float) -> None:

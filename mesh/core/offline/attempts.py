@@ -26,6 +26,7 @@ from schemas.ids import RegionId, ReplicaId
 
 PEER_REPLY_S_MAX = 5.0  # for a peer to place or refuse a line
 STATUS_TRY_AGAIN = 429
+REASON_CHARS_MAX = 60  # of a failure
 
 # Begun.
 
@@ -46,6 +47,8 @@ def give(
     attempt = Attempt(now, replica, None, handoff, held, raised is None, raised or Priority.LOW)
     _begin(state, record, attempt, now)
     state.counts.given += 1
+    if state.replicas.failing:
+        state.replicas.failing.tries(replica, line.model, line.key, now)
     state.last_frame_at[line.key] = now
     state.at_replica.setdefault(replica, {})[line.key] = None
     state.emit(
@@ -140,6 +143,8 @@ def answered(state: RunnerState, event: ev.AnswerEnded, now: float) -> None:
         state.regions.answered(attempt.peer, tokens)
     elif attempt.replica is not None:
         state.backoff.answered(attempt.replica)
+        if state.replicas.failing:
+            state.replicas.failing.answered(attempt.replica, record.line.model)
     state.counts.answered += 1
     state.counts.tokens += tokens
     settle(state, record, Settlement.ANSWER)
@@ -218,6 +223,8 @@ def _fail(
     state.window.failed(record, status, now, avoid=not same_again)
     if not same_again:
         _penalize_place(state, record.attempt, now)
+    if not same_again and status is None and (replica := record.attempt.replica) is not None:
+        state.replicas.failing.failed(replica, record.line.model, detail[:REASON_CHARS_MAX], now)
     if record.is_worth_another(state.settings.failures_max):
         _put_back(state, record)
     elif status is not None:
@@ -342,6 +349,8 @@ def _leave(state: RunnerState, record: LineRecord) -> None:
     for since in (state.began_at, state.last_frame_at, state.asked_at):
         since.pop(key, None)
     if attempt.replica is not None:
+        if state.replicas.failing:
+            state.replicas.failing.left(attempt.replica, record.line.model, key)
         here = state.at_replica[attempt.replica]
         del here[key]
         if not here:

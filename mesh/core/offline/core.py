@@ -152,6 +152,7 @@ def _on_heartbeat(state: RunnerState, event: ev.HeartbeatSeen, now: float) -> No
     if beat.region != state.region:
         return
     change = state.replicas.see(beat, now)
+    state.replicas.told(beat, now)
     if change.restarted:
         gone = beat.state is ReplicaState.GONE
         why = "it has left" if gone else "another process runs there now"

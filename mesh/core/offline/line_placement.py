@@ -43,7 +43,7 @@ def to_replica(state: RunnerState, replica: Replica, now: float) -> None:
         return
     for model in beat.models:
         for _ in range(GIVEN_MAX):
-            room = room_at(state, replica, now)
+            room = room_at(state, replica, model, now)
             if not room or model not in state.window.waiting_lines:
                 break
             record = _choose_here(state, model, replica, room, now)
@@ -209,7 +209,7 @@ def _give_raised(state: RunnerState, now: float) -> None:
 def _idle(state: RunnerState, model: ModelId, now: float) -> list[Replica]:
     """Replicas on which nothing waits, the most loaded first."""
     free, _ = state.replicas.partition_available(model, now)
-    usable = [one for one in free if may_work(state, one, now)]
+    usable = [one for one in free if may_work(state, one, model, now)]
     return sorted(usable, key=lambda one: (-one.load, one.heartbeat.replica))
 
 

@@ -1,7 +1,8 @@
 """Room of the region's replicas: how many tokens of offline work each would take now.
 
 A replica's heartbeat names its room. What was handed out and is not counted in a heartbeat yet is
-subtracted from the moment it is sent, whatever becomes of it.
+subtracted from the moment it is sent, whatever becomes of it. A replica that fails its requests is
+left out as routers leave it out (`mesh.core.view.outliers`), while another one serves the model.
 
 Reads: backoff, late_s, lease, leased_at, region, replicas, residency.
 Writes: lease, leased_at.
@@ -47,17 +48,30 @@ def _lease_at(state: RunnerState, now: float) -> Lease | None:
 # Room.
 
 
-def room_at(state: RunnerState, replica: Replica, now: float) -> int:
-    """Tokens that it may be handed now; 0 if it takes nothing."""
+def room_at(state: RunnerState, replica: Replica, model: ModelId, now: float) -> int:
+    """Tokens that it may be handed now of lines for that model; 0 if it takes nothing."""
     beat = replica.heartbeat
     room = beat.offline_room_tokens
-    if room is None or not may_work(state, replica, now):
+    if room is None or not may_work(state, replica, model, now):
         return 0
     return max(0, room - replica.on_the_way.tokens)
 
 
-def may_work(state: RunnerState, replica: Replica, now: float) -> bool:
-    """Whether it may be given lines at all, as offline or online work."""
+def may_work(state: RunnerState, replica: Replica, model: ModelId, now: float) -> bool:
+    """Whether it may be given lines for that model at all, as offline or online work."""
+    if not state.replicas.failing or _bars(state, replica, model, now) is None:
+        return _is_up(state, replica, now)
+    others = (one for one in state.replicas.serving(model) if one is not replica)
+    return _is_up(state, replica, now) and not any(
+        _is_up(state, one, now) and _bars(state, one, model, now) is None for one in others
+    )
+
+
+def _bars(state: RunnerState, replica: Replica, model: ModelId, now: float) -> str | None:
+    return state.replicas.failing.bars(replica.heartbeat.replica, model, now)
+
+
+def _is_up(state: RunnerState, replica: Replica, now: float) -> bool:
     beat = replica.heartbeat
     return (
         beat.state is ReplicaState.READY
@@ -74,7 +88,7 @@ def with_room(
 ) -> Iterator[tuple[Replica, int]]:
     """Replicas with room for lines of that model, and how much."""
     for replica in state.replicas.serving(model):
-        room = room_at(state, replica, now)
+        room = room_at(state, replica, model, now)
         if room and state.residency.takes_replica(wanted, replica):
             yield replica, room
 

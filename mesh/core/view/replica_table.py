@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.model.served_names import prefill_name
+from mesh.core.model.served_names import model_of, prefill_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
 from mesh.core.view.outliers import FailingPlaces
@@ -180,6 +180,15 @@ class ReplicaTable:
         self.changed.pop(beat.replica, None)
         self._forget_answers(beat.replica)
         self.roll += 1
+
+    def told(self, beat: Heartbeat, now: float) -> None:
+        """What its agent says of answers, if it is the last heartbeat of one that is here."""
+        if beat.results is None and not self.failing:
+            return
+        known = self.by_name.get(beat.replica)
+        has_one_model = len(set(map(model_of, beat.models))) == 1
+        if known is not None and known.heartbeat is beat and has_one_model:
+            self.failing.told(beat.replica, beat.results, now)
 
     def avoided(self) -> dict[str, str]:
         """Those that get less work than others, or none for now, by their answers, with why."""

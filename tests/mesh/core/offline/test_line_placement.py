@@ -11,9 +11,12 @@ from mesh.core.offline import events as oev
 from mesh.core.offline.prefixes import LOOKED_PAST, PrefixRanges
 from schemas.ids import ReplicaId
 from schemas.offline_queue import OfflineQueue
-from schemas.state import Lease, ReplicaState
+from schemas.state import EngineResults, Lease, ReplicaState
 from tests.mesh.core.build import EU, ROUTER, US
 from tests.mesh.core.offline.world import World
+
+US_0, US_1 = ReplicaId("us-0"), ReplicaId("us-1")
+FAILS = EngineResults(failed=5, of=5, in_a_row=5, what="HTTP 500")
 
 
 def family(number: int, size: int) -> tuple[int, ...]:
@@ -240,3 +243,40 @@ def test_ranges_are_cut_where_few_blocks_are_shared():
     assert [takes("a"), takes("a"), takes("a")] == [0, 1, 2]
     ranges.leave("b")
     assert [takes("c"), takes("a")] == [7, None]
+
+
+def test_a_replica_whose_engine_fails_gets_no_lines_while_another_serves():
+    world = World()
+    world.replica(US_0, fields={"results": FAILS})
+    world.replica(US_1)
+    world.submit(lines=20)
+    world.run(1.0)
+    assert {one.replica for one in world.open.values()} == {US_1}
+
+
+def test_a_failing_replica_that_is_alone_gets_lines():
+    world = World()
+    world.replica(US_0, fields={"results": FAILS})
+    world.submit(lines=20)
+    world.run(1.0)
+    assert {one.replica for one in world.open.values()} == {US_0}
+
+
+def test_one_that_brings_no_answers_is_left_out_then_tried_with_one_line():
+    world = World(failures_max=1000)
+    world.replica(US_0)
+    world.replica(US_1, room_max=100)
+    world.submit(lines=200)
+    most = 0
+    for _ in range(180):
+        world.run(0.1)
+        here = [key for key, one in world.open.items() if one.replica == US_0]
+        most = max(most, len(here) if world.now > 3.0 else 0)
+        for key, one in list(world.open.items()):
+            if one.replica == US_0:
+                world.fail(key)
+            else:
+                world.end(key)
+        world.stored()
+    assert most == 1, "it is tried again"
+    assert world.core.counts.answered > 50
