@@ -311,6 +311,9 @@ class Heartbeat:
     results: EngineResults | None = None
     """How the last requests at its engine ended, where any of them failed there; null where none
     did."""
+    too_many: Count | None = None
+    """The most requests that its engine is given at once, after it answered 429 to more; null where
+    it did not lately."""
 
     @property
     def is_failing(self) -> bool:
@@ -497,7 +500,7 @@ def rounded(value: float | None) -> float | None:
 
 # The last keys of a heartbeat and of a digest, of which hardly any has one, and what stands for
 # them where all are null: inside a text their quotes would be escaped.
-_LEFT_OUT = b',"routes":null,"page_problem":null,"results":null', b""
+_LEFT_OUT = b',"routes":null,"page_problem":null,"results":null,"too_many":null', b""
 _NONE_AVOIDED = b',"avoided":{}', b""
 
 

@@ -74,13 +74,16 @@ class _Page:
         self._name = name
         self.problem: str | None = None
         self.failures = 0
+        self.is_known = False  # it was good since the engine started
         self._since = 0.0
 
-    def was_good(self) -> None:
+    def was_good(self, *, shows: bool = True) -> None:
         self.failures, self.problem = 0, None
+        self.is_known |= shows
 
     def restart(self) -> None:
         """The engine starts anew: a page that was not broken has its time."""
+        self.is_known = False
         if self.problem is None:
             self.failures = 0
 
@@ -168,7 +171,7 @@ class EnginePages:
         if is_unreadable and look.last_content_at == float("-inf"):
             metrics = None  # there was nothing to show
         if look.asked_metrics and metrics is None:
-            self._metrics.was_good()
+            self._metrics.was_good(shows=look.metrics is None)
         if models is not None:
             return self._without_models(look, models, metrics, now)
         return ScrapeResult.UP if metrics is None else self._without_metrics(look, metrics, now)
@@ -176,7 +179,7 @@ class EnginePages:
     def _without_metrics(self, look: Look, fault: PageFault, now: float) -> ScrapeResult:
         """Its list of models is good, or was not asked."""
         if fault.kind is FaultKind.UNREADABLE:
-            self._metrics.failed(fault, now, UNREADABLE_S)
+            self._metrics.failed(fault, now, 0.0 if self._metrics.is_known else UNREADABLE_S)
             return ScrapeResult.UP  # it has answered
         if not look.asked_models:
             return ScrapeResult.FAILED if self._metrics.problem is None else ScrapeResult.UP

@@ -140,6 +140,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         adapters_free=adapters.free(state),
         routes=engine.routes,
         page_problem=engine.pages.problem if is_open else None,
+        too_many=engine.limit.most if engine.limit.is_lowered and is_open else None,
         results=engine.results.report(now) if is_open else None,
     )
 

@@ -39,6 +39,7 @@ T = TypeVar("T")
 REQUEST_S = 5.0
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
+STRANGERS_MIN = 16  # requests in an engine beside those of its agent
 SOME_FAILED = 3  # requests within half a minute: to be looked into, though it answers others
 # What a stream's messages are, where it is not just messages.
 HELD = dict.fromkeys((subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES), "last values")
@@ -217,6 +218,13 @@ def _results_detail(beat: Heartbeat, avoided: str | None) -> str | None:
         return None
     if results is not None and (beat.is_failing or results.failed >= SOME_FAILED):
         return f"fails: {results.words}"
+    if beat.too_many is not None:
+        return f"answers 429 to more than it runs; it is given at most {beat.too_many} at once"
+    inside = (beat.running or 0) + (beat.pending or 0)
+    sent = beat.outstanding + beat.offline_running
+    if inside - sent >= STRANGERS_MIN:
+        detail = f"its page tells of {inside} requests, its agent has sent {sent}: "
+        return f"{detail}others use it, or its page is wrong"
     return None if avoided is None else f"{avoided}; routers give it little work"
 
 

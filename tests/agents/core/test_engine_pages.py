@@ -199,7 +199,8 @@ def test_with_no_page_at_all_good_answers_show_that_it_is_up(has_metrics) -> Non
     assert engine.run(1.0) == {ScrapeResult.UP, ScrapeResult.FAILED}
 
 
-def test_a_page_of_a_new_format_is_broken_once_there_was_something_to_show(engine) -> None:
+def test_a_page_of_a_new_format_is_broken_once_there_was_something_to_show() -> None:
+    engine = Engine()
     engine.metrics = NO_SERIES
     assert engine.run(2 * UNREADABLE_S) == {ScrapeResult.UP}
     assert engine.problem is None, "no request was answered: the page may be empty"
@@ -207,6 +208,14 @@ def test_a_page_of_a_new_format_is_broken_once_there_was_something_to_show(engin
     assert engine.run(UNREADABLE_S - 1.0) == {ScrapeResult.UP}
     assert engine.problem is None
     assert engine.run(2.0) == {ScrapeResult.UP}
+    assert engine.pages.seen == PagesSeen("metrics: no series of the engine's kind", is_blind=True)
+
+
+def test_a_page_that_showed_numbers_and_shows_none_is_broken_at_once(engine) -> None:
+    engine.last_content_at = engine.now
+    engine.run(1.0)
+    engine.metrics = NO_SERIES
+    engine.run(1.0)
     assert engine.pages.seen == PagesSeen("metrics: no series of the engine's kind", is_blind=True)
 
 

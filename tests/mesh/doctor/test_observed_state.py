@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from infra.bus import BusAddress, close, connect
 from infra.topology import DEFAULT_FILE, load
 from mesh.doctor.findings import ENGINE_PAGE, ENGINE_RESULTS, CheckResult, RegionFindings
@@ -125,6 +127,32 @@ def test_an_engine_that_fails_its_requests_is_named_with_what_to_do():
         assert "does not answer" not in finding.remedy.what
     [hint] = [one.detail for one in found.findings if (one.check, one.about) == ("heartbeat", well)]
     assert "failed 2 of its last 40 requests, no connection" in hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"too_many": 3}, "answers 429 to more than it runs; it is given at most 3 at once"),
+        ({"pending": 50, "outstanding": 2}, "its page tells of 50 requests, its agent has sent 2"),
+        (
+            {"results": EngineResults(failed=4, of=20, in_a_row=0, what="a cut answer")},
+            "fails: 4 of its last 20 requests, a cut answer",
+        ),
+        ({}, "slow: tokens 7.0× its like; routers give it little work"),
+    ],
+)
+def test_what_agents_and_routers_know_of_an_engines_answers_is_a_warning(fields, says):
+    topology = load(DEFAULT_FILE)
+    name = topology.region("us").replicas[0]
+    avoids = digest("us", avoided={name: "slow: tokens 7.0× its like"})
+    observed = ObservedMessages(
+        heartbeats={name: (beat(name, **fields), 1.0)}, digests={("us", "r1"): avoids}
+    )
+    found = RegionFindings("us")
+    compare(found, topology, observed, 1.1)
+    [one] = [one for one in found.findings if one.check == ENGINE_RESULTS]
+    assert (one.about, one.verdict) == (name, CheckResult.WARNING)
+    assert one.detail.startswith(says)
 
 
 def test_an_engine_that_is_down_is_not_said_to_fail_besides():

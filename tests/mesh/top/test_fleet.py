@@ -197,6 +197,16 @@ def test_a_replica_whose_engine_fails_its_requests_is_failing_and_says_how():
     assert replicas(fleet, 1.2)["us-0"].state == "down: hung"
 
 
+def test_a_replica_that_a_router_avoids_is_slow_or_failing_and_says_why():
+    fleet = watched("us", "eu")
+    why = "slow: tokens 7.0× its like"
+    fleet.heartbeat(beat("us-0"), 1.0)
+    fleet.digest(digest("us", avoided={"us-0": why}), 1.0)
+    assert replicas(fleet, 1.0)["us-0"].state == why
+    fleet.digest(digest("us", seq=2), 1.1)
+    assert replicas(fleet, 1.1)["us-0"].state == "ready"
+
+
 def test_a_region_whose_routing_is_ordered_has_a_note():
     fleet = watched("us", "eu")
     fleet.orders(RegionControl(region="us", routing={"policy": "e2:60", "hops_max": 0}))
