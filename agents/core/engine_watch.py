@@ -50,8 +50,10 @@ def _may_load(state: AgentState, now: float) -> bool:
     doubted_at = now - hangs.silent_s(now) + BLIND_S
     if state.cuts.count and state.cuts.may_compute(doubted_at, now):
         return True
+    # One with a single model has had requests for it ever since, and keeps it while it has any.
+    since = now - hangs.silent_s(now) if len(state.engine.models) == 1 else now
     return any(
-        hangs.may_load(record.work.model, record.sent_at)
+        hangs.may_load(record.work.model, min(since, record.sent_at))
         for record in state.requests.waiting()
         if record.sent_at is not None
     )

@@ -276,3 +276,21 @@ def test_a_model_that_answered_just_now_has_no_time_to_load() -> None:
     stage.work(2, **LATE)
     done = stage.run(BLIND_S + 3.0)
     assert [one for one in done if isinstance(one, effects.ProbeEngine)]
+
+
+def test_an_engine_that_hangs_under_steady_requests_does_not_load_for_the_latest_one() -> None:
+    stage = Stage(outstanding_max=8, counts_own=True)
+    stage.shows_numbers = False
+    stage.run(0.5)
+    stage.work(1, **LATE)
+    stage.run(0.5)
+    stage.feed(events.RelayBegan(inbox(1)))
+    stage.end(1)
+    done = []
+    stage.work(2, **LATE)
+    for number in range(3, 3 + round(BLIND_S + 10.0)):
+        stage.work(number, **LATE)
+        done += stage.run(0.5)
+        stage.end(number - 1, Outcome.CANCELLED)  # its client has left
+        done += stage.run(0.5)
+    assert [one for one in done if isinstance(one, effects.ProbeEngine)]
