@@ -239,7 +239,7 @@ class EngineClient:
         self, *, is_due: bool, asks_page: bool
     ) -> tuple[ListedModels | FailedRead, EngineReading | FailedRead | None]:
         """Its models, where they are due, and the page of metrics, unless no answer came at all."""
-        if is_due and asks_page and self._pages.is_doubted:
+        if is_due and asks_page and self._pages.asks_both:
             return await asyncio.gather(self._tried(self._models()), self._tried(self._reading()))
         known = await self._tried(self._models()) if is_due else NOT_READ
         is_silent = isinstance(known, FailedRead) and known.fault.kind in SILENT
@@ -290,7 +290,7 @@ class EngineClient:
     @property
     def _asks_health(self) -> bool:
         """Whether neither a list of models nor a page of metrics shows that it is there."""
-        return not self._pages.shows_numbers or self._pages.is_doubted
+        return not self._pages.shows_numbers or self._pages.asks_both
 
     async def _models(self) -> ListedModels:
         if not self._options.models:

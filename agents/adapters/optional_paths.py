@@ -54,7 +54,7 @@ class OptionalPaths:
         self.routes = ModelRoutes()
         self.failed: dict[str, int] = {}  # that it answered by a server error last, and which
         self._asking: asyncio.Task[None] | None = None
-        self._doubted: set[str] = set()  # a request was answered as if it had not the path
+        self._maybe_lacking: set[str] = set()  # a request was answered as if it had not the path
         self._confirmed_at: dict[str, float] = {}  # but it has
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class OptionalPaths:
         if self.routes.learns(path):
             return False
         self.routes.ask_again(path)
-        self._doubted.add(path)
+        self._maybe_lacking.add(path)
         return True
 
     def answered(self, model: ModelId, path: str, status: int, body: bytes) -> bool:
@@ -146,9 +146,9 @@ class OptionalPaths:
                 continue
             has = status in SUCCESS or (model is None and status not in PATH_UNKNOWN)
             self.routes.told(path, has=has)
-            if path in self._doubted and has:
+            if path in self._maybe_lacking and has:
                 self._confirmed_at[path] = self._clock()
-            self._doubted.discard(path)
+            self._maybe_lacking.discard(path)
 
     async def _status_of(self, path: str, model: ModelId | None) -> int | None:
         """What it answers to a tiny request for that model on that path, or to one without a body;

@@ -109,7 +109,7 @@ class EnginePages:
         self._again_at = float("-inf")  # when a broken page of metrics is asked again
         self._wants_proof = False
         self._failures = 0  # scrapes, one after the other
-        self.is_doubted = False  # neither page may wait for the other, and both are asked
+        self.asks_both = False  # neither page may wait for the other, and both are asked
 
     @property
     def shows_numbers(self) -> bool:
@@ -157,7 +157,7 @@ class EnginePages:
             self._failures + 1 if verdict is ScrapeResult.FAILED and not is_answering else 0
         )
         failures = self._metrics.failures + self._models.failures
-        self.is_doubted = verdict is not ScrapeResult.UP or failures > 0
+        self.asks_both = verdict is not ScrapeResult.UP or failures > 0
         return verdict
 
     def _judged(self, look: Look, now: float) -> ScrapeResult:

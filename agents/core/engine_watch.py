@@ -47,8 +47,8 @@ def _may_load(state: AgentState, now: float) -> bool:
     hangs = state.hangs
     if not state.engine.counts_own or hangs.silent_s(now) < BLIND_S:
         return False
-    doubted_at = now - hangs.silent_s(now) + BLIND_S
-    if state.cuts.count and state.cuts.may_compute(doubted_at, now):
+    silent_at = now - hangs.silent_s(now) + BLIND_S
+    if state.cuts.count and state.cuts.may_compute(silent_at, now):
         return True
     # One with a single model has had requests for it ever since, and keeps it while it has any.
     since = now - hangs.silent_s(now) if len(state.engine.models) == 1 else now

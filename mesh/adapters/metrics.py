@@ -438,7 +438,7 @@ class _CoreState(Collector):
             origins = [origin for origin in remote.origins if origin.region == region]
             _add(blocks, region, sum(len(remote.blocks(origin)) for origin in origins))
             _add(doubted, region, sum(not remote.is_trusted(origin) for origin in origins))
-        _add(doubted, "siblings", siblings.doubted)
+        _add(doubted, "siblings", siblings.with_gaps)
         yield from (blocks, doubted)
 
     def _ownership(self) -> Iterator[Metric]:

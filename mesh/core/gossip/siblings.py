@@ -245,7 +245,7 @@ class Siblings:
         return self._common.indexes
 
     @property
-    def doubted(self) -> int:
+    def with_gaps(self) -> int:
         """Siblings whose stream has a gap."""
         return sum(not sibling.receiver.is_whole for sibling in self._siblings.values())
 

@@ -140,7 +140,7 @@ def failed(
 
 def reconsider(state: RouterState, record: RequestRecord) -> None:
     """Where no other place is left, try decode replicas again that may be innocent."""
-    if record.doubted and not timeouts.others_serve(state, record):
+    if record.maybe_innocent and not timeouts.others_serve(state, record):
         record.trust_again()
 
 

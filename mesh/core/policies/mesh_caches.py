@@ -122,7 +122,7 @@ class CacheView:
     def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
         """What each target holds of the prompt. `targets`: replicas before peers."""
         here = self._replicas.of(request, targets)
-        if self._trust.doubted and here:
+        if self._trust.mistrusted and here:
             self._trust.keep_believed(here, request.prompt.hashes[0])
         if targets[-1].peer is None:
             return PromptHolders(here, {})

@@ -24,21 +24,21 @@ class CacheTrust:
         # Contradictions in a row, by replica and first block; the latest last.
         self._times: dict[tuple[str, int], int] = {}
         self._kinds: dict[str, set[int]] = {}  # first blocks contradicted since the last hit
-        self.doubted: set[str] = set()  # replicas some of whose estimates don't count
+        self.mistrusted: set[str] = set()  # replicas some of whose estimates don't count
 
     def __bool__(self) -> bool:
         return bool(self._times)
 
     def believes(self, name: str, first_block: int) -> bool:
         """Whether an estimate of that replica counts, for prompts with this first block."""
-        if name not in self.doubted:
+        if name not in self.mistrusted:
             return True
         alike = self._times.get((name, first_block), 0)
         return alike < ALIKE_TIMES and len(self._kinds.get(name, NO_KINDS)) < KINDS_TIMES
 
     def keep_believed(self, held: dict[str, HeldPrefix], first_block: int) -> None:
-        """Remove from what replicas are taken to hold of a prompt all that is doubted."""
-        for name in held.keys() & self.doubted:
+        """Remove from what replicas are taken to hold of a prompt all that is mistrusted."""
+        for name in held.keys() & self.mistrusted:
             if not self.believes(name, first_block):
                 del held[name]
 
@@ -52,7 +52,7 @@ class CacheTrust:
         if len(kinds) < KINDS_TIMES:
             kinds.add(first_block)
         if times >= ALIKE_TIMES or len(kinds) >= KINDS_TIMES:
-            self.doubted.add(name)
+            self.mistrusted.add(name)
         if len(self._times) > KINDS_MAX:
             self._drop(next(iter(self._times)))
         return believed and not self.believes(name, first_block)
@@ -62,19 +62,19 @@ class CacheTrust:
         self._kinds.pop(name, None)
         if (name, first_block) in self._times:
             self._drop((name, first_block))
-        elif name in self.doubted:
+        elif name in self.mistrusted:
             self._settle(name)
 
     def forget(self, name: str) -> None:
         """The replica is gone."""
-        if name in self._kinds or name in self.doubted:
+        if name in self._kinds or name in self.mistrusted:
             self._times = {kind: times for kind, times in self._times.items() if kind[0] != name}
             self._kinds.pop(name, None)
-            self.doubted.discard(name)
+            self.mistrusted.discard(name)
 
     def go_on_from(self, earlier: "CacheTrust") -> None:
         """Know what another one knows."""
-        self._times, self.doubted = {**earlier._times}, {*earlier.doubted}
+        self._times, self.mistrusted = {**earlier._times}, {*earlier.mistrusted}
         self._kinds = {name: {*kinds} for name, kinds in earlier._kinds.items()}
 
     def _drop(self, kind: tuple[str, int]) -> None:
@@ -87,9 +87,9 @@ class CacheTrust:
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """Whether some of a replica's estimates are still doubted."""
+        """Whether some of a replica's estimates are still mistrusted."""
         if len(self._kinds.get(name, NO_KINDS)) >= KINDS_TIMES or any(
             kind[0] == name and times >= ALIKE_TIMES for kind, times in self._times.items()
         ):
             return
-        self.doubted.discard(name)
+        self.mistrusted.discard(name)

@@ -122,7 +122,7 @@ class RequestRecord:
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
-    doubted: frozenset[str] = frozenset()  # of these, decode replicas that may be innocent
+    maybe_innocent: frozenset[str] = frozenset()  # of these, decode replicas
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
     server_errors: int = 0  # attempts that engines answered with one
@@ -311,11 +311,11 @@ class RequestRecord:
             self.avoid |= {place}
         if stage is not None and (in_prefill or self.engine_status is not None):
             self.avoid |= {stage.replica}
-            self.doubted |= self.avoid & {place}
+            self.maybe_innocent |= self.avoid & {place}
 
     def trust_again(self) -> None:
         """No other place is left: decode replicas that only a transfer failed on may be tried."""
-        self.avoid, self.doubted = self.avoid - self.doubted, frozenset()
+        self.avoid, self.maybe_innocent = self.avoid - self.maybe_innocent, frozenset()
 
     def handed_back(self, region: RegionId, replica: ReplicaId) -> None:
         """Its replica belongs to `region` again: from now on as if that peer had placed it."""

@@ -73,7 +73,7 @@ def engine() -> Engine:
 def test_without_its_page_of_metrics_it_is_up_and_blind(engine, fault) -> None:
     engine.metrics = fault
     assert engine.look(models_too=False) is ScrapeResult.FAILED, "the models were not asked"
-    assert engine.pages.is_doubted, "the next scrape asks both at once"
+    assert engine.pages.asks_both, "the next scrape asks both at once"
     assert [engine.look() for _ in range(FAILURES_MAX)] == [
         *[ScrapeResult.WAIT] * (FAILURES_MAX - 1),
         ScrapeResult.UP,

@@ -139,7 +139,7 @@ def test_misses_that_others_prompts_explain_are_evictions(caches):
             spot("a"),
             turn * 60.0 + 1,
         )
-    assert caches._trust.doubted == set()
+    assert caches._trust.mistrusted == set()
 
 
 def test_prompts_computed_side_by_side_contradict_nothing(caches):
@@ -171,7 +171,7 @@ def test_a_plain_engine_is_believed_whatever_it_evicts(seed, room):
         engine.release(shared, len(keys) - len(shared))
         said = Served(one.prompt.tokens, len(hits) * BLOCK, 20)
         caches.served(one, spot("a"), said, estimate._replace(is_computed=True))
-        assert not caches._trust.doubted, f"seed {seed}, request {key}"
+        assert not caches._trust.mistrusted, f"seed {seed}, request {key}"
 
 
 def test_the_table_is_bounded_and_the_oldest_kind_goes_first(monkeypatch):
@@ -181,7 +181,7 @@ def test_the_table_is_bounded_and_the_oldest_kind_goes_first(monkeypatch):
         for _ in range(ALIKE_TIMES):
             trust.contradicted(f"r{number}", number)
     assert len(trust._times) == 8 and len(trust._kinds) == 8
-    assert trust.doubted == {f"r{number}" for number in range(42, 50)}
+    assert trust.mistrusted == {f"r{number}" for number in range(42, 50)}
 
 
 def test_a_replica_that_is_gone_leaves_nothing_behind_and_settings_keep_the_rest():
@@ -197,4 +197,4 @@ def test_a_replica_that_is_gone_leaves_nothing_behind_and_settings_keep_the_rest
     after.confirmed("b", 2)
     assert not after.believes("b", 1)
     after.confirmed("b", 1)
-    assert not after and not after.doubted and trust.doubted == {"b"}
+    assert not after and not after.mistrusted and trust.mistrusted == {"b"}
