@@ -44,7 +44,10 @@ ENCODINGS = ("identity", "gzip", "deflate")
 ENCODING_ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
 ENCODINGS_TAKEN = {"accept-encoding": "gzip, deflate"}  # RFC 9110, 12.5.3: so clients choose one
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n")
+_TRAILER = re.compile(
+    rb"(?!(?i:content-length|transfer-encoding):)"  # they say where a body ends, and come too late
+    rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n"
+)
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 

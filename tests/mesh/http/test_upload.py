@@ -184,7 +184,14 @@ def test_a_chunked_body_is_decoded_up_to_its_end_wherever_it_is_cut(step):
 NO_CHUNKS = [
     *(b"x\r\n", b"\r\n", b"-3\r\n", b"1_0\r\n", b"0x5\r\n", b" 5\r\n", b"5 \r\n", b"5\n"),
     *(b"5;a\rb\r\n", b"5;a\0\r\n", b"3\r\nhello\r\n", b"3\r\nhel\n", b"3\r\nhel\rx"),
-    *(b"0\r\nx-a\r\n", b"0\r\nx-a : b\r\n", b"0\r\nx-a: b\n", b"f" * 17 + b"\r\n", b"1" * 20_000),
+    *(
+        b"0\r\nx-a\r\n",
+        b"0\r\nx-a : b\r\n",
+        b"0\r\nx-a: b\n",
+        b"0\r\nContent-Length: 5\r\n",
+        b"f" * 17 + b"\r\n",
+        b"1" * 20_000,
+    ),
     b"0\r\n" + b"x-a: b\r\n" * 3_000,
 ]
 
