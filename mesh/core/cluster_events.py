@@ -7,8 +7,6 @@ replicas, subscribed.
 Writes: digest, draining, handed_back, models, ownership, peers, placer, replicas, subscribed.
 """
 
-from dataclasses import replace
-
 from mesh.core.lifecycle import attempts, failed_attempts, queue_scheduler
 from mesh.core.membership.adoption import Adopted, Changes, GivenBack
 from mesh.core.membership.handed_back import AdoptedAttempt, LostWatch
@@ -16,11 +14,11 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import (
     answered_names,
-    beat_by_name,
+    beat_by_all_names,
     beat_of_pair,
     digest_by_name,
     with_adapters,
-    with_keeper_names,
+    with_fields,
 )
 from mesh.core.state import RouterState
 from mesh.core.view.replica import replica_name_at, split_replica_name
@@ -192,7 +190,7 @@ def _as_known_here(state: RouterState, beat: Heartbeat) -> Heartbeat | None:
         state.replicas.note_on_demand(beat)
         beat = with_adapters(beat)
     if beat.paths or beat.routes:
-        beat = with_keeper_names(beat_by_name(beat))
+        beat = beat_by_all_names(beat)
     if beat.region == state.region:
         return beat if beat.kv is None else beat_of_pair(beat, state.replicas.has_ready)
     if beat.region not in state.ownership.adopted:
@@ -200,7 +198,7 @@ def _as_known_here(state: RouterState, beat: Heartbeat) -> Heartbeat | None:
     name = replica_name_at(beat.region, beat.replica, state.region)
     taken = beat.owner_taken if beat.owner == state.region else {}
     # Without a part in pairs, it answers whole requests only, for the models that it names.
-    return replace(beat, replica=name, taken=taken, kv=None)
+    return with_fields(beat, replica=name, taken=taken, kv=None)
 
 
 def on_digest(state: RouterState, event: ev.DigestSeen, now: float) -> None:

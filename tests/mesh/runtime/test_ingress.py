@@ -16,7 +16,7 @@ from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.metrics import RouterMetrics
 from mesh.core.model import effects as fx
 from mesh.core.model.prompt import PromptReader, PromptText
-from mesh.core.model.served_names import KEPT_RESPONSE, kept_name, with_keeper_names
+from mesh.core.model.served_names import KEPT_RESPONSE, beat_by_all_names, kept_name
 from mesh.core.model.settings import RouterSettings
 from mesh.http.read_request import BodyBudget
 from mesh.runtime.config import RouterConfig
@@ -93,7 +93,7 @@ def test_a_call_about_a_response_is_for_the_replica_that_keeps_it_whatever_its_m
         assert record.received[exchange.H_CALL] == call
         assert not record.request.prompt.hashes and record.request.answer_tokens == 0
     for model in (read(b"", **about).model, read(b"", **(named | {exchange.H_KEEPER: None})).model):
-        assert model not in with_keeper_names(replace(beat("g0"), paths=(RESPONSES,))).models
+        assert model not in beat_by_all_names(replace(beat("g0"), paths=(RESPONSES,))).models
     with pytest.raises(IngressInvalid, match=exchange.H_CALL):
         read(b"", **(named | {exchange.H_CALL: "GET /metrics"}))
     with pytest.raises(IngressInvalid):  # as an older router reads it

@@ -5,6 +5,7 @@ from dataclasses import replace
 from mesh.core.model.served_names import (
     KEPT_RESPONSE,
     answered_names,
+    beat_by_all_names,
     beat_by_name,
     digest_by_name,
     is_for_others,
@@ -15,7 +16,6 @@ from mesh.core.model.served_names import (
     models_by_path,
     models_only,
     served_name,
-    with_keeper_names,
     work_name,
 )
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
@@ -57,12 +57,10 @@ def test_a_path_is_the_model_s_and_what_is_not_known_is_let_through():
     on_emb, messages = served_name(emb, EMBEDDINGS), served_name(MODEL, MESSAGES)
     assert found.models == (MODEL, emb, on_emb, messages)
     assert answered_names(found) == [MODEL, emb, on_emb]
-    unknown = beat_by_name(beat("a", routes=KnownRoutes(unknown=(RESPONSES,))))
-    assert kept_name("us", "a") in with_keeper_names(unknown).models
+    unknown = beat_by_all_names(beat("a", routes=KnownRoutes(unknown=(RESPONSES,))))
+    assert kept_name("us", "a") in unknown.models
     lacking = KnownRoutes(lacking={emb: (RESPONSES,)})
-    named = with_keeper_names(
-        beat_by_name(beat("a", models=(MODEL, emb), paths=(RESPONSES,), routes=lacking))
-    )
+    named = beat_by_all_names(beat("a", models=(MODEL, emb), paths=(RESPONSES,), routes=lacking))
     assert not [name for name in named.models if name.startswith(f"{emb} on")]
 
 
@@ -76,8 +74,8 @@ def test_a_digest_says_the_same_after_it_was_sent():
 
 def test_calls_about_responses_go_to_any_replica_or_region_that_makes_some():
     plain = beat("a", region="us")
-    assert with_keeper_names(plain) is plain
-    named = with_keeper_names(replace(plain, paths=(RESPONSES,)))
+    assert beat_by_all_names(plain) is plain
+    named = beat_by_all_names(replace(plain, paths=(RESPONSES,)))
     here, abroad = kept_name("us", "a"), kept_name("us")
     assert here in named.models and abroad not in named.models
     assert {work_name(here), work_name(abroad)} == {f"{KEPT_RESPONSE} on {RESPONSE}"}
@@ -108,3 +106,22 @@ def test_within_a_label_the_path_counts_as_the_model_does():
     }
     plain = digest("eu")
     assert digest_by_name(plain) is plain
+
+
+def test_names_follow_each_change_of_a_heartbeat():
+    """What is kept of the last one is for its models, paths and replica alone."""
+    first = replace(beat("g0"), paths=(EMBEDDINGS, RESPONSES))
+    for changed in (
+        {"models": (MODEL, ModelId("other"))},
+        {"paths": (MESSAGES,)},
+        {"replica": "g1"},
+        {"running": 7},
+    ):
+        before, after = beat_by_all_names(first), beat_by_all_names(replace(first, **changed))
+        assert before == beat_by_all_names(first)
+        expected = {*beat_by_name(replace(first, **changed)).models}
+        keepers = {*after.models} - expected
+        assert keepers == {*filter(is_keeper_name, after.models)}
+        assert all(str(after.replica) in name for name in keepers)
+        assert bool(keepers) == (RESPONSES in after.paths)
+        assert replace(after, models=()) == replace(first, **(changed | {"models": ()}))
