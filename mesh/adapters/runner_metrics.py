@@ -10,8 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from infra.metrics_page import add_process_metrics
-from mesh.adapters.metric_labels import OTHER
-from mesh.adapters.metrics import LATENESSES
+from mesh.adapters.metrics import LATENESSES, OTHER
 from mesh.batch.held_lines import LineMetrics
 from mesh.batch.job_follower import JobMetrics
 from mesh.batch.output_line import Result

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from infra.process import LimitedLog
 from mesh.adapters.ended_requests import EndedRequests
-from mesh.adapters.metric_labels import OTHER, LabelSet
-from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.metrics import OTHER, LabelSet, RouterMetrics
 from mesh.adapters.span_attributes import receipt_line
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev

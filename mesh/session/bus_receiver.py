@@ -5,17 +5,77 @@ a stray: its sender gets a cancel.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, FramesMissing, Message, place_named
 from mesh.session.record import Bus, Home, Observer, OpenRequest
-from mesh.session.retransmit_requests import RetransmitRequest, RetransmitRequests
 from schemas import exchange, wire
 from schemas.exchange import Frame
 from schemas.parcels import unpack_parcel
 
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
+REQUEST_S = 0.5  # after the first request; each wait is twice as long as the one before
+REQUESTS_MAX = 3
+
+
+@dataclass(slots=True)
+class RetransmitRequest:
+    """Frame `number` of the answer of that inbox."""
+
+    inbox: str
+    number: int
+    due_s: float
+    requests: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last request was in vain; of use when it is due."""
+        return self.requests >= REQUESTS_MAX
+
+    def was_requested(self, now: float) -> None:
+        """Sets when it is due again."""
+        self.due_s = now + REQUEST_S * 2**self.requests
+        self.requests += 1
+
+
+class RetransmitRequests:
+    """Frames that answers miss: when each is requested again, and when it counts as lost.
+
+    Requested at once, then after 0.5 and 1.5 s, because the request may be lost as well; 2 s after
+    that the frame counts as lost. An answer waits for one frame, the next in its order.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[str, RetransmitRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def enter(self, inbox: str, number: int, now: float) -> RetransmitRequest:
+        """It is missing from now on, in the place of any other of this answer; due at once."""
+        missing = self._frames[inbox] = RetransmitRequest(inbox, number, now)
+        return missing
+
+    def drop(self, missing: RetransmitRequest) -> None:
+        """It has come, or is not wanted any more."""
+        if self._frames.get(missing.inbox) is missing:
+            del self._frames[missing.inbox]
+
+    def due(self, now: float, *, bus_is_there: bool) -> list[RetransmitRequest]:
+        """What is to be requested, or counts as lost; nothing while the bus is away."""
+        if not bus_is_there:
+            return []
+        return [missing for missing in self._frames.values() if missing.due_s <= now]
+
+    def requested_after_outage(self, inbox: str, now: float) -> None:
+        """The bus was away, and what that answer misses was requested: that counts as the first
+        request."""
+        missing = self._frames.get(inbox)
+        if missing is not None:
+            missing.requests = 0
+            missing.was_requested(now)
 
 
 class BusReceiver:
@@ -126,12 +186,13 @@ class BusReceiver:
         assert answer is not None
         try:
             frame = exchange.unpack_frame(data)
+            kind = frame.kind
             event = answer.feed(frame, now)
             if isinstance(event, FramesMissing):
                 self._observer.frames_missing()
                 self._request_again(self._missing.enter(answer.inbox, event.number, now), now)
                 return
-            if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
+            if kind is Frame.BODY_WANTED and not answer.body_sent:
                 answer.body_sent = True
                 if why_not := self._send_body(record, answer, frame.payload):
                     refused = ev.AttemptFailed(answer.key, answer.attempt, why_not, blameless=True)
@@ -139,9 +200,7 @@ class BusReceiver:
                     return
             if event is not None:
                 self._received(record, answer, event)
-            if frame.kind is Frame.WORKING or (
-                frame.kind is Frame.DATA and not answer.is_event_stream
-            ):
+            if kind is Frame.WORKING or (kind is Frame.DATA and not answer.is_event_stream):
                 self.give_credit(answer)
         except wire.WireError as error:
             self._unreadable_frame(answer.inbox, error)

@@ -3,8 +3,14 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mesh.adapters.metric_labels import MODELS_MAX, OTHER, SETS_MAX, TENANTS_MAX, RequestLabels
-from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.metrics import (
+    MODELS_MAX,
+    OTHER,
+    SETS_MAX,
+    TENANTS_MAX,
+    RequestLabels,
+    RouterMetrics,
+)
 from mesh.core.model import events as ev
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, MODEL, beat, core, digest, request

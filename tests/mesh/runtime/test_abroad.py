@@ -48,7 +48,7 @@ async def asked_abroad(tmp_path, monkeypatch):
     monkeypatch.setattr("agents.core.routers.SILENCE_ABROAD_S", 30.0)
     monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 30.0)
     monkeypatch.setattr("agents.adapters.outbox.KEPT_S", 40.0)
-    monkeypatch.setattr("mesh.session.retransmit_requests.REQUESTS_MAX", 6)
+    monkeypatch.setattr("mesh.session.bus_receiver.REQUESTS_MAX", 6)
     [port] = free_ports(1)
     async with (
         WanProxy(Address("127.0.0.1", port), one_way_s=0.01) as wan,

@@ -1,6 +1,6 @@
 """When a router asks again for what was lost, and when it gives it up."""
 
-from mesh.session.retransmit_requests import REQUESTS_MAX, RetransmitRequests
+from mesh.session.bus_receiver import REQUESTS_MAX, RetransmitRequests
 
 INBOX, OTHER = "_INBOX.us.r1.7-1-x", "_INBOX.us.r1.8-1-y"
 

@@ -8,8 +8,8 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import EVENT_STREAM, WORKING, Held
+from mesh.session.bus_receiver import REQUEST_S
 from mesh.session.record import Home, Identifiers, Observer, OpenRequest
-from mesh.session.retransmit_requests import REQUEST_S
 from mesh.session.session import Session
 from schemas import exchange, wire
 from schemas.exchange import Frame, Outcome, Refusal, pack_frame
@@ -24,10 +24,20 @@ END = exchange.End(Outcome.DONE, "", 9, 4, 2, 0.1)
 
 
 class RecordingObserver(Observer):
-    """Keeps which refusals by residency and failed attempts were counted."""
+    """Keeps what was told of ends and bodies, and which refusals and failures were counted."""
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.told = [], []
+
+    def handed_out(self, key, region):
+        self.told.append(("handed_out", key, region))
+
+    def body_dropped(self, kept_bytes):
+        self.told.append(("body_dropped", kept_bytes))
+
+    def request_ended(self, record, ending):
+        assert record.ending is ending
+        self.told.append((ending.outcome, ending.status, ending.detail))
 
     def residency_refused(self, asker):
         self.calls.append(("residency_refused", asker))
@@ -89,6 +99,28 @@ def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
     [_, failed] = router.events
     assert failed == ev.AttemptFailed(1, 1, "the bus does not take it", blameless=True)
     assert router.observer.calls == [("attempt_failed", "the bus does not take it")]
+
+
+@pytest.mark.parametrize(
+    ("effect", "region"), [(PLACE, US), (fx.Forward(1, 1, EU), EU)], ids=["here", "at a peer"]
+)
+def test_a_request_ends_once_and_what_is_told_of_it_is_its_ending(effect, region):
+    router = Router(RequestArrived=[effect])
+    record = router.admitted(kept_bytes=2)
+    assert record.ending is None
+    assert router.session.end(record, "client_gone", 499, "client_gone", "the client hung up")
+    assert not router.session.end(record, "ok", 200), "it is over"
+    told = [("handed_out", 1, region), ("body_dropped", 2)]
+    assert router.observer.told == [*told, ("client_gone", 499, "the client hung up")]
+    assert (record.ending.request, record.ending.ended_at) == ("request-1", router.now)
+
+
+def test_a_peers_request_ends_when_it_is_refused():
+    router = Router(RequestArrived=[fx.RefusePeer(1, "inbox", exchange.Refusal.FULL)])
+    record = OpenRequest(request=foreign(1), body=b"{}", kept_bytes=2)
+    router.session.admit_forwarded(record)
+    assert router.observer.told == [("refused", 0, "full"), ("body_dropped", 2)]
+    assert record.ending.origin == record.request.origin
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
