@@ -49,7 +49,6 @@ H_TENANT = "Mesh-Tenant"  # by its API key: it shares prefixes with no other ten
 H_SESSION = "Mesh-Session"  # the conversation that it is part of, if the client names one
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
-H_WARM = "Mesh-Warm"  # of warm-ups in 0.1: neither sent nor read, and never to mean anything else
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
 H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
