@@ -8,7 +8,6 @@ Numbers are strict, as in a JSON Schema: in a file `true` or `"8"` is no number.
 command line are read by `number_in` first.
 """
 
-import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,11 +27,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from schemas.exchange import HOPS_MAX, SLO_MS_MAX, Priority
+from schemas.exchange import SLO_MS_MAX, Priority
 from schemas.ids import RegionId, ValidRegionId
 from schemas.problems import problem_of
-
-log = logging.getLogger(__name__)
 
 OUTSTANDING_MAX = 100_000  # requests in one replica
 PUSHING_PATTERN = r"^(blind|pending|outstanding:0*([1-9][0-9]{0,4}|100000))$"
@@ -97,16 +93,6 @@ def number_in(text: str) -> float | str:
 
 def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _at_most_one_hop(value: int) -> int:
-    if value > 1:
-        log.warning(
-            "hops_max = %d acts as 1: a region that is asked forwards nothing further. Write 1; "
-            "larger numbers will be refused by the next minor version",
-            value,
-        )
-    return min(value, 1)
 
 
 WHOLE = BeforeValidator(_integral)  # 8.0 is an integer to JSON Schema, so it is one to us
@@ -216,15 +202,8 @@ class RoutingTable(Table):
         Option("region-local: requests stay in the region, and no peer's are taken."),
     ] = None
     hops_max: Annotated[
-        Annotated[
-            int,
-            Field(strict=True, ge=0, le=HOPS_MAX),
-            WHOLE,
-            AfterValidator(_at_most_one_hop),
-            Advice("write 1, or 0 to forward nothing to other regions"),
-        ]
-        | None,
-        Option("1: requests may be forwarded to a peer region; 0: never. More acts as 1."),
+        Annotated[HopsMax, Advice("write 1, or 0 to forward nothing to other regions")] | None,
+        Option("1: requests may be forwarded to a peer region; 0: never."),
     ] = None
     queue_delay_s_max: Annotated[
         QueueDelayS | None,

@@ -100,17 +100,11 @@ def given(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def validated(model: type[M], options: Mapping[str, object]) -> M:
-    """The model of these options; deprecated ones are named on stderr.
-
-    Raises Unusable that names the option to change.
-    """
+    """The model of these options. Raises Unusable that names the option to change."""
     try:
-        found = model.model_validate(options)
+        return model.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         message = what_it_must_be_instead(first)
         option = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
         raise Unusable(f"{option}{message}") from error
-    for note in getattr(found, "deprecations", ()):
-        click.echo(f"note: {note}", err=True)
-    return found

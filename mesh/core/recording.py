@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.settings import RouterSettings, with_moved_options
+from mesh.core.model.settings import RouterSettings
 from schemas.http import FaultKind
 from schemas.ids import RegionId, RouterId
 
@@ -117,8 +117,7 @@ def decode_header(line: bytes) -> RecordingHeader:
         )
     settings = found.get("settings")
     if isinstance(settings, dict):
-        settings = with_moved_options(settings)
-        if not settings.get("warm_idle_share"):  # of 0.1's warming, which was off
+        if not settings.get("warm_idle_share"):  # warming was off
             settings = {n: value for n, value in settings.items() if not n.startswith("warm_")}
         found["settings"] = settings
         _refuse_unknown(RouterSettings, settings)

@@ -1,15 +1,10 @@
 """Round trips between regions, as mesh.toml's `[[links]]` gives them.
 
-A file whose name ends in `.toml` may be a whole mesh.toml or its `[[links]]` alone. Any other is
-read as one of two deprecated forms: CSV (`us,eu,80`, `#` begins a comment, `from,to,rtt_ms` may
-head it), or JSON (`{"us-eu": 80}` or `[["us", "eu", 80]]`). A pair counts for both directions.
+A file may be a whole mesh.toml or its `[[links]]` alone. A pair counts for both directions.
 """
 
-import csv
-import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -64,16 +59,10 @@ class RttTable:
             raise RttInvalid(f"no round trip between {pairs}: {FORM}")
 
 
-def is_deprecated(path: Path) -> bool:
-    """Whether a file of that name is read in one of the deprecated forms."""
-    return path.suffix != ".toml"
-
-
 def load_rtt(path: Path) -> RttTable:
     """The round trips in a file. Raises RttInvalid, whose message names the file."""
     try:
-        text = _text(path)
-        return _table(_deprecated_links(text) if is_deprecated(path) else _links(text))
+        return _table(_links(_text(path)))
     except OSError as error:
         raise RttInvalid(f"can't read {path}: {error.strerror}") from error
     except RttInvalid as error:
@@ -114,45 +103,8 @@ def _links(text: str) -> Iterator[tuple[str, Any]]:
     try:
         links = tomllib.loads(text).get("links", [])
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise RttInvalid(f"not TOML: {error}") from error
+        raise RttInvalid(f"not TOML: {error}; {FORM}") from error
     if not isinstance(links, list):
         raise RttInvalid(f"links is no list of tables; {FORM}")
     for number, link in enumerate(links):
         yield f"links.{number}", link
-
-
-def _deprecated_links(text: str) -> Iterator[tuple[str, Any]]:
-    is_json = text.lstrip().startswith(("{", "["))
-    for place, row in _json_rows(text) if is_json else _csv_rows(text):
-        if not isinstance(row, list) or len(row) != 3:
-            raise RttInvalid(f"{place}: {_short(row)} is no pair of regions with a number; {FORM}")
-        yield place, {"between": row[:2], "rtt_ms": row[2]}
-
-
-def _csv_rows(text: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        try:
-            cells: list[Any] = [cell.strip() for cell in next(csv.reader([line], strict=True))]
-        except csv.Error as error:
-            raise RttInvalid(f"line {number}: {error}; {FORM}") from error
-        if cells[-1] == "rtt_ms":
-            continue
-        with suppress(ValueError):  # the link's own check says what it must be
-            cells[-1] = float(cells[-1])
-        yield f"line {number}", cells
-
-
-def _json_rows(text: str) -> Iterator[tuple[str, Any]]:
-    try:  # objects as pairs: a dict would keep the last of two that are equal
-        content = json.loads(text, object_pairs_hook=lambda pairs: [(*pair,) for pair in pairs])
-    except (ValueError, RecursionError) as error:
-        raise RttInvalid(f"it begins as JSON and is none: {error}; {FORM}") from error
-    for number, row in enumerate(content, 1):
-        yield f"pair {number}", [*row[0].split("-"), row[1]] if isinstance(row, tuple) else row
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"

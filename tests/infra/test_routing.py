@@ -59,7 +59,7 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ('hold_order = "last"', "hold_order: must be 'first-come' or 'hit-ratio'"),
         ('topology = "ring"', 'topology: write "mesh" or "region-local"'),
         ('topology = "central:us"', "known to the simulator only (mesh sim --topology)"),
-        ("hops_max = 5", "hops_max: write 1, or 0 to forward nothing"),
+        ("hops_max = 2", "hops_max: write 1, or 0 to forward nothing"),
         ("hops_max = true", "hops_max: write 1"),
         ("proactive = { idle_share = 0.1 }", "proactive: unknown key"),
         ("own_ttft_goal_ms = 0", "own_ttft_goal_ms: must be at least 1"),
@@ -77,8 +77,3 @@ def test_mistakes_are_named_with_what_to_do(where, line, said):
     [problem] = str(caught.value).splitlines()
     assert re.match(rf"mesh\.toml:\d+:\d+: {re.escape(key)}", problem)
     assert said in problem
-
-
-def test_more_hops_than_one_act_as_one_and_are_logged(caplog):
-    assert topology(whole="hops_max = 4").routing_of("us").hops_max == 1
-    assert "hops_max = 4 acts as 1" in caplog.text

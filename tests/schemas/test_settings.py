@@ -126,7 +126,7 @@ def test_what_a_table_accepts_the_core_accepts(values):
     [
         {
             "queue_delay_s_max": 3600,
-            "hops_max": 4,
+            "hops_max": 1,
             "own_ttft_goal_ms": 1,
             "gossip_kib_per_s": 65_536,
         },

@@ -4,9 +4,8 @@ Those that operators choose in mesh.toml come from `schemas.settings.RoutingTabl
 What one policy alone uses is no setting but an option of that policy (`mesh.core.policies`).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -31,13 +30,6 @@ from schemas.settings import (
 )
 
 BlocksMax = Annotated[int, Field(strict=True, gt=0, le=BLOCKS_MAX), WHOLE]  # peers keep no more
-
-# Settings of earlier versions that became options of the policies that use them, with the defaults
-# that they had.
-MOVED_TO_POLICIES: Mapping[str, tuple[float, frozenset[str]]] = {
-    "explore_below": (0.5, frozenset({"skywalker", "prefix-tree", "region-local"})),
-    "e2_window_s": (180.0, frozenset({"e2"})),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -130,13 +122,3 @@ CHANGEABLE = (
 def with_changes(settings: RouterSettings, wanted: RouterSettings) -> RouterSettings:
     """These settings, with what can change in a running router as in `wanted`."""
     return replace(settings, **{name: getattr(wanted, name) for name in CHANGEABLE})
-
-
-def with_moved_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name; those that moved are written as options behind the names of policies."""
-    kept = {name: value for name, value in settings.items() if name not in MOVED_TO_POLICIES}
-    for name in settings.keys() & MOVED_TO_POLICIES.keys():
-        default, policies = MOVED_TO_POLICIES[name]
-        if kept.get("policy") in policies and settings[name] != default:
-            kept["policy"] = f"{kept['policy']}:{settings[name]}"
-    return kept

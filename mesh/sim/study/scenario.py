@@ -31,13 +31,12 @@ from pydantic import (
 
 from agents.sim.profile_files import find_profile
 from agents.sim.profiles import PROFILES, Profile
-from mesh.core.model.settings import MOVED_TO_POLICIES, RouterSettings, with_moved_options
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import make_policy
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.settings import Assignment, CheckedRegion, Positive, one_of
 from mesh.sim.offline.jobs import JOBS_MAX, SimJob, make_job, parse_offline
-from mesh.sim.rtt import FORM as RTT_FORM
-from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
+from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
 from mesh.sim.twin_policies import checked_twin_policy
 from mesh.sim.workload import Workload
 from mesh.sim.workloads import WORKLOADS
@@ -354,26 +353,12 @@ class Scenario(BaseModel, ABC):
             spec.region or self.region_names[0] for spec in map(parse_offline, self.offline)
         )
 
-    @property
-    def deprecations(self) -> tuple[str, ...]:
-        """What should be written otherwise, a line each."""
-        notes = [
-            f"--setting {name}={value} is deprecated: give it as an option of the policies "
-            f"{', '.join(sorted(MOVED_TO_POLICIES[name][1]))}, as in "
-            f"--policy {min(MOVED_TO_POLICIES[name][1])}:{value}"
-            for name, value in self.setting.items()
-            if name in MOVED_TO_POLICIES
-        ]
-        if self.rtt != DEFAULT_RTT and is_deprecated(Path(self.rtt)):
-            notes.append(f"--rtt {self.rtt}: CSV and JSON are deprecated: {RTT_FORM}")
-        return tuple(notes)
-
     def router_settings(self, policy: str, pushing: str) -> RouterSettings:
         """The routers' settings. Raises ValueError that names the one to change."""
         chosen: dict[str, Any] = {"policy": policy, "pushing": pushing}
         chosen |= {name: number_in(value) for name, value in self.setting.items()}
         try:
-            return RouterSettings(**with_moved_options(chosen), hold_order=self.hold_order)
+            return RouterSettings(**chosen, hold_order=self.hold_order)
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else ""
@@ -396,10 +381,8 @@ class Scenario(BaseModel, ABC):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        for name, value in self.setting.items():
-            checked_choice("setting", name, (*_SETTING_NAMES, *MOVED_TO_POLICIES))
-            for policy in MOVED_TO_POLICIES[name][1] if name in MOVED_TO_POLICIES else ():
-                checked_policy(f"{policy}:{value}")
+        for name in self.setting:
+            checked_choice("setting", name, _SETTING_NAMES)
         self.router_settings(RouterSettings().policy, "pending")
         return self
 

@@ -168,7 +168,7 @@ BAD = {
         (*QUICK, "--setting", "hold_max=many"),
         "--setting hold_max=many: must be a whole number",
     ),
-    "setting's range": ((*QUICK, "--setting", "explore_below=2"), "explore_below is a part of one"),
+    "setting's range": ((*QUICK, "--setting", "hold_max=0"), "hold_max=0: must be more than 0"),
     "out": (
         (*QUICK, "--out", "nowhere/out.json"),
         "--out: nowhere/out.json: give a file in a folder",
@@ -196,25 +196,17 @@ def test_what_can_not_be_used_is_named_and_nothing_is_played(
 
 
 def test_a_malformed_table_of_round_trips_is_named_by_its_line(tmp_path: Path) -> None:
-    rtt = tmp_path / "rtt.csv"
-    rtt.write_text("us,eu,fast\n")
+    rtt = tmp_path / "rtt.toml"
+    link = 'links = [{ between = ["us", "%s"], rtt_ms = %s }]'
+    rtt.write_text(link % ("eu", '"fast"'))
     ended = sim(*QUICK, "--rtt", rtt)
     assert ended.exit_code == 2
-    assert f"--rtt: {rtt}: line 1: rtt_ms: must be a number, not fast" in ended.stderr
-    rtt.write_text("us,ap,80\n")
+    assert f"--rtt: {rtt}: links.0: rtt_ms: must be a number" in ended.stderr
+    rtt.write_text(link % ("ap", 80))
     ended = sim(*QUICK, "--rtt", rtt)
     assert ended.exit_code == 2
     assert f"--rtt {rtt}: no round trip between us and eu: write" in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-def test_deprecated_forms_are_played_with_a_note(tmp_path: Path) -> None:
-    rtt = tmp_path / "rtt.csv"
-    rtt.write_text("us,eu,80\n")
-    ended = sim(*QUICK, "--rtt", rtt, "--setting", "explore_below=0.3", "--policy", "skywalker")
-    assert ended.exit_code == 0
-    assert f"note: --rtt {rtt}: CSV and JSON are deprecated: write for each pair" in ended.stderr
-    assert "note: --setting explore_below=0.3 is deprecated: give it as an option" in ended.stderr
 
 
 def test_round_trips_come_from_a_mesh_toml() -> None:

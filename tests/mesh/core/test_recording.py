@@ -85,12 +85,6 @@ def test_a_header_reads_back_as_it_was(order, late_s):
     assert recording.decode_header(recording.encode_header(written)) == written
 
 
-def test_a_header_of_an_earlier_version_has_settings_that_moved():
-    line = recording.encode_header(header(policy="skywalker"))
-    old = line.replace(b'"hold_max"', b'"explore_below":0.3,"e2_window_s":180.0,"hold_max"')
-    assert recording.decode_header(old) == header(policy="skywalker:0.3")
-
-
 def test_a_header_with_warming_is_read_where_it_was_off():
     line = recording.encode_header(header(policy="mesh"))
     off, on = (

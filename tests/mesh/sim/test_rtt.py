@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.topology import DEFAULT_FILE
-from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
+from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
 from tests.mesh.sim.build import AP, EU, US
 
 
@@ -35,22 +35,9 @@ def test_the_default_is_the_packaged_mesh_s():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("t.toml", TOML),
-        ("t.csv", "from,to,rtt_ms\nus,eu,91.5\nus,ap,140\n"),
-        ("t.csv", "# ms\nus,eu,91.5\nus, ap ,140\n"),
-        ("t.csv", "\ufefffrom,to,rtt_ms\r\nus,eu,91.5\r\nus,ap,140\r\n"),
-        ("t.txt", '{"us-eu": 91.5, "us-ap": 140}'),
-        ("t.json", '{"us-eu": 91.5, "us-ap": 140}'),
-        ("t.json", '[["us", "eu", 91.5], ["us", "ap", 140]]'),
-    ],
-)
-def test_a_file_has_links_or_one_of_the_deprecated_forms(tmp_path, name, text):
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    assert is_deprecated(path) == (name != "t.toml")
+def test_a_file_has_links(tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_text("\ufeff" + TOML, encoding="utf-8")
     table = load_rtt(path)
     assert table.rtt_s(EU, US) == pytest.approx(0.0915)
     with pytest.raises(RttInvalid, match="add that pair"):
@@ -68,32 +55,10 @@ def test_a_file_has_links_or_one_of_the_deprecated_forms(tmp_path, name, text):
         ("t.toml", TOML.replace("140", "-1"), "links.1: rtt_ms: must be at least 0, not -1"),
         ("t.toml", TOML.replace("140", "nan"), "links.1: rtt_ms: must be a finite number"),
         ("t.toml", TOML.replace('"ap"', '"eu"'), "links.1: us and eu are there already"),
-        ("t.csv", "us,eu\n", "line 1: .* is no pair of regions with a number; write for each"),
-        ("t.csv", "us,eu,80\n\neu;ap;220\n", "line 3: "),
-        ("t.csv", "us,eu,fast\n", "line 1: rtt_ms: must be a number, not fast"),
-        ("t.csv", "us,eu,-1\n", "must be at least 0, not -1"),
-        ("t.csv", "us,eu,nan\n", "must be a finite number"),
-        ("t.csv", "us,eu,1e9\n", "must be at most 10000"),
-        ("t.csv", 'us,eu,"80\n', "line 1: "),
-        ("t.csv", "US,eu,1\n", "line 1: between.0: use 1 to 32 lower-case"),
-        ("t.csv", "us,us,1\n", "links us with itself"),
-        ("t.csv", "us,eu,1\neu,us,2\n", "line 2: eu and us are there already"),
-        ("t.csv", "", "it has no pair of regions; write for each"),
-        ("t.csv", "from,to,rtt_ms\n", "it has no pair"),
-        ("t.csv", "us,eu\0,1\n", "between.1: use 1 to 32"),
-        ("t.json", '{"us-eu-ap": 1}', "pair 1: .* is no pair"),
-        ("t.json", '{"us-eu": true}', "must be a number, not True"),
-        ("t.json", '{"us-eu": NaN}', "must be a finite number"),
-        ("t.json", '{"us-eu": [80]}', "must be a number"),
-        ("t.json", f'{{"us-eu": {"9" * 4000}}}', "rtt_ms: "),
-        ("t.json", f'{{"us-eu": {"9" * 5000}}}', "begins as JSON and is none"),
-        ("t.json", '{"us-eu": 1, "us-eu": 2}', "are there already"),
-        ("t.json", '[["us", "eu"]]', "pair 1: "),
-        ("t.json", "[80]", "pair 1: 80 is no pair"),
-        ("t.json", '[[{"a": 1}, "eu", 1]]', "between.0: must be a text"),
-        ("t.json", "{", "begins as JSON and is none"),
-        ("t.json", "[" * 100_000, "begins as JSON and is none"),
-        ("t.json", "80", "is no pair"),
+        ("t.toml", TOML.replace("140", "1e9"), "links.1: rtt_ms: must be at most 10000"),
+        ("t.toml", TOML.replace('"ap"', '"AP"'), "links.1: between.1: use 1 to 32 lower-case"),
+        ("t.toml", TOML.replace('"ap"', '"us"'), "links.1: links us with itself"),
+        ("t.csv", "us,eu,80\n", "not TOML: .*; write for each pair"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, text, why):
@@ -128,8 +93,8 @@ def test_what_is_too_large_or_no_text_is_not_read(tmp_path):
 
 
 def test_a_missing_pair_is_named_with_how_many_are_missing(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("us,eu,80\n")
+    path = tmp_path / "t.toml"
+    path.write_text('links = [{ between = ["us", "eu"], rtt_ms = 80 }]')
     table = load_rtt(path)
     table.check([EU, US])
     with pytest.raises(RttInvalid, match=r"between us and ap, eu and ap: write"):

@@ -79,22 +79,6 @@ def test_every_option_reaches_the_world() -> None:
     assert engines == {"us": ["a100-mistral-7b"], "eu": ["a6000-mistral-7b"]}
 
 
-@pytest.mark.parametrize(
-    ("policy", "given", "now"),
-    [
-        ("skywalker", "explore_below=0.3", "skywalker:0.3"),
-        ("region-local", "explore_below=0.5", "region-local"),
-        ("skywalker:0.4", "explore_below=0.3", "skywalker:0.4"),
-        ("e2", "e2_window_s=60", "e2:60"),
-        ("mesh", "e2_window_s=60", "mesh"),
-    ],
-)
-def test_a_setting_that_moved_becomes_an_option_of_its_policies(policy, given, now) -> None:
-    scenario = settings(setting=(given,))
-    assert scenario.router_settings(policy, "pending").policy == now
-    assert len(scenario.deprecations) == 1
-
-
 def test_clients_of_a_region_that_is_not_there_are_found() -> None:
     given = SimSettings.model_validate({"workload": "tot", "regions": ("us=1,eu=1",)})
     with pytest.raises(ValueError, match=r"clients in ap, .* as --clients us=10,eu=10"):
