@@ -124,6 +124,7 @@ async def change_orders(
             return known
         if (seq := await _write(client, wanted, known.seq)) is not None:
             return NumberedOrders(seq, wanted)
+        kept = None  # who was faster has written it
     raise OrdersUnavailable(f"{region}: others change its orders all the time; try again")
 
 

@@ -194,7 +194,8 @@ class AnswerWriter:
                 self._send(request)
             elif self._state is AnswerState.FLUSHING:
                 self._transport.set_write_buffer_limits()
-                self._check_flushed()
+                # Not at once: it may close, and asyncio's transport closes then itself, once more.
+                asyncio.get_running_loop().call_soon(self._check_flushed)
         except Exception as error:
             self.fail(error)
 

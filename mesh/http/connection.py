@@ -255,8 +255,9 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is being answered."""
-        return self._phase is Phase.ANSWER or self._phase is Phase.EXCHANGE
+        """Whether a request is being answered, or an answer still on its way."""
+        is_answered = self._phase is not Phase.ANSWER and self._phase is not Phase.EXCHANGE
+        return not is_answered or self.transport.get_write_buffer_size() > 0
 
     # What an `AnswerWriter` and an `Exchange` call.
 

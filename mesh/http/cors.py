@@ -44,7 +44,7 @@ class Cors:
         return {
             **allowed,
             "access-control-allow-methods": ", ".join(methods),
-            **({"access-control-allow-headers": wanted} if wanted else {}),
+            **({"access-control-allow-headers": wanted} if wanted and wanted.isascii() else {}),
             "access-control-max-age": str(PREFLIGHT_S),
         }
 

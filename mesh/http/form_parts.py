@@ -192,7 +192,10 @@ def broken() -> FormInvalid:
 
 
 def _boundary(content_type: str | None) -> bytes:
-    kind, options = parse_options_header(content_type)
+    try:
+        kind, options = parse_options_header(content_type)
+    except UnicodeEncodeError:  # it takes Latin-1 alone
+        kind, options = b"", {}
     boundary = options.get(b"boundary", b"")
     if kind != FORM.encode() or _BOUNDARY.fullmatch(boundary.decode("latin-1")) is None:
         message = f"an upload is {FORM} with a boundary, as its content-type says"

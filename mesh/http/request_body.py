@@ -39,6 +39,7 @@ PIECE_BYTES = 64 * 1024  # that a body is kept in, at least
 MEMBERS_MAX = 256  # of one gzip stream (RFC 1952, 2.2): each costs a new decoder
 INFLATING_BYTES = 48 * 1024  # what zlib keeps for one stream
 H_CONTENT_ENCODING = "content-encoding"
+SIZE_BYTES_MAX = 64 * 1024  # of all sizes and extensions, beyond as many as the body has
 CHUNK_LINE_BYTES_MAX = 16 * 1024  # a chunk's size with its extensions, or all trailers
 ENCODINGS = ("identity", "gzip", "deflate")
 ENCODING_ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
@@ -82,16 +83,17 @@ class ChunkedBody:
     """Decodes a chunked body (RFC 9112, 7.1); extensions and trailers are dropped.
 
     What another server could read in another way is no chunk here: lines that end otherwise than
-    by CR LF, other controls in them, a size that is more than hexadecimal digits.
+    by CR LF, other controls in them, a size that is more than hexadecimal digits. Nor is a body
+    whose sizes outweigh its bytes by far: each costs as much time as many bytes.
     """
 
-    __slots__ = ("_in_trailers", "_left", "_line", "_trailer_bytes")
+    __slots__ = ("_body_bytes", "_in_trailers", "_left", "_line", "_size_bytes", "_trailer_bytes")
 
     def __init__(self) -> None:
         self._line = b""  # as far as it has come
         self._left = 0  # of a chunk and the CR LF behind it
         self._in_trailers = False
-        self._trailer_bytes = 0
+        self._body_bytes = self._size_bytes = self._trailer_bytes = 0
 
     def decoded(self, data: bytes) -> tuple[bytes, int | None]:
         """The body's bytes in the next ones, and where in these it ends, if it does. Raises
@@ -128,7 +130,11 @@ class ChunkedBody:
         size = _CHUNK.fullmatch(line)
         if size is None:
             raise ValueError("a chunk has no size")
+        self._size_bytes += len(line)
+        if self._size_bytes > SIZE_BYTES_MAX + self._body_bytes:
+            raise ValueError("the chunks are too small")
         self._left = int(size[1], 16)
+        self._body_bytes += self._left
         self._in_trailers = self._left == 0
         if self._left:
             self._left += 2

@@ -243,7 +243,7 @@ class OperatorOrders:
             self._log.warning("control", "sender", "%s: dropped, no stream's", msg.subject)
             return
         self._received += 1
-        self.read(int(number), msg.data)
+        self.read(int(number), msg.data, is_given=True)
 
     def reading(self) -> Callable[[int, bytes], None]:
         """To be called before the stream's last record is requested: what takes it.
@@ -259,8 +259,8 @@ class OperatorOrders:
 
         return take
 
-    def read(self, seq: int, data: bytes) -> None:
-        """The last record of the stream; `seq` 0: it has none."""
+    def read(self, seq: int, data: bytes, *, is_given: bool = False) -> None:
+        """The last record of the stream; `seq` 0: it has none. `is_given`: it was written now."""
         if seq == self.seq and data == self._data:
             return
         try:
@@ -269,7 +269,8 @@ class OperatorOrders:
             text = "orders %d can't be read, those before hold: %.300s"
             self._log.warning("control", "unreadable", text, seq, error)
             return
-        if self.seq > seq and (not seq or orders.at_unix_s < self._given_at_unix_s):
+        is_older = not seq or orders.at_unix_s < self._given_at_unix_s
+        if self.seq > seq and is_older and not is_given:
             self.is_lost = True
             text = "the store of orders was lost: the stream has %s, those of number %d hold; %s"
             has = f"those of number {seq}, which are older" if seq else "none any more"

@@ -202,7 +202,7 @@ def failed(state: RunnerState, event: ev.AttemptFailed, now: float) -> None:
         _penalize_place(state, record.attempt, now)
         _put_back(state, record)
     else:
-        _fail(state, record, event.detail, event.status, now)
+        _fail(state, record, event.detail, event.status, now, is_blameless=event.blameless)
 
 
 def _fail(
@@ -213,17 +213,21 @@ def _fail(
     now: float,
     *,
     same_again: bool = False,
+    is_blameless: bool = False,
 ) -> None:
     """The attempt failed: another one later, or the line's result is an error.
 
     `same_again`: the place may be tried again at once, as another process runs there now.
+    `is_blameless`: it tells nothing of the place.
     """
     assert record.attempt is not None, "only attempts fail"
     state.counts.failed += 1
     state.window.failed(record, status, now, avoid=not same_again)
     if not same_again:
         _penalize_place(state, record.attempt, now)
-    if not same_again and status is None and (replica := record.attempt.replica) is not None:
+    replica = record.attempt.replica
+    is_its_fault = status is None and not (same_again or is_blameless)
+    if is_its_fault and replica is not None:
         state.replicas.failing.failed(replica, record.line.model, detail[:REASON_CHARS_MAX], now)
     if record.is_worth_another(state.settings.failures_max):
         _put_back(state, record)
@@ -269,7 +273,7 @@ def _silent(state: RunnerState, key: int, now: float) -> None:
         state.regions.penalize(record.attempt.peer, now)
         _put_back(state, record)
     else:
-        _fail(state, record, "its answer has not come in time", None, now)
+        _fail(state, record, "its answer has not come in time", None, now, is_blameless=True)
 
 
 def replica_lost(state: RunnerState, replica: ReplicaId, why: str, now: float) -> None:

@@ -13,7 +13,9 @@ answers half of the least counts, if that is more: what is twice as slow is seen
 Slow is three times its like (SLOW): GPUs of two generations differ by a factor of two, and the
 batches of equal replicas make about as much. Two things keep load from being taken for slowness: an
 answer's time counts only where nothing waited before it, by the replica's own report, and a replica
-that computes more than its like (MORE_WORK) is not judged. ANSWER_FLOOR_S and TOKEN_FLOOR_S, added
+that computes more than its like (MORE_WORK) is not judged: by the tokens of this router's requests
+that have ended, and of the time per token by requests in its batch, as it reports them, over that
+time, since another router may have filled it. ANSWER_FLOOR_S and TOKEN_FLOOR_S, added
 to both sides, keep differences of milliseconds from being ratios. Where nobody is slow nothing
 changes.
 
@@ -42,6 +44,7 @@ ANSWER_FLOOR_S, TOKEN_FLOOR_S = 0.1, 0.005
 MORE_WORK = 1.25
 WORK_MEMORY = 0.9  # of tokens computed, from one judgement to the next
 SHARE_MIN, GROWTH = 1 / 32, 1.25
+DEBT_MIN = -1.0  # of requests that only it could take
 OUTPUT_TOKENS_MIN = 8  # fewer may arrive in one burst
 USUAL_WEIGHT = 0.02  # of one more first token, once there are some
 PLACES_MAX, KINDS_MAX = 4096, 1024
@@ -120,8 +123,9 @@ class SlowPlaces:
     def sent(self, request: Request, replica: Replica, tokens: int, now: float) -> None:
         """It goes there, with so many prompt tokens to compute; nothing of it is counted yet."""
         beat = replica.heartbeat
-        is_counted = not (replica.pending or beat.full)
         key = beat.replica, request.model
+        loads = request.model in beat.loadable or request.model in beat.loading
+        is_counted = not (replica.pending or beat.full or loads)
         self._sent[request.key] = Sent(key, beat.engine, tokens, now, request.streams, is_counted)
 
     def began(self, request: int, now: float) -> None:
@@ -167,6 +171,7 @@ class SlowPlaces:
             return
         self._due_at = now + JUDGE_S
         like: dict[tuple[str, RegionId, ModelId], list[Key]] = {}
+        running: dict[Key, int] = {}
         for key, place in list(self._places.items()):
             if (replica := replicas.get(key[0])) is None:
                 self.forget(key[0])
@@ -174,11 +179,12 @@ class SlowPlaces:
             place.judged()
             beat = replica.heartbeat
             like.setdefault((beat.engine, beat.region, key[1]), []).append(key)
+            running[key] = beat.running or 0
         waits = self._waits(now) if self._sent else {}
         worse: dict[Key, tuple[float, str]] = {}
         for keys in like.values():
             if len(keys) > 1:
-                worse.update(self._worse(keys, waits, now))
+                worse.update(self._worse(keys, waits, running, now))
         for key in worse.keys() - self.by_key.keys():
             self.by_key[key] = SlowPlace()
         for key, slow in list(self.by_key.items()):
@@ -191,7 +197,8 @@ class SlowPlaces:
         """A request for the model went there, of so many replicas that serve it."""
         for (other, its_model), slow in self.by_key.items():
             if its_model == model:
-                slow.credit = min(1.0, slow.credit + slow.share / places) - (other == name)
+                credit = min(1.0, slow.credit + slow.share / places) - (other == name)
+                slow.credit = max(DEBT_MIN, credit)
 
     def bars(self, name: str, model: ModelId) -> str | None:
         """Why the replica should not get the next request for the model; None if it may."""
@@ -210,7 +217,11 @@ class SlowPlaces:
         return found
 
     def _worse(
-        self, keys: Sequence[Key], waits: Mapping[Key, list[Timed]], now: float
+        self,
+        keys: Sequence[Key],
+        waits: Mapping[Key, list[Timed]],
+        running: Mapping[Key, int],
+        now: float,
     ) -> Iterable[tuple[Key, tuple[float, str]]]:
         """Those that are slow among these, each with how slow, the worst half at most."""
         places = self._places
@@ -228,8 +239,12 @@ class SlowPlaces:
             last = {key: _last(seen[key], now - FRESH_S) for key in keys}
             medians = {key: floor + median(each) for key, each in last.items() if each}
             least = SLOW * min(medians.values(), default=0.0)
+            # What a batch computes in a second, other routers' requests included.
+            rates = {key: running[key] / medians[key] for key in medians} if floor else {}
             for key, each in last.items() if len(medians) > 1 else ():
                 if not each or floor + max(each) < least or self._works_more(key, keys):
+                    continue
+                if rates and rates[key] > MORE_WORK * _of_others(rates, key):
                     continue
                 ratio = (floor + _own(each)) / _of_others(medians, key)
                 if ratio >= SLOW and ratio > found.get(key, (0.0, ""))[0]:

@@ -35,3 +35,7 @@ def test_a_preflight_is_told_what_it_asked_about():
     assert told["access-control-allow-headers"] == "authorization,x-mesh-session"
     assert Cors([APP]).preflight(OTHER, asked, ["POST"]) is None
     assert Cors([APP]).preflight(APP, {}, ["POST"]) is None
+    odd = Cors([APP]).preflight(
+        APP, {**asked, "access-control-request-headers": "x-\udcff"}, ["POST"]
+    )
+    assert odd is not None and "access-control-allow-headers" not in odd

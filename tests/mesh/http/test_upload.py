@@ -10,6 +10,7 @@ from mesh.http import request_body as upload
 from mesh.http.read_request import BodyBudget
 from mesh.http.request_body import (
     MEMBERS_MAX,
+    SIZE_BYTES_MAX,
     STEP_BYTES,
     UPLOAD_S_MAX,
     WINDOW_BYTES,
@@ -193,6 +194,7 @@ NO_CHUNKS = [
         b"1" * 20_000,
     ),
     b"0\r\n" + b"x-a: b\r\n" * 3_000,
+    b"1\r\na\r\n" * (SIZE_BYTES_MAX // 2 + 2),
 ]
 
 

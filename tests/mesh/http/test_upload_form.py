@@ -96,6 +96,7 @@ def test_a_wrong_form_is_refused_and_the_field_is_named(form, param):
         *(None, "", "application/json", "multipart/form-data", "multipart/mixed; boundary=b"),
         *("multipart/form-data; boundary=", "multipart/form-data; boundary=" + "b" * 71),
         *('multipart/form-data; boundary="b "', "multipart/form-data; boundary=b\u00e9"),
+        *("multipart/form-data; boundary=b\u0101", "multipart/form-data; boundary=b\udcff"),
     ],
 )
 def test_a_content_type_that_is_no_form_is_refused(kind):

@@ -50,6 +50,12 @@ def test_an_order_of_a_stream_that_was_made_anew_is_followed_though_its_number_i
     assert followed == [("us-0",), ("us-1",)], "the same record is followed once"
 
 
+def test_what_the_stream_takes_now_is_an_order_whatever_its_clock_shows(orders):
+    orders.read(5, record(drained=("us-0",), at_unix_s=50.0))
+    orders.receive(sent(1, record(drained=("us-1",), at_unix_s=20.0)))
+    assert (orders.seq, orders.drained, orders.is_lost) == (1, ("us-1",), False)
+
+
 def test_an_operator_s_words_are_one_short_line_of_the_log(orders, caplog):
     caplog.set_level(logging.WARNING)
     names = tuple(f"us-{number}" for number in range(NAMED_MAX + 3))

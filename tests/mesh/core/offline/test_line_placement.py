@@ -280,3 +280,15 @@ def test_one_that_brings_no_answers_is_left_out_then_tried_with_one_line():
         world.stored()
     assert most == 1, "it is tried again"
     assert world.core.counts.answered > 50
+
+
+def test_failures_that_tell_nothing_of_a_replica_leave_it_in():
+    world = World(failures_max=1000)
+    world.replica(US_0)
+    world.replica(US_1)
+    world.submit(lines=20)
+    world.run(1.0)
+    for key, one in list(world.open.items()):
+        if one.replica == US_0:
+            world.fail(key, blameless=True)
+    assert not world.core.state.replicas.failing

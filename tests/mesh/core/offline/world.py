@@ -255,9 +255,9 @@ class World:
         region = one.peer or US
         self.feed(ev.AttemptRefused(key, one.attempt, reason, region, one.replica, -1, -1))
 
-    def fail(self, key: int, status: int | None = None, *, preempted: bool = False) -> None:
+    def fail(self, key: int, status: int | None = None, **how: bool) -> None:
         self.leave_replica(key)
-        failed = ev.AttemptFailed(key, self.open[key].attempt, "why", status, preempted)
+        failed = ev.AttemptFailed(key, self.open[key].attempt, "why", status, **how)
         self.feed(failed)
 
     def leave_replica(self, key: int) -> None:

@@ -81,6 +81,36 @@ def test_slow_tokens_are_slow_and_so_are_streams_that_stall():
     assert fleet.slow.bars("a", M) == "slow: tokens 7.0× its like"
 
 
+def test_tokens_that_come_later_because_the_batch_is_fuller_are_not_slow():
+    """Another router's requests are in it: it computes more than its like."""
+    fleet = Fleet("a", "b", "c", a={"running": 32}, b={"running": 2}, c={"running": 2})
+    for _ in range(3):
+        for _ in range(ANSWERS_MIN):
+            fleet.answers("a", 0.2, token_s=0.05)
+            fleet.answers("b", 0.2)
+            fleet.answers("c", 0.2)
+        fleet.later(JUDGE_S)
+    assert not fleet.slow
+
+
+def test_first_tokens_that_wait_for_a_load_are_not_slow():
+    fleet = Fleet("a", "b", "c", a={"loading": {"m": 40.0}})
+    fleet.rounds(10, {"a": 9.0})
+    assert not fleet.slow
+
+
+def test_what_only_a_slow_one_can_take_leaves_it_no_long_debt():
+    fleet = Fleet("a", "b", "c")
+    fleet.rounds(10, {"a": 0.9})
+    for _ in range(1000):
+        fleet.slow.placed("a", M, 3)
+    given = 0
+    while fleet.slow.bars("a", M) is not None and given < 40:
+        fleet.slow.placed("b", M, 3)
+        given += 1
+    assert given < 40
+
+
 def test_plain_answers_are_compared_with_ones_as_long():
     fleet = Fleet("a", "b", "c")
     long = Served(prompt_tokens=100, cached_tokens=0, output_tokens=900)
