@@ -169,8 +169,12 @@ def test_the_target_is_told_and_reached_in_table_and_file() -> None:
 
 def test_fleets_of_many_regions_fit_80_columns_and_none_is_cut(tmp_path: Path) -> None:
     names = [f"continent-{number}" for number in range(12)]
-    rtt = tmp_path / "rtt.csv"
-    rtt.write_text("".join(f"{one},{other},80\n" for one, other in combinations(names, 2)))
+    rtt = tmp_path / "rtt.toml"
+    links = (
+        f'[[links]]\nbetween = ["{one}", "{other}"]\nrtt_ms = 80\n'
+        for one, other in combinations(names, 2)
+    )
+    rtt.write_text("".join(links))
     told = PlanSettings.model_validate(
         {
             "workload": "chat",
