@@ -34,7 +34,7 @@ from mesh.explain.text import clock, printable
 from schemas import subjects
 from schemas.control import HISTORY_MAX, RegionControl
 from schemas.exchange import ALL_REPLICAS
-from schemas.explain import RequestQuestion
+from schemas.explain import RequestQuestion, RoutingInForce
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.wire import WireError
@@ -264,6 +264,15 @@ def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
     )
 
 
+def last_kept(answers: Iterable[RoutingInForce]) -> RoutingInForce | None:
+    """Of the routers' answers the newest that the stream has lost. None where some router reads a
+    record there: then none was lost, whatever another one says."""
+    lost = [one for one in answers if one.orders > 0]
+    if not all(one.orders_lost for one in lost):
+        return None
+    return max(lost, key=lambda one: one.orders, default=None)
+
+
 async def kept_orders(mesh: KnownMesh, region: RegionId) -> RegionControl | None:
     """The orders that the region's routers keep because its stream has lost them; None: it has
     them, or no router has answered."""
@@ -272,18 +281,17 @@ async def kept_orders(mesh: KnownMesh, region: RegionId) -> RegionControl | None
         return None
     asked = routers_of(mesh.topology.regions[region])
     found = await ask_region(region, asked, login, ROUTING_QUESTION, KEPT_S)
-    told = [one.routing for one in found.answers if one.routing and one.routing.orders_lost]
-    if not told:
+    last = last_kept([one.routing for one in found.answers if one.routing])
+    if last is None:
         return None
-    last = max(told, key=lambda one: one.orders)
     all_drained = last.drained == (ALL_REPLICAS,)
     drained = () if all_drained else tuple(ReplicaId(name) for name in last.drained)
     named = "all of its replicas" if all_drained else ", ".join(drained) or "nothing"
-    routing = ", ".join(last.ordered) or "nothing"
+    keys = ", ".join(last.ordered) or "nothing"
     click.echo(
         printable(
             f"{region}: its stream of orders was lost; written again as its routers keep them: "
-            f"drained {named}, routing of {routing}"
+            f"drained {named}, routing of {keys}"
         )
     )
     return RegionControl(

@@ -13,6 +13,7 @@ from mesh.cli.main import main
 from mesh.cli.unusable import Unusable
 from mesh.runtime.mesh_file import load_mesh
 from schemas.control import TEXT_MAX, RegionControl, decode_control, encode_control, nothing_ordered
+from schemas.explain import RoutingInForce
 from schemas.state import Heartbeat, ReplicaState
 
 DRAINING, READY = ReplicaState.DRAINING, ReplicaState.READY
@@ -63,6 +64,14 @@ def test_while_the_bus_is_away_nobody_is_silent():
     found.receive(beat("us-0", outstanding=3), 0.0)
     found.cut_off(60.0)
     assert found.busy(60.0 + SILENT_S) == {"us-0": "3 requests to finish"}
+
+
+def test_orders_are_lost_only_where_no_router_reads_a_record():
+    old, new = (RoutingInForce(orders=number, orders_lost=True) for number in (3, 5))
+    started_since, reads = RoutingInForce(orders=0), RoutingInForce(orders=1)
+    assert drain.last_kept([old, new, started_since]) == new
+    assert drain.last_kept([new, reads]) is None
+    assert drain.last_kept([started_since]) is None and drain.last_kept([]) is None
 
 
 def test_a_record_is_shown_on_one_line_whatever_it_holds():
