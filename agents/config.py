@@ -141,8 +141,8 @@ def _role(value: object) -> object:
 
 
 def _bus_url(value: str) -> str:
-    if not value.startswith(("nats://", "tls://")):
-        raise ValueError("give it as nats://host:port")
+    if not all(url.startswith(("nats://", "tls://")) for url in value.split(",")):
+        raise ValueError("give it as nats://host:port; several with commas between")
     return value
 
 

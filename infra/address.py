@@ -44,6 +44,13 @@ def parse_address(text: object) -> Address:
     return Address(host, int(port))
 
 
+def parse_addresses(given: object) -> tuple[Address, ...]:
+    """The one address, or those of a list. Raises ValueError as `parse_address` does."""
+    if isinstance(given, list | tuple) and not isinstance(given, Address):
+        return tuple(map(parse_address, given))
+    return (parse_address(given),)
+
+
 def _plain(host: str) -> str:
     """One spelling per host, so that two spellings of one port are seen to overlap."""
     if host.startswith("[") and host.endswith("]"):

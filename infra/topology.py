@@ -16,7 +16,7 @@ import itertools
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from infra.address import Address, parse_address
+from infra.address import Address, parse_address, parse_addresses
 from infra.batch_table import BatchTable, Price, RunnerNames, jetstream_disk_mib
 from infra.tenant_table import TENANTS_MAX, KeyHolder, LabelList, TenantTable
 from infra.toml_positions import TomlPositions, key_path, key_text
@@ -78,6 +78,26 @@ HostPort = Annotated[
             "type": "string",
             "pattern": HOST_PORT_PATTERN,
             "description": "host:port as others dial it.",
+        }
+    ),
+]
+SERVERS = 3  # of a region's bus, where it is more than one: R3 streams outlive the loss of any
+_ADDRESS_JSON = {"type": "string", "pattern": HOST_PORT_PATTERN}
+HostPorts = Annotated[
+    tuple[Address, ...],
+    BeforeValidator(parse_addresses),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _ADDRESS_JSON,
+                {
+                    "type": "array",
+                    "items": _ADDRESS_JSON,
+                    "minItems": SERVERS,
+                    "maxItems": SERVERS,
+                },
+            ],
+            "description": "host:port as others dial it, or a list with that of each nats-server.",
         }
     ),
 ]
@@ -154,12 +174,35 @@ class NatsLimits(Table):
         return self
 
 
+def server_suffixes(servers: int) -> tuple[str, ...]:
+    """What tells the names of a region's nats-servers apart; nothing where it is the only one."""
+    return ("",) if servers == 1 else tuple(f"-{number}" for number in range(1, servers + 1))
+
+
+class BusServer(NamedTuple):
+    """One nats-server of a region: where it listens."""
+
+    suffix: str  # of its name, files and program: `server_suffixes`
+    nats: Address
+    leaf: Address
+    cluster: Address | None = None  # for the region's other nats-servers, where there are some
+    monitor: Address | None = None
+
+
 class RegionTable(Table):
     """`[regions.<name>]`: one failure and latency domain."""
 
     http: Annotated[HostPort, Option("host:port of its routers' OpenAI endpoint.")]
-    nats: Annotated[HostPort, Option("host:port of its nats-server, for clients.")]
-    leaf: Annotated[HostPort, Option("host:port where its nats-server accepts other regions.")]
+    nats: Annotated[
+        HostPorts,
+        Option("host:port of its nats-server, for clients; or a list of three, of a cluster."),
+    ]
+    leaf: Annotated[
+        HostPorts, Option("host:port where its nats-server accepts other regions; of each.")
+    ]
+    cluster: Annotated[
+        HostPorts, Option("host:port where each of three nats-servers accepts the others.")
+    ] = ()
     endpoint: Annotated[
         EndpointUrl | None, Option("Base URL for clients, listed in `/v1/regions`.")
     ] = None
@@ -167,8 +210,8 @@ class RegionTable(Table):
         Degrees | None, Option("Latitude and longitude, for clients that send their own.")
     ] = None
     monitor: Annotated[
-        HostPort | None, Option("host:port of its nats-server's own HTTP pages.", default="none")
-    ] = None
+        HostPorts, Option("host:port of its nats-server's own HTTP pages; of each.", default="none")
+    ] = ()
     replicas: Annotated[
         ReplicaNames, Option("Names, or a number N for <region>-0 … <region>-(N-1).")
     ]
@@ -208,12 +251,27 @@ class RegionTable(Table):
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
-        for key in ("http", "nats", "leaf", "monitor", "console"):
-            address = getattr(self, key)
-            if address is not None:
+        for key in ("http", "console"):
+            if (address := getattr(self, key)) is not None:
+                yield key, address
+        for key in ("nats", "leaf", "cluster", "monitor"):
+            for address in getattr(self, key) or ():
                 yield key, address
         for page in pages(self.metrics, self.workers):
             yield "metrics", page
+
+    @property
+    def servers(self) -> tuple[BusServer, ...]:
+        """Its nats-servers, in the order of the file."""
+        none = (None,) * len(self.nats)
+        cluster, monitor = self.cluster or none, self.monitor or none
+        suffixes = server_suffixes(len(self.nats))
+        return tuple(map(BusServer, suffixes, self.nats, self.leaf, cluster, monitor))
+
+    @property
+    def bus_url(self) -> str:
+        """Where its processes connect, as `infra.bus` and the `nats` command take it."""
+        return ",".join(f"nats://{address}" for address in self.nats)
 
 
 class Topology(Table):

@@ -102,6 +102,7 @@ def across_tables(mesh: "Topology", wrong: Iterable[KeyPath]) -> Iterator[str]:
         for names in wrong
     )
     yield from _shared_addresses(regions)
+    yield from _wrong_servers(regions)
     yield from _repeated_names(regions)
     yield from _wrong_workers(regions)
     is_sized = not any(names[0] in ("batch", "nats") for names in wrong)
@@ -120,6 +121,22 @@ def _shared_addresses(regions: Mapping[RegionId, "RegionTable"]) -> Iterator[str
             if address in taken:
                 yield f"{here}: {address} is also {taken[address]}; give each its own port"
             taken.setdefault(address, here)
+
+
+def _wrong_servers(regions: Mapping[RegionId, "RegionTable"]) -> Iterator[str]:
+    """A region's bus is one nats-server, or three that are joined."""
+    for name, region in regions.items():
+        servers = len(region.nats or ())
+        if servers not in (0, 1, 3):
+            yield f"regions.{name}.nats: {servers} addresses; write one, or a list of three"
+            continue
+        wanted = {"leaf": servers, "cluster": servers if servers > 1 else 0}
+        for key, count in (wanted | ({"monitor": servers} if region.monitor else {})).items():
+            found = getattr(region, key)
+            if servers and found is not None and len(found) != count:
+                what = f"write {count}, one for each address of nats" if count else "remove it"
+                problem = f"{len(found)} addresses, of {servers} nats-servers; {what}"
+                yield f"regions.{name}.{key}: {problem}"
 
 
 def _repeated_names(regions: Mapping[RegionId, "RegionTable"]) -> Iterator[str]:

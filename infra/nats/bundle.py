@@ -1,7 +1,8 @@
 """The files of a rendered mesh: a directory per region, one credentials file per process.
 
     DIR/passwords.json                          all passwords, kept from one rendering to the next
-    DIR/<region>/nats.conf                      the region's server
+    DIR/<region>/nats.conf                      the region's server; nats-1.conf, nats-2.conf, …
+                                                where it has three
     DIR/<region>/credentials/router.env         NATS_URL, NATS_USER, NATS_PASSWORD, MESH_REGION,
                                                 MESH_PREFIX_KEY
     DIR/<region>/credentials/observer.env
@@ -53,7 +54,7 @@ from infra.topology import Topology
 from schemas.ids import RegionId
 
 PASSWORDS = "passwords.json"
-CONFIG = "nats.conf"
+CONFIG = "nats{}.conf"  # with the server's suffix
 CREDENTIALS = "credentials"
 STATE = "jetstream"
 PASSWORD_BYTES = 24
@@ -69,8 +70,14 @@ class PasswordsUnreadable(ValueError):
 class RegionFiles:
     """What was written for one region."""
 
-    config: Path
+    configs: tuple[Path, ...]  # of each of its servers
     credentials: Mapping[str, Path]  # by user name: router, observer, …, agent-<replica>
+
+    @property
+    def config(self) -> Path:
+        """Of the only server."""
+        [config] = self.configs
+        return config
 
 
 Written = Mapping[RegionId, RegionFiles]
@@ -84,7 +91,8 @@ def write(
     leaf_addresses: LeafAddresses | None = None,
     rotate: bool = False,
 ) -> Written:
-    """Write every region's files; those of replicas and batch runners that are gone are removed.
+    """Write every region's files; those of replicas, batch runners and servers that are gone are
+    removed.
 
     `state_directory`: JetStream's files are kept in <state_directory>/<region>, by default below
     the region's own directory. Raises PasswordsUnreadable.
@@ -99,8 +107,13 @@ def write(
             make_private(folder)
         state = state_directory.absolute() / name if state_directory else here / STATE
         site = Site(kept, state, leaf_addresses or {})
-        write_private(here / CONFIG, to_text(settings(topology, name, site)))
-        written[name] = RegionFiles(here / CONFIG, _write_credentials(topology, name, here, kept))
+        configs = tuple(here / CONFIG.format(each.suffix) for each in topology.region(name).servers)
+        for number, config in enumerate(configs):
+            write_private(config, to_text(settings(topology, name, site, number)))
+        for suffix in ("", "-1", "-2", "-3"):
+            if (old := here / CONFIG.format(suffix)) not in configs:
+                old.unlink(missing_ok=True)
+        written[name] = RegionFiles(configs, _write_credentials(topology, name, here, kept))
     return written
 
 
@@ -129,7 +142,7 @@ def _clients(topology: Topology, name: RegionId) -> Iterator[User]:
 
 def _environment(topology: Topology, name: RegionId, user: User, password: str) -> str:
     return (
-        f"NATS_URL=nats://{topology.region(name).nats}\n"
+        f"NATS_URL={topology.region(name).bus_url}\n"
         f"NATS_USER={user.name}\n"
         f"NATS_PASSWORD={password}\n"
         f"MESH_REGION={name}\n"

@@ -1,4 +1,4 @@
-"""One region's nats-server: its settings, made from the topology.
+"""One region's nats-server, or each of three: its settings, made from the topology.
 
 Regions are joined pairwise by leaf links, and each link ends, on both sides, in an account that
 holds nothing else (`LINK-<peer>`). What of it reaches the region's own account `MESH`, and what
@@ -19,6 +19,11 @@ Only the user `setup`, who logs in to `STATE`, can make, alter and remove stream
 Files and batch jobs are in one more account, `BATCH`, of regions with batch runners. Nothing of it
 crosses a link or into `MESH`. Its readers (`batch-observer`) are in `BATCH-OBSERVE`, for the same
 reason as observers: in `BATCH` itself their requests' reply subjects could write lines and results.
+
+Three nats-servers are a NATS cluster, whose streams have three replicas. Where their region dials a
+link, each of them does: a dialling server passes on over its link what its own clients say and
+take, and nothing of the others' [2.15.1]. Where it accepts, any one does for all. So a message
+crosses once, and a dialling server that loses its acceptor dials that one's neighbour.
 
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
@@ -43,7 +48,7 @@ import bcrypt
 from infra.address import Address
 from infra.nats import permissions
 from infra.nats.permissions import Permissions
-from infra.topology import Topology
+from infra.topology import BusServer, Topology
 from schemas import subjects
 from schemas.catalog import CHANNELS, Carrier, Role
 from schemas.ids import RegionId, ReplicaId
@@ -72,6 +77,10 @@ NO_ADDRESS = "no address:1"  # a space can't be in a URL's host: the dialling se
 # of heartbeats, which nobody needs then, is exempt by its `persist_mode`.
 SYNC_INTERVAL = "always"
 
+# Between the nats-servers of a region, and to them from each process: one that hangs is noticed
+# after 1 to 1.5 s, and what it held goes another way.
+CLUSTER_PING_INTERVAL = "500ms"
+
 # Logins of every region's server: of its routers; of people who watch the region's state, who
 # examine it, who drain replicas, who create and repair its streams, and who inspect the server
 # itself.
@@ -92,7 +101,9 @@ _SALT_BYTES, _SALT_CHARS = 16, 22
 WATCHERS = {OBSERVER: (Role.OBSERVER, OBSERVE_ACCOUNT), OPERATOR: (Role.OPERATOR, OPERATE_ACCOUNT)}
 PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
 
-LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
+CLUSTER = "cluster"  # the login of a region's nats-servers among themselves
+
+LeafAddresses = Mapping[tuple[RegionId, RegionId], Sequence[Address]]
 
 
 class User(NamedTuple):
@@ -111,8 +122,8 @@ class User(NamedTuple):
 class Site:
     """What a region's server needs besides the topology.
 
-    `leaf_addresses`: (solicitor, acceptor) → where to dial instead of the acceptor's own address,
-    when something is between (a delaying proxy, a tunnel).
+    `leaf_addresses`: (solicitor, acceptor) → where to dial instead of each of the acceptor's own
+    addresses, when something is between (a delaying proxy, a tunnel).
     """
 
     passwords: Mapping[str, str]
@@ -144,17 +155,20 @@ def users(topology: Topology) -> Iterator[User]:
     for name, region in topology.regions.items():
         yield from region_users(topology, name)
         yield from (agent_user(name, replica) for replica in region.replicas)
+        if region.cluster:
+            yield User(name, CLUSTER)
     yield from (link_user(link.acceptor, link.solicitor) for link in topology.links)
 
 
-def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
-    """The whole configuration of one region's nats-server."""
-    region, limits = topology.region(name), topology.nats
-    monitor: dict[str, Value] = {"http": str(region.monitor.listen)} if region.monitor else {}
+def settings(topology: Topology, name: RegionId, site: Site, number: int = 0) -> dict[str, Value]:
+    """The whole configuration of a region's nats-server; `number`: which, of several."""
+    limits, server = topology.nats, topology.region(name).servers[number]
+    monitor: dict[str, Value] = {"http": str(server.monitor.listen)} if server.monitor else {}
     return {
-        "server_name": f"{topology.mesh.name}-{name}",
-        "listen": str(region.nats.listen),
+        "server_name": f"{topology.mesh.name}-{name}{server.suffix}",
+        "listen": str(server.nats.listen),
         **monitor,
+        **_cluster(topology, name, site, server),
         "max_payload": limits.max_payload_mib * MEBIBYTE,
         "max_pending": limits.max_pending_mib * MEBIBYTE,
         "write_deadline": WRITE_DEADLINE,
@@ -162,14 +176,34 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
         "ping_max": PING_MAX,
         "jetstream": {
             "domain": name,
-            "store_dir": str(site.state_directory),
+            "store_dir": str(site.state_directory / server.suffix.removeprefix("-")),
             "sync_interval": SYNC_INTERVAL,
             "max_memory_store": limits.jetstream_memory_mib * MEBIBYTE,
             "max_file_store": topology.jetstream_disk_mib(name) * MEBIBYTE,
         },
         "accounts": _accounts(topology, name, site),
         "system_account": SYSTEM_ACCOUNT,
-        **_leafnodes(topology, name, site),
+        **_leafnodes(topology, name, site, number),
+    }
+
+
+def _cluster(topology: Topology, name: RegionId, site: Site, server: BusServer) -> dict[str, Value]:
+    """How it is joined with the region's other nats-servers; nothing where it is the only one."""
+    if server.cluster is None:
+        return {}
+    user = User(name, CLUSTER)
+    password = site.passwords[user.key]
+    others = (each.cluster for each in topology.region(name).servers if each != server)
+    return {
+        "cluster": {
+            "name": f"{topology.mesh.name}-{name}",
+            "listen": str(server.cluster.listen),
+            "advertise": str(server.cluster),
+            "no_advertise": True,  # to clients, which know the addresses of mesh.toml
+            "authorization": {"user": user.name, "password": password_hash(user, password)},
+            "ping_interval": CLUSTER_PING_INTERVAL,
+            "routes": [f"nats-route://{user.name}:{password}@{other}" for other in others],
+        }
     }
 
 
@@ -203,8 +237,10 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
             _Flow("service", call, BATCH_ACCOUNT, BATCH_OBSERVE_ACCOUNT)
             for call in permissions.batch_reads()
         ]
-        # What it may take is kept free for it, and the region's state never has to do without.
-        jetstream[BATCH_ACCOUNT] = {"max_file": topology.batch.disk_mib * MEBIBYTE}
+        # What it may take is kept free for it, and the region's state never has to do without. An
+        # account's limit counts each copy.
+        copies = len(topology.region(name).servers)
+        jetstream[BATCH_ACCOUNT] = {"max_file": topology.batch.disk_mib * MEBIBYTE * copies}
     for peer in topology.peers(name):
         flows += _link_flows(topology, name, peer)
     accounts: dict[str, Value] = {
@@ -347,13 +383,13 @@ def password_hash(user: User, password: str) -> str:
     return bcrypt.hashpw(password.encode(), b"$2a$%02d$%b" % (BCRYPT_COST, salt)).decode()
 
 
-def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
+def _leafnodes(topology: Topology, name: RegionId, site: Site, number: int) -> dict[str, Value]:
     links = [topology.link(name, peer) for peer in topology.peers(name)]
     acceptors = [link.acceptor for link in links if link.solicitor == name]
     solicitors = [link.solicitor for link in links if link.acceptor == name]
     listener: dict[str, Value] = {
-        "listen": str(topology.region(name).leaf.listen),
-        "advertise": _advertised(topology, name, solicitors, site),
+        "listen": str(topology.region(name).servers[number].leaf.listen),
+        "advertise": _advertised(topology, name, solicitors, site, number),
     }
     if not links:
         return {}
@@ -364,13 +400,13 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Valu
             # message one copy even where two links are bound to one account by hand.
             "isolate_leafnode_interest": True,
             "reconnect": LEAF_RECONNECT,
-            "remotes": [_remote(topology, name, acceptor, site) for acceptor in acceptors],
+            "remotes": [_remote(topology, name, acceptor, site, number) for acceptor in acceptors],
         }
     }
 
 
 def _advertised(
-    topology: Topology, acceptor: RegionId, solicitors: Sequence[RegionId], site: Site
+    topology: Topology, acceptor: RegionId, solicitors: Sequence[RegionId], site: Site, number: int
 ) -> str:
     """What the accepting server says of where it can be dialled.
 
@@ -381,21 +417,28 @@ def _advertised(
     [tried: every pair of 2.12.7, 2.12.8, 2.14.0, 2.14.6, 2.15.0, 2.15.1.] The dialling server's
     `ignore_discovered_servers` is an unknown field before 2.14.
     """
-    dialled = {_dialled(topology, solicitor, acceptor, site) for solicitor in solicitors}
+    dialled = {_dialled(topology, solicitor, acceptor, site)[number] for solicitor in solicitors}
     return str(dialled.pop()) if len(dialled) == 1 else NO_ADDRESS
 
 
-def _dialled(topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site) -> Address:
+def _dialled(
+    topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site
+) -> Sequence[Address]:
+    """Where each of the accepting region's servers is dialled."""
     return site.leaf_addresses.get((solicitor, acceptor), topology.region(acceptor).leaf)
 
 
 def _remote(
-    topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site
+    topology: Topology, solicitor: RegionId, acceptor: RegionId, site: Site, number: int
 ) -> dict[str, Value]:
+    """The link to that region. Each server begins with another one of its servers."""
     user = link_user(acceptor, solicitor)
-    address = _dialled(topology, solicitor, acceptor, site)
+    login = f"nats-leaf://{user.name}:{site.passwords[user.key]}"
+    addresses = _dialled(topology, solicitor, acceptor, site)
+    first = number % len(addresses)
+    urls = [f"{login}@{address}" for address in (*addresses[first:], *addresses[:first])]
     return {
-        "url": f"nats-leaf://{user.name}:{site.passwords[user.key]}@{address}",
+        **({"url": urls[0]} if len(urls) == 1 else {"urls": urls, "no_randomize": True}),
         "account": link_account(acceptor),
         "request_isolation": True,
     }

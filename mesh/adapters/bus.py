@@ -383,6 +383,8 @@ class RouterBus:
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat, and no peer can adopt its region.
         """
+        servers = len(self._address.servers)
+        wanted = streams.kept(self.region, has_peers=self._keeps_lease, servers=servers)
         while True:
             self._returned.clear()
             try:
@@ -393,7 +395,7 @@ class RouterBus:
                         take_control = reading_control()
                         if last := await self._last_control():
                             take_control(*last)
-                    for config in streams.kept(self.region, has_peers=self._keeps_lease):
+                    for config in wanted:
                         found(str(config.name), await streams.altered(self.client, config))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(streams.CHECK_S):

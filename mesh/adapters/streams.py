@@ -15,11 +15,15 @@ router is left.
 What the server acknowledges has been synced to disk (`infra.nats.region_config.SYNC_INTERVAL`), but
 for heartbeats, one every 0.1 s of each replica: with `persist_mode: async` the server syncs none of
 them [tried, 2.12.7, 2.14.0, 2.15.1]. It is given only as a stream is made, so one of an earlier
-version is made anew: its last heartbeats come again within 0.1 s.
+version is made anew: its last heartbeats come again within 0.1 s. So is one of a region that has
+three servers now: there it is in memory.
 """
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import nats.errors
@@ -45,6 +49,8 @@ from schemas.ids import RegionId
 LEASE_BYTES_MAX = 4096
 CHECK_S = 30.0  # between two checks of a router
 REQUEST_S = 5.0
+LEADER_S = 15.0  # that three servers may take to find each other and to vote: 9 s at most
+LEADER_TRY_S = 0.5
 # A write that names the last one it knows; and what nats-server says, "wrong last sequence: 17",
 # with this code, where it is not the last any more.
 H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -59,7 +65,7 @@ _FILLED_IN: Mapping[str, object] = {
     "compression": "none",
 }
 _SERVERS_OWN = "_nats."  # keys of metadata
-_PERSIST = "persist_mode"
+_PERSIST, _STORAGE = "persist_mode", "storage"
 _TEXT = "description"  # for people: streams of the version before have none, and are no worse
 
 
@@ -115,10 +121,19 @@ def control(region: RegionId) -> StreamConfig:
     )
 
 
-def kept(region: RegionId, *, has_peers: bool) -> tuple[StreamConfig, ...]:
-    """Those that a region keeps; leases only if it has peers."""
+def kept(region: RegionId, *, has_peers: bool, servers: int = 1) -> tuple[StreamConfig, ...]:
+    """Those that a region keeps, on each of so many servers; leases only if it has peers."""
     leases = (lease(region),) if has_peers else ()
-    return (heartbeats(region), *leases, control(region))
+    found = (_on_all(heartbeats(region), servers), *leases, control(region))
+    return tuple(replace(config, num_replicas=servers) for config in found)
+
+
+def _on_all(beats: StreamConfig, servers: int) -> StreamConfig:
+    """Of several servers each keeps heartbeats in memory: a replicated stream on disk is synced for
+    each message, `persist_mode: async` is refused [2.15.1]."""
+    if servers == 1:
+        return beats
+    return replace(beats, storage=StorageType.MEMORY, persist_mode=None)
 
 
 def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:
@@ -171,7 +186,7 @@ async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) 
         "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
         "run this again"
     )
-    wanted = kept(region, has_peers=has_peers)
+    wanted = kept(region, has_peers=has_peers, servers=len(address.servers))
     return await _set_up_all(address, subjects.INBOX_ROOT, wanted, advice)
 
 
@@ -183,7 +198,7 @@ async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str,
         f"{subjects.INBOX_BATCH_SETUP} stream rm {{}}`, as the user batch-setup) loses what it "
         "holds"
     )
-    wanted = batch_streams.kept(limits)
+    wanted = batch_streams.kept(limits, len(address.servers))
     return await _set_up_all(address, subjects.INBOX_BATCH_SETUP, wanted, advice)
 
 
@@ -210,9 +225,29 @@ async def _set_up_all(
 ) -> dict[str, str]:
     client = await bus.connect(address, name="mesh setup", inbox_prefix=inbox)
     try:
+        if len(address.servers) > 1:
+            await _until_led(client, next(iter(wanted)))
         return {str(config.name): await _set_up(client, config, advice) for config in wanted}
     finally:
         await bus.close(client)
+
+
+async def _until_led(client: Client, first: StreamConfig) -> None:
+    """Wait until a cluster has chosen its leader and knows its servers, seconds after its start:
+    until it has that stream. Not for longer than LEADER_S."""
+    stream = client.jetstream(timeout=LEADER_TRY_S)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LEADER_S):
+            while True:
+                try:
+                    await stream.add_stream(first)
+                    return
+                except nats.js.errors.BadRequestError as error:
+                    if error.err_code == _NAME_IN_USE:
+                        return
+                except (nats.js.errors.Error, nats.errors.Error):
+                    pass  # no leader, no peers yet
+                await asyncio.sleep(LEADER_TRY_S)
 
 
 async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
@@ -227,8 +262,8 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
-            is_synced = any(difference.startswith(_PERSIST) for difference in found)
-            if config.persist_mode is not None and is_synced:
+            is_fixed = any(difference.startswith((_PERSIST, _STORAGE)) for difference in found)
+            if config.name == subjects.STREAM_HEARTBEATS and is_fixed:
                 # The server does not change that. What such a stream holds is sent again anyway.
                 await stream.delete_stream(str(config.name))
                 await stream.add_stream(config)

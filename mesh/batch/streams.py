@@ -26,8 +26,9 @@ HEADER_BYTES = 4096  # of a record: JetStream's own
 RECORD_BYTES_MAX = 8192  # of a file
 
 
-def kept(limits: BatchTable) -> tuple[StreamConfig, ...]:
-    """Those of one region, all on disk. A full one refuses what is new and keeps what it has."""
+def kept(limits: BatchTable, servers: int = 1) -> tuple[StreamConfig, ...]:
+    """Those of one region, all on disk, on each of so many servers. A full one refuses what is new
+    and keeps what it has."""
     files, jobs, results = limits.files_mib, limits.jobs_mib, limits.results_mib
     lines = _one_a_subject(
         STREAM_LINES, "Lines without a result", line_subject("*", "*"), limits.lines_mib
@@ -35,7 +36,7 @@ def kept(limits: BatchTable) -> tuple[StreamConfig, ...]:
     tasks = _one_a_subject(
         STREAM_TASKS, "What batch runners do for whole jobs", task_subject("*", "*"), TASKS_MIB
     )
-    return (
+    found = (
         # As NATS' own tools make an object store and a bucket.
         _stream(
             STREAM_FILES,
@@ -50,6 +51,7 @@ def kept(limits: BatchTable) -> tuple[StreamConfig, ...]:
         replace(lines, retention=RetentionPolicy.WORK_QUEUE),
         _one_a_subject(STREAM_RESULTS, "Results of lines", result_subject("*", "*"), results),
     )
+    return tuple(replace(config, num_replicas=servers) for config in found)
 
 
 def _bucket(

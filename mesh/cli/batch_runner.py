@@ -107,7 +107,7 @@ def command(
         region=home,
         router=RouterId(name),
         peers=topology.asked_by(home),
-        bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
+        bus=BusAddress(nats_url or own.bus_url, nats_user, nats_password),
         store=_store_address(own, batch_credentials, nats_url),
         limits=topology.batch,
         settings=OfflineSettings(
@@ -131,7 +131,7 @@ def command(
 
 
 def _store_address(own: RegionTable, credentials: Path | None, nats_url: str | None) -> BusAddress:
-    url = nats_url or f"nats://{own.nats}"
+    url = nats_url or own.bus_url
     if credentials is None:
         return BusAddress(url)
     return batch_login(url, credentials)

@@ -51,7 +51,8 @@ def nats(
         mesh = load_mesh(config)
         written = bundle.write(mesh, out, state_directory=state_dir, rotate=rotate)
         for files in written.values():
-            server.check_config(binary, files.config)
+            for file in files.configs:
+                server.check_config(binary, file)
     except (topology.TopologyError, PasswordsUnreadable, server.ServerUnusable) as error:
         raise Unusable(str(error)) from error
     except OSError as error:
@@ -59,7 +60,7 @@ def nats(
     click.echo("checked and written:")
     for name, files in written.items():
         folder = next(iter(files.credentials.values())).parent
-        click.echo(f"  {name}: {files.config}")
+        click.echo(f"  {name}: {', '.join(map(str, files.configs))}")
         click.echo(f"  {name}: {folder}/ ({len(files.credentials)} files of credentials)")
 
 

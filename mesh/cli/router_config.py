@@ -78,7 +78,7 @@ def read_config(options: RouterOptions) -> RouterConfig:
             routes=own.routes,
             by_option=frozenset(name for name in given if getattr(options, name)),
             bus=BusAddress(
-                options.nats_url or f"nats://{own.nats}", options.nats_user, options.nats_password
+                options.nats_url or own.bus_url, options.nats_user, options.nats_password
             ),
             settings=_settings(topology, options),
             hash_key=options.prefix_key or topology.mesh.name,
@@ -139,7 +139,7 @@ def _batch_access(
     """Where files and batches are kept; None in a region that keeps none."""
     if not own.batch_runners or options.batch_credentials is None:
         return None
-    url = options.nats_url or f"nats://{own.nats}"
+    url = options.nats_url or own.bus_url
     return BatchAccess(batch_login(url, options.batch_credentials), topology.batch)
 
 

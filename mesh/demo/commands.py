@@ -43,14 +43,20 @@ class Commands:
     nats_server: Path
     files: Mapping[RegionId, RegionFiles]  # the rendered configuration and credentials
 
-    def nats(self, region: str) -> Program:
-        return Program(
-            name=f"nats-{region}",
-            kind=ProgramKind.NATS,
-            region=region,
-            command=(str(self.nats_server), "-c", str(self.files[RegionId(region)].config)),
-            ready=speaks_nats(self.topology.region(region).nats),
-        )
+    def nats(self, region: str) -> list[Program]:
+        """Each nats-server of the region."""
+        servers = self.topology.region(region).servers
+        configs = self.files[RegionId(region)].configs
+        return [
+            Program(
+                name=f"nats-{region}{server.suffix}",
+                kind=ProgramKind.NATS,
+                region=region,
+                command=(str(self.nats_server), "-c", str(config)),
+                ready=speaks_nats(server.nats),
+            )
+            for server, config in zip(servers, configs, strict=True)
+        ]
 
     def router(
         self,

@@ -105,7 +105,8 @@ class LocalMesh:
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
         self._stream_checks: list[asyncio.Task[None]] = []
-        self.wan: dict[tuple[RegionId, RegionId], WanProxy] = {}  # (solicitor, acceptor) → link
+        # (solicitor, acceptor) → the way to each of the acceptor's nats-servers
+        self.wan: dict[tuple[RegionId, RegionId], tuple[WanProxy, ...]] = {}
         # What `start` did not wait for: given engines, and routers that have no engine yet.
         self.missing: list[EngineMissing] = []
         self.routers_not_ready: list[str] = []
@@ -133,7 +134,7 @@ class LocalMesh:
     def sizes(self) -> Counter[ProgramKind]:
         sizes: Counter[ProgramKind] = Counter()
         for region in self._topology.regions.values():
-            sizes[ProgramKind.NATS] += 1
+            sizes[ProgramKind.NATS] += len(region.servers)
             sizes[ProgramKind.ENGINE] += 0 if self._options.engines else len(region.replicas)
             sizes[ProgramKind.AGENT] += len(region.replicas)
             sizes[ProgramKind.ROUTER] += len(region.routers)
@@ -168,13 +169,13 @@ class LocalMesh:
     async def _configure(self) -> Mapping[RegionId, RegionFiles]:
         """Start the links, and configure the nats-servers to connect through them."""
         write_atomically(self._state.console_key, secrets.token_hex(16).encode())
-        leaf_addresses: dict[tuple[RegionId, RegionId], Address] = {}
         for link in self._topology.links:
-            target = self._topology.regions[link.acceptor].leaf
-            proxy = WanProxy(target, one_way_s=link.rtt_s / 2)
-            await self._links.enter_async_context(proxy)
-            self.wan[link.solicitor, link.acceptor] = proxy
-            leaf_addresses[link.solicitor, link.acceptor] = proxy.address
+            targets = self._topology.regions[link.acceptor].leaf
+            proxies = tuple(WanProxy(target, one_way_s=link.rtt_s / 2) for target in targets)
+            for proxy in proxies:
+                await self._links.enter_async_context(proxy)
+            self.wan[link.solicitor, link.acceptor] = proxies
+        leaf_addresses = {ends: [one.address for one in way] for ends, way in self.wan.items()}
         return bundle.write(
             self._topology,
             self._state.config,
@@ -185,14 +186,12 @@ class LocalMesh:
     async def _start_region(
         self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: RegionTable
     ) -> None:
-        await self._supervisor.start(commands.nats(name))
+        servers = commands.nats(name)
+        await asyncio.gather(*map(self._supervisor.start, servers))
         await self._set_up_streams(name)
-        checks = keep_checking(
-            f"nats-{name}",
-            f"nats://{region.nats}",
-            lambda: self._set_up_streams(name),
-            streams.CHECK_S,
-        )
+        names = (program.name for program in servers)
+        urls = dict(zip(names, region.bus_url.split(","), strict=True))
+        checks = keep_checking(urls, lambda: self._set_up_streams(name), streams.CHECK_S)
         self._stream_checks.append(asyncio.create_task(checks))
         for router in region.routers:
             page = self.pages[name].get(router)

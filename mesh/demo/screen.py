@@ -151,5 +151,5 @@ def _regions(topology: Topology, missing: Counter[str]) -> Table:
     for name, region in topology.regions.items():
         size = len(region.replicas)
         replicas = f"{size - missing[name]} of {size}" if missing[name] else str(size)
-        table.add_row(name, f"http://{region.http}/v1", f"nats://{region.nats}", replicas)
+        table.add_row(name, f"http://{region.http}/v1", region.bus_url.replace(",", "\n"), replicas)
     return table

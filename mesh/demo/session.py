@@ -110,7 +110,7 @@ class DemoSession:
         regions = {
             name: {
                 "endpoint": f"http://{region.http}",
-                "nats": f"nats://{region.nats}",
+                "nats": region.bus_url,
                 "credentials": str(self._mesh.credentials(name)),
                 "replicas": region.replicas,
                 "workers": region.workers,

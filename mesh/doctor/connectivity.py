@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ from infra.nats.region_config import (
     SYSTEM,
     User,
 )
-from infra.topology import Topology
+from infra.topology import Topology, server_suffixes
 from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
 
@@ -65,6 +65,12 @@ class Logins:
         users = (*own, self.batch_setup, self.batch_observer, self.observer, self.admin)
         return next(user.url for user in users if user is not None)
 
+    def among(self, urls: Sequence[str]) -> "Logins":
+        """The same at these of the region's nats-servers."""
+        users = {each.name: getattr(self, each.name) for each in fields(self)}
+        url = ",".join(urls)
+        return Logins(**{name: user and replace(user, url=url) for name, user in users.items()})
+
 
 def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins]:
     """Those below a directory that `mesh infra nats` wrote. Raises NoCredentials if there are none.
@@ -100,11 +106,21 @@ def _read_credentials(file: Path) -> BusAddress | None:
 
 @dataclass(frozen=True, slots=True)
 class ServerUnreachable:
-    """A server that does not answer. `listens`: something accepts connections there."""
+    """A server that does not answer. `listens`: something accepts connections there. `suffix`: of
+    its name, where the region has several."""
 
     url: str
     why: str
     listens: bool
+    suffix: str = ""
+
+
+async def check_servers(url: str, answer_s: float) -> list[ServerUnreachable]:
+    """Those of a region's nats-servers (`url`: with commas) that don't greet in time."""
+    urls = url.split(",")
+    found = await asyncio.gather(*(check_server(each, answer_s) for each in urls))
+    suffixes = server_suffixes(len(urls))
+    return [replace(one, suffix=name) for one, name in zip(found, suffixes, strict=True) if one]
 
 
 async def check_server(url: str, answer_s: float) -> ServerUnreachable | None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -17,7 +18,7 @@ from nats.aio.client import Client
 from infra.bus import BusAddress, BusUnreachable
 from infra.nats.region_config import BATCH_OBSERVER, OBSERVER, link_account
 from infra.process import end_all
-from infra.topology import Topology
+from infra.topology import Topology, server_suffixes
 from mesh.adapters import streams
 from mesh.batch import streams as batch_streams
 from mesh.doctor import observed_state, permission_checks
@@ -27,7 +28,7 @@ from mesh.doctor.connectivity import (
     Logins,
     NoServerRuns,
     ServerUnreachable,
-    check_server,
+    check_servers,
     logged_in,
 )
 from mesh.doctor.findings import (
@@ -48,6 +49,7 @@ from schemas.ids import RegionId
 REQUEST_S = 5.0
 TOOL_INBOX = subjects.INBOX_ROOT
 LEAFZ = "$SYS.REQ.SERVER.PING.LEAFZ"
+ROUTEZ = "$SYS.REQ.SERVER.PING.ROUTEZ"
 
 LoginChecks = Callable[[RegionFindings, DoctorConnection], Awaitable[None]]
 
@@ -100,8 +102,10 @@ async def examine(
         if task in late:
             detail = f"the examination took longer than {total_s:g} s and was cancelled"
             regions[region].add("bus", "examination", CheckResult.BAD, detail)
-        elif (server := task.result()) is not None:
-            unreachable[region] = server
+        elif len(servers := task.result()) == len(logins[region].url.split(",")):
+            unreachable[region] = servers[0]
+        else:
+            regions[region].findings += [_lost_server(region, one, commands) for one in servers]
     if len(unreachable) == len(regions) and not any(one.listens for one in unreachable.values()):
         urls = dict.fromkeys(one.url for one in unreachable.values())
         raise NoServerRuns(f"no nats-server listens at {', '.join(urls)}")
@@ -113,17 +117,21 @@ async def examine(
 
 async def _examine_region(
     found: RegionFindings, topology: Topology, logins: Logins, settings: ExaminationSettings
-) -> ServerUnreachable | None:
-    """Examine one region, or return why its server can't be examined."""
+) -> list[ServerUnreachable]:
+    """Examine one region by those of its servers that answer, and return the others."""
     permission_checks.add_residency(found, topology)
     clock, answer_s = settings.clock, settings.limits.answer_s
-    unreachable = await check_server(logins.url, settings.limits.greeting_s)
-    if unreachable is not None:
+    unreachable = await check_servers(logins.url, settings.limits.greeting_s)
+    urls = logins.url.split(",")
+    silent = {one.url for one in unreachable}
+    if not (reached := [url for url in urls if url not in silent]):
         return unreachable
+    logins = logins.among(reached)
 
     async def as_observer(found: RegionFindings, connection: DoctorConnection) -> None:
         client, name = connection.client, RegionId(found.region)
-        configs = streams.kept(name, has_peers=bool(topology.peers(name)))
+        has_peers = bool(topology.peers(name))
+        configs = streams.kept(name, has_peers=has_peers, servers=len(urls))
         await _check_bus(found, client, clock)
         checks = [
             lambda part: observed_state.check_streams(part, configs, client),
@@ -149,10 +157,13 @@ async def _examine_region(
         )
 
     async def as_system(found: RegionFindings, connection: DoctorConnection) -> None:
-        await _check_server_links(found, topology, connection.client)
+        client = connection.client
+        if len(urls) > 1:
+            await _check_cluster(found, topology, client, len(reached), len(urls))
+        await _check_server_links(found, topology, client, len(reached))
 
     async def as_batch_observer(found: RegionFindings, connection: DoctorConnection) -> None:
-        configs = batch_streams.kept(topology.batch)
+        configs = batch_streams.kept(topology.batch, len(urls))
         client, listen_s = connection.client, settings.listen_s
         await found.run_concurrently(
             lambda part: observed_state.check_streams(part, configs, client),
@@ -170,7 +181,14 @@ async def _examine_region(
         partial(_as_user, "router", logins.router, router_inbox, as_router, settings),
         partial(_as_user, "system", logins.system, TOOL_INBOX, as_system, settings),
     )
-    return None
+    return unreachable
+
+
+def _lost_server(region: str, one: ServerUnreachable, commands: ManualCommands) -> Finding:
+    """One of several; the others go on."""
+    about, detail = f"server {region}{one.suffix}", f"no answer at {one.url}: {one.why}"
+    remedy = commands.server(region, one)
+    return Finding(region, "bus", about, CheckResult.BAD, detail, remedy=remedy)
 
 
 async def _observe(
@@ -221,11 +239,48 @@ async def _check_bus(found: RegionFindings, client: Client, clock: MonotonicCloc
     found.add("bus", "server", CheckResult.OK, detail, took_ms, "ms")
 
 
-async def _check_server_links(found: RegionFindings, topology: Topology, client: Client) -> None:
-    """The links as the region's own server reports them."""
-    reply = await client.request(LEAFZ, timeout=REQUEST_S)
-    report = json.loads(reply.data).get("data") or {}
-    up = {leaf.get("account"): leaf for leaf in report.get("leafs") or ()}
+async def _reports(client: Client, subject: str, servers: int) -> dict[str, dict[str, Any]]:
+    """What each of so many servers reports, by its name; of one that is silent nothing.
+
+    Raises TimeoutError if all are.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    inbox = client.new_inbox()
+    replies = await client.subscribe(inbox)
+    await client.publish(subject, reply=inbox)
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            while len(found) < servers:
+                report = json.loads((await replies.next_msg(timeout=REQUEST_S)).data)
+                found[str(report["server"]["name"])] = report.get("data") or {}
+    except TimeoutError:
+        if not found:
+            raise
+    return found
+
+
+async def _check_cluster(
+    found: RegionFindings, topology: Topology, client: Client, reached: int, servers: int
+) -> None:
+    """Whether the region's servers have joined one another. One that is down is named elsewhere."""
+    prefix = f"{topology.mesh.name}-"
+    joined = {name.removeprefix(prefix) for name in await _reports(client, ROUTEZ, reached)}
+    names = {f"{found.region}{suffix}" for suffix in server_suffixes(servers)}
+    detail = f"{', '.join(sorted(joined))} are joined"
+    if len(joined) < servers:
+        detail = f"of {', '.join(sorted(names))} only {', '.join(sorted(joined))} are joined"
+    verdict = CheckResult.WARNING if len(joined) > servers // 2 else CheckResult.BAD
+    verdict = result_if(len(joined) == servers, verdict)
+    found.add("bus", "cluster", verdict, detail)
+
+
+async def _check_server_links(
+    found: RegionFindings, topology: Topology, client: Client, servers: int
+) -> None:
+    """The links as so many of the region's own servers report them."""
+    reports = await _reports(client, LEAFZ, servers)
+    leaves = [leaf for report in reports.values() for leaf in report.get("leafs") or ()]
+    up = {leaf.get("account"): leaf for leaf in leaves}
     for peer in topology.peers(found.region):
         leaf = up.get(link_account(peer))
         rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")

@@ -43,7 +43,7 @@ class SystemdCommands:
     credentials: Path
 
     def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
-        host = self.topology.regions[RegionId(region)].nats.host
+        host = urlsplit(unreachable.url).hostname
         listens = unreachable.listens
         state = "hangs or is stopped" if listens else "is down, or its machine can't be reached"
         return Remedy(
@@ -74,8 +74,9 @@ class SystemdCommands:
         return _set_up_streams(region, name, self.config, self.credentials)
 
     def stream_writes(self, region: str) -> Remedy:
-        host = self.topology.regions[RegionId(region)].nats.host
-        what = f"{MAKE_ROOM}, on {host} (without systemd: as you start it there)"
+        addresses = self.topology.regions[RegionId(region)].nats
+        hosts = ", ".join(dict.fromkeys(each.host for each in addresses))
+        what = f"{MAKE_ROOM}, on {hosts} (without systemd: as you start it there)"
         return Remedy(what, f"df -h; systemctl restart mesh-nats@{region}")
 
 
@@ -90,14 +91,18 @@ class DemoCommands:
     binary: Callable[[], Path]
 
     def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
-        name = f"nats-{region}"
+        name = f"nats-{region}{unreachable.suffix}"
         if name in self.pids:
             return self._kill(name)
         if unreachable.listens:
             port = urlsplit(unreachable.url).port
             what = "it is no process of this `mesh up`; see whose it is, and end it with kill -KILL"
             return Remedy(what, f"ss -Hltnp 'sport = :{port}'")
-        command = [str(self.binary()), "-c", str(self.config / region / CONFIG)]
+        command = [
+            str(self.binary()),
+            "-c",
+            str(self.config / region / CONFIG.format(unreachable.suffix)),
+        ]
         what = (
             f"{name} is down; `mesh up` restarts it, unless it has reported that it does not any "
             f"more; {self.logs / name}.log says why; after mending that"

@@ -13,7 +13,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import StreamConfig
+from nats.js.api import StreamConfig, StreamInfo
 
 from infra.topology import Topology
 from infra.workers import workers_among
@@ -306,9 +306,22 @@ async def check_streams(
             found.add("stream", name, CheckResult.BAD, detail)
         else:
             detail = f"{info.state.messages} {HELD.get(name, 'messages')}"
-            found.add("stream", name, CheckResult.OK, detail)
+            behind = _behind(info)
+            if behind:
+                detail += f"; its copies are not in step: {', '.join(behind)}"
+            found.add("stream", name, result_if(not behind, CheckResult.WARNING), detail)
 
     await found.run_concurrently(*(partial(check, config) for config in configs))
+
+
+def _behind(info: StreamInfo) -> list[str]:
+    """The servers whose copy of the stream is not as the leader's, and why."""
+    copies = [] if info.cluster is None else info.cluster.replicas or []
+    return [
+        f"{copy.name} is offline" if copy.offline else f"{copy.name} is {copy.lag or 0} behind"
+        for copy in copies
+        if copy.offline or not copy.current
+    ]
 
 
 async def check_owner(

@@ -54,7 +54,7 @@ class LeafMesh:
     def environment(self, region: str, user: str) -> dict[str, str]:
         """The variables of a user's credentials file, with the address seen from this machine."""
         server = self._servers[region]
-        port = server.get_exposed_port(self.topology.region(region).nats.port)
+        port = server.get_exposed_port(self.topology.region(region).nats[0].port)
         url = f"nats://{server.get_container_host_ip()}:{port}"
         credentials = read_environment(self._files[RegionId(region)].credentials[user])
         return {**credentials, "NATS_URL": url}
@@ -97,7 +97,7 @@ def running_leaf_mesh(directory: Path) -> Iterator[LeafMesh]:
         }
         servers = {}
         for region, has in mesh_toml.regions.items():
-            server = DockerContainer(str(image), ports=[has.nats.port], network=homes[region])
+            server = DockerContainer(str(image), ports=[has.nats[0].port], network=homes[region])
             server.with_command(["--config", CONFIG])
             server.with_copy_into_container(files[region].config, CONFIG)
             server.waiting_for(
@@ -106,7 +106,7 @@ def running_leaf_mesh(directory: Path) -> Iterator[LeafMesh]:
             servers[region] = stack.enter_context(server)
         for pair, network in links.items():
             for region in pair:
-                alias = mesh_toml.region(region).leaf.host
+                alias = mesh_toml.region(region).leaf[0].host
                 network.connect(servers[region].get_container_id(), network_aliases=[alias])
         yield LeafMesh(servers, links, mesh_toml, files)
 

@@ -119,10 +119,10 @@ def test_commands_name_the_replica_of_their_service(mesh_toml):
 
 def test_ports_are_those_of_mesh_toml_and_open_to_this_machine_only(mesh_toml):
     for region, has in mesh_toml.regions.items():
-        for service, address in ((f"router-{region}", has.http), (f"nats-{region}", has.nats)):
+        for service, address in ((f"router-{region}", has.http), (f"nats-{region}", has.nats[0])):
             assert address.host == service
             assert services[service]["ports"] == [f"127.0.0.1:{address.port}:{address.port}"]
-        assert has.leaf.host == f"nats-{region}"
+        assert has.leaf[0].host == f"nats-{region}"
     published = [port for service in services.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert len(set(published)) == len(published)

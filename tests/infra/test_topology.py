@@ -45,7 +45,7 @@ def lines_of(text: str) -> list[str]:
 
 def test_the_packaged_file_is_the_documented_demo():
     topology = load(DEFAULT_FILE)
-    assert {name: (r.http.port, r.nats.port) for name, r in topology.regions.items()} == {
+    assert {name: (r.http.port, r.nats[0].port) for name, r in topology.regions.items()} == {
         "us": (8101, 4101),
         "eu": (8102, 4102),
         "ap": (8103, 4103),
@@ -153,6 +153,16 @@ MISTAKES = {
         "127.0.0.1:4202",
         "localhost:8101",
         "regions.eu.leaf: 127.0.0.1:8101 is also regions.us.http; give each its own port",
+    ),
+    "two nats-servers": (
+        'nats = "127.0.0.1:4101"',
+        'nats = ["127.0.0.1:4101", "127.0.0.1:4104"]',
+        "regions.us.nats: 2 addresses; write one, or a list of three",
+    ),
+    "one nats-server with an address for others of its region": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\ncluster = "127.0.0.1:4301"',
+        "regions.us.cluster: 1 addresses, of 1 nats-servers; remove it",
     ),
     "region linked with itself and not with its peer": (
         '["us", "eu"]',
@@ -440,3 +450,29 @@ def test_any_edit_gives_a_topology_or_a_topology_error(edits):
         assert lines and all(re.match(r"mesh\.toml(:\d+(:\d+)?)?: ", line) for line in lines)
     else:
         assert isinstance(topology, Topology)
+
+
+def test_three_nats_servers_have_an_address_of_each_kind():
+    """All that are missing are named at once; one server is as before."""
+    text = DEFAULT_FILE.read_text().replace(
+        'nats = "127.0.0.1:4101"', 'nats = ["a:4101", "b:4101", "c:4101"]'
+    )
+    with pytest.raises(TopologyError) as refused:
+        parse(text, "mesh.toml")
+    lines = str(refused.value).splitlines()
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "regions.us.cluster: 0 addresses, of 3 nats-servers; write 3, one for each address of nats",
+        "regions.us.leaf: 1 addresses, of 3 nats-servers; write 3, one for each address of nats",
+    ]
+    good = text.replace(
+        'leaf = "127.0.0.1:4201"',
+        'leaf = ["a:4201", "b:4201", "c:4201"]\ncluster = ["a:6222", "b:6222", "c:6222"]',
+    )
+    mesh = parse(good, "mesh.toml")
+    assert mesh.regions["us"].bus_url == "nats://a:4101,nats://b:4101,nats://c:4101"
+    assert [str(each.cluster) for each in mesh.regions["us"].servers] == [
+        "a:6222",
+        "b:6222",
+        "c:6222",
+    ]
+    assert mesh.regions["eu"].bus_url == "nats://127.0.0.1:4102"

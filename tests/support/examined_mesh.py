@@ -20,9 +20,9 @@ LOOKS = 3
 
 
 @asynccontextmanager
-async def running(directory, *, edit=None, rendered=TABLES):
+async def running(directory, *, edit=None, rendered=TABLES, clusters=()):
     """Both regions at work, each with a router and an agent."""
-    text = mesh_toml(("us", "eu"), replicas=1, more=rendered)
+    text = mesh_toml(("us", "eu"), replicas=1, more=rendered, clusters=clusters)
     (directory / "mesh.toml").write_text(text)
     regions = NatsRegions(parse(text, "mesh.toml"), directory / "rendered", edit=edit)
     try:
@@ -34,6 +34,7 @@ async def running(directory, *, edit=None, rendered=TABLES):
             for region, peer in (("us", "eu"), ("eu", "us")):
                 await mesh.until_ready(region, 1)
                 await mesh.until_peer(region, peer)
+            mesh.engines = (engine,)
             yield regions, mesh
     finally:
         await regions.stop()

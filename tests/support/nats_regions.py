@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from infra import bus, topology
 from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
-from infra.topology import Topology
+from infra.topology import SERVERS, Topology
 from mesh.adapters import streams
 from schemas import subjects
 from tests.support.ports import free_ports
@@ -29,15 +29,24 @@ def mesh_toml(
     *,
     replicas: int = 2,
     more: Mapping[str, str] | None = None,
+    clusters: Collection[str] = (),
 ) -> str:
-    """A mesh.toml on free ports; `more`: lines that a region's table has besides."""
-    ports = iter(free_ports(3 * len(regions)))
-    tables = [
-        f'[regions.{name}]\nhttp = "127.0.0.1:{next(ports)}"\nnats = "127.0.0.1:{next(ports)}"\n'
-        f'leaf = "127.0.0.1:{next(ports)}"\nreplicas = {replicas}\n'
-        f"{(more or {}).get(name, '')}\n"
-        for name in regions
-    ]
+    """A mesh.toml on free ports; `more`: lines that a region's table has besides; `clusters`: those
+    with three nats-servers."""
+    ports = iter(free_ports(3 * len(regions) + 7 * len(clusters)))
+
+    def addresses(key: str, count: int) -> str:
+        found = json.dumps([f"127.0.0.1:{next(ports)}" for _ in range(count)])
+        return f"{key} = {found if count > 1 else found.strip('[]')}"
+
+    tables = []
+    for name in regions:
+        count = SERVERS if name in clusters else 1
+        lines = [f"[regions.{name}]", addresses("http", 1)]
+        lines += [addresses("nats", count), addresses("leaf", count)]
+        if count > 1:
+            lines.append(addresses("cluster", count))
+        tables.append("\n".join([*lines, f"replicas = {replicas}", (more or {}).get(name, ""), ""]))
     links = [
         f'[[links]]\nbetween = ["{a}", "{b}"]\nrtt_ms = 1\n'
         for number, a in enumerate(regions)
@@ -47,7 +56,7 @@ def mesh_toml(
 
 
 class NatsRegions:
-    """One running nats-server a region."""
+    """The running nats-servers of each region; those of a cluster are `us-1`, `us-2`, `us-3`."""
 
     def __init__(
         self,
@@ -57,25 +66,28 @@ class NatsRegions:
         edit: Edit | None = None,
         binaries: Mapping[str, Path] | None = None,
     ) -> None:
-        """`binaries`: a region's nats-server where it is not the one that is found here."""
+        """`binaries`: a server's program where it is not the one that is found here."""
         self.topology = mesh
         self.files = bundle.write(mesh, directory)
         if edit is not None:
             _edit_configs(mesh, directory, self.files, edit)
         found = server.find()
-        self._logs = {name: directory / name / "nats.log" for name in self.files}
+        self._logs: dict[str, Path] = {}
+        self._servers: dict[str, ServerProcess] = {}
+        for name, region in mesh.regions.items():
+            for each, config in zip(region.servers, self.files[name].configs, strict=True):
+                this = f"{name}{each.suffix}"
+                log = self._logs[this] = directory / name / f"nats{each.suffix}.log"
+                self._servers[this] = ServerProcess(
+                    (binaries or {}).get(this, found), config, log=log
+                )
         self._clients: list[tuple[asyncio.AbstractEventLoop, Client]] = []
-        self._servers = {
-            name: ServerProcess(
-                (binaries or {}).get(name, found), files.config, log=self._logs[name]
-            )
-            for name, files in self.files.items()
-        }
 
     async def start(self) -> None:
         """Start every server, make its streams, and return when every link is up."""
         for region in self._acceptors_first():
-            await self._servers[region].start()
+            for name in self.servers(region):
+                await self._servers[name].start()
         for region in self.topology.regions:
             await self.set_up(region)
         async with asyncio.timeout(LINK_TIMEOUT_S):
@@ -85,7 +97,11 @@ class NatsRegions:
     def _acceptors_first(self) -> list[str]:
         """A link whose acceptor does not listen yet is dialled again a second later."""
         solicited = Counter(link.solicitor for link in self.topology.links)
-        return sorted(self._servers, key=lambda region: solicited[region])
+        return sorted(self.files, key=lambda region: solicited[region])
+
+    def servers(self, region: str) -> list[str]:
+        """The names of its servers."""
+        return [f"{region}{each.suffix}" for each in self.topology.region(region).servers]
 
     async def set_up(self, region: str) -> dict[str, str]:
         """Make the region's streams, as `mesh infra streams` does."""
@@ -112,6 +128,9 @@ class NatsRegions:
 
     async def start_one(self, region: str) -> None:
         await self._servers[region].start()
+
+    def kill_one(self, server: str) -> None:
+        self._servers[server].kill()
 
     def pid(self, region: str) -> int:
         pid = self._servers[region].pid
@@ -156,15 +175,26 @@ class NatsRegions:
         return client
 
     async def _until_linked(self, region: str) -> None:
+        """Each server that dials has its links; the region's have them all together."""
+        links = [self.topology.link(region, peer) for peer in self.topology.peers(region)]
+        wanted = sum(len(self.servers(link.solicitor)) for link in links)
         client = await self.connect(region, "system")
         try:
-            while True:
-                reply = await client.request("$SYS.REQ.SERVER.PING.LEAFZ", timeout=LINK_TIMEOUT_S)
-                if json.loads(reply.data)["data"]["leafnodes"] == len(self.topology.peers(region)):
-                    return
+            while await self._leaf_links(client, len(self.servers(region))) != wanted:
                 await asyncio.sleep(0.02)
         finally:
             await client.close()
+
+    async def _leaf_links(self, client: Client, servers: int) -> int:
+        """How many the servers count, of which each answers for itself."""
+        inbox, found = client.new_inbox(), 0
+        replies = await client.subscribe(inbox)
+        await client.publish("$SYS.REQ.SERVER.PING.LEAFZ", reply=inbox)
+        for _ in range(servers):
+            reply = await replies.next_msg(timeout=LINK_TIMEOUT_S)
+            found += json.loads(reply.data)["data"]["leafnodes"]
+        await replies.unsubscribe()
+        return found
 
 
 @contextlib.contextmanager
@@ -186,6 +216,8 @@ def _edit_configs(mesh: Topology, directory: Path, files: bundle.Written, edit: 
         directory.absolute() / bundle.PASSWORDS, [user.key for user in users(mesh)]
     )
     for name, written in files.items():
-        tree: dict[str, Any] = settings(mesh, name, Site(kept, directory / name / bundle.STATE))
-        edit(name, tree)
-        written.config.write_text(to_text(tree))
+        site = Site(kept, directory / name / bundle.STATE)
+        for number, config in enumerate(written.configs):
+            tree: dict[str, Any] = settings(mesh, name, site, number)
+            edit(name, tree)
+            config.write_text(to_text(tree))

@@ -122,13 +122,12 @@ def test_pods_are_named_as_mesh_toml_names_their_processes(rendered: Rendered):
 def test_services_are_what_mesh_toml_says(rendered: Rendered):
     region = rendered.mesh.region("us")
     services = {each.name: each.content["spec"] for each in MANIFESTS if each.kind == "Service"}
-    assert region.monitor is not None
-    for address in (region.http, region.nats, region.monitor):
+    for address in (region.http, *region.nats, *region.monitor):
         name, namespace, _ = address.host.split(".")
         assert namespace == "mesh-us"
         assert address.port in [port["port"] for port in services[name]["ports"]]
     [leaf] = services["nats-leaf"]["ports"]
-    assert (services["nats-leaf"]["type"], leaf["port"]) == ("LoadBalancer", region.leaf.port)
+    assert (services["nats-leaf"]["type"], leaf["port"]) == ("LoadBalancer", region.leaf[0].port)
     for pod in PODS:  # what is forwarded to is what listens
         labels = pod.content["spec"]["template"]["metadata"]["labels"]
         ports = {p["name"]: p["containerPort"] for c in pod.containers for p in c.get("ports", ())}

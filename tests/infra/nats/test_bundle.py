@@ -15,6 +15,7 @@ from infra.nats import bundle, server
 from infra.nats.bundle import PasswordsUnreadable, write_private
 from infra.nats.region_config import NO_ADDRESS
 from infra.topology import DEFAULT_FILE, Topology, parse
+from tests.support.nats_regions import mesh_toml
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_rotate_gives_every_user_a_new_password(tmp_path, demo: Topology):
 
 
 def test_a_proxied_link_is_dialled_where_the_proxy_listens(tmp_path, demo: Topology):
-    proxied = {("us", "eu"): Address("127.0.0.1", 5555)}
+    proxied = {("us", "eu"): [Address("127.0.0.1", 5555)]}
     files = bundle.write(demo, tmp_path, leaf_addresses=proxied)
     us, eu = files["us"].config.read_text(), files["eu"].config.read_text()
     assert "@127.0.0.1:5555" in us
@@ -191,7 +192,7 @@ def test_a_server_is_told_of_no_address_but_the_one_that_it_dials(tmp_path, demo
     assert '"advertise": "127.0.0.1:4202"' in files["eu"].config.read_text()
     assert '"advertise": "127.0.0.1:4203"' in files["ap"].config.read_text()
     assert "advertise" not in files["us"].config.read_text(), "it accepts no link"
-    proxies = [Address("127.0.0.1", port) for port in (5555, 5556, 5557)]
+    proxies = [[Address("127.0.0.1", port)] for port in (5555, 5556, 5557)]
     proxied = dict(zip((us_eu, us_ap, eu_ap), proxies, strict=True))
     files = bundle.write(demo, tmp_path, leaf_addresses=proxied)
     assert '"advertise": "127.0.0.1:5555"' in files["eu"].config.read_text()
@@ -294,3 +295,31 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         write_private(path, "half of it \ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_three_servers_know_one_another_and_dial_every_server_of_a_peer(tmp_path):
+    """Each begins with another one; what a single server of another region has is as ever."""
+    mesh = parse(mesh_toml(("us", "eu", "ap"), clusters=("us", "ap")), "mesh.toml")
+    files = bundle.write(mesh, tmp_path)
+    us = mesh.regions["us"]
+    assert [config.name for config in files["us"].configs] == [
+        "nats-1.conf",
+        "nats-2.conf",
+        "nats-3.conf",
+    ]
+    for number, config in enumerate(files["us"].configs):
+        server.check_config(server.find(), config)
+        text = config.read_text()
+        others = [each.cluster for each in us.servers if each != us.servers[number]]
+        routes = re.findall(r"nats-route://cluster:[^@]+@([^\"]+)", text)
+        assert routes == [str(address) for address in others]
+        assert f'/{number + 1}"' in text, "its own store"
+        dialled = re.findall(r"nats-leaf://link-us:[^@]+@([^\"]+)", text)
+        ap = [str(address) for address in mesh.regions["ap"].leaf]
+        assert dialled == [*ap[number:], *ap[:number], str(*mesh.regions["eu"].leaf)]
+    lines = files["us"].credentials["router"].read_text().splitlines()
+    assert f"NATS_URL={us.bus_url}" in lines
+    assert "cluster" not in files["eu"].config.read_text()
+    single = parse(mesh_toml(("us", "eu", "ap"), clusters=("ap",)), "mesh.toml")
+    bundle.write(single, tmp_path)
+    assert [path.name for path in (tmp_path / "us").glob("*.conf")] == ["nats.conf"]

@@ -189,7 +189,7 @@ async def test_a_peer_that_ignores_its_permissions_is_cut_off(mesh: NatsRegions,
     user, password = remote.removeprefix("nats-leaf://").split("@")[0].split(":")
     async with Taps(mesh) as taps:
         await taps.listen("eu", ">")
-        address = mesh.topology.region("eu").leaf
+        address = mesh.topology.region("eu").leaf[0]
         reader, writer = await asyncio.open_connection(*address)
         assert (await reader.readline()).startswith(b"INFO ")
         hello = {
@@ -217,7 +217,7 @@ async def until_line(reader: asyncio.StreamReader, start: bytes) -> bytes:
 
 
 def port_of(mesh: NatsRegions, region: str) -> str:
-    return f":{mesh.topology.region(region).leaf.port}"
+    return f":{mesh.topology.region(region).leaf[0].port}"
 
 
 def remotes_of(mesh: NatsRegions, region: str) -> list[str]:

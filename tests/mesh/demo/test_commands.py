@@ -49,7 +49,7 @@ def test_the_key_is_in_the_environment_of_its_agent_and_nowhere_else(commands):
     assert KEY not in " ".join(program.command)
     assert KEY not in repr(GIVEN)
     others = (
-        commands.nats("us"),
+        *commands.nats("us"),
         commands.engine("us", "us-0"),
         commands.router("us", "r1", Address("127.0.0.1", 1), None),
         commands.agent("us", "us-1", GivenEngine("us", "http://h:1"), GivenEngineKind.VLLM),

@@ -21,7 +21,7 @@ async def test_a_server_that_hangs_is_named_once_and_so_is_its_return(
     def said() -> list[str]:
         return [record.getMessage() for record in caplog.records]
 
-    checks = asyncio.create_task(keep_checking("nats-us", nats_server.url, note, 0.01))
+    checks = asyncio.create_task(keep_checking({"nats-us": nats_server.url}, note, 0.01))
     await until(lambda: len(set_up) > 1)
     os.kill(nats_server.pid, signal.SIGSTOP)
     try:

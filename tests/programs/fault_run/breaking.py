@@ -38,12 +38,14 @@ class Breakable:
             await self._stop(fault.programs, fault.lasts_s)
 
     async def _cut(self, link: frozenset[str], seconds: float) -> None:
-        [wan] = [wan for ends, wan in self.mesh.wan.items() if link == {*ends}]
-        wan.cut()
+        [way] = [way for ends, way in self.mesh.wan.items() if link == {*ends}]
+        for wan in way:
+            wan.cut()
         try:
             await asyncio.sleep(seconds)
         finally:
-            await wan.heal()
+            for wan in way:
+                await wan.heal()
 
     async def _stop(self, programs: Sequence[str], seconds: float) -> None:
         pids = await self._pids(programs)

@@ -115,14 +115,14 @@ async def play(load: Load, directory: Path) -> Found:
     [link] = mesh_file.links
     rate = load.mbits * 1e6 / 8
     wan = WanProxy(
-        mesh_file.regions[link.acceptor].leaf,
+        mesh_file.regions[link.acceptor].leaf[0],
         one_way_s=load.rtt_ms / 2000,
         bytes_per_s=rate,
         held_bytes_max=QUEUE_BYTES + int(rate * load.rtt_ms / 2000),
     )
     found = Found()
     async with wan:
-        target = str(mesh_file.regions[link.acceptor].leaf)
+        target = str(mesh_file.regions[link.acceptor].leaf[0])
 
         def through_proxy(region: str, config: dict[str, Any]) -> None:
             for remote in config.get("leafnodes", {}).get("remotes", []):

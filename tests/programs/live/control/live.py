@@ -173,18 +173,18 @@ class _Counts(NamedTuple):
 
 async def _count(mesh: LocalMesh, mesh_toml: Topology, http: aiohttp.ClientSession) -> _Counts:
     sent: dict[Link, float] = {}
-    for (solicitor, acceptor), proxy in mesh.wan.items():
+    for (solicitor, acceptor), [proxy] in mesh.wan.items():
         sent[solicitor, acceptor] = proxy.to_target_bytes
         sent[acceptor, solicitor] = proxy.from_target_bytes
     sent_by_link: dict[Link, float] = {}
     beats: dict[str, float] = {}
     for name, region in mesh_toml.regions.items():
         peers = {region_config.link_account(peer): peer for peer in mesh_toml.peers(name)}
-        leaves = await _page(http, f"http://{region.monitor}/leafz")
+        leaves = await _page(http, f"http://{region.monitor[0]}/leafz")
         sent_by_link |= {
             (name, peers[leaf["account"]]): leaf["out_msgs"] for leaf in leaves["leafs"]
         }
-        jetstream = await _page(http, f"http://{region.monitor}/jsz?streams=true")
+        jetstream = await _page(http, f"http://{region.monitor[0]}/jsz?streams=true")
         beats[name] = sum(
             stream["state"]["last_seq"]
             for account in jetstream["account_details"]
