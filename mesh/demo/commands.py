@@ -30,6 +30,13 @@ from schemas.ids import RegionId
 ROUTER_DRAIN_S = 8.0
 AGENT_DRAIN_S = 3.0
 RUNNER_DRAIN_S = 2.0  # what a replica has of a job is computed again after the next start
+# What the Python programs of a mesh import.
+PRELOADED = (
+    "agents.runtime.command",
+    "agents.simserver.command",
+    "mesh.cli.batch_runner",
+    "mesh.cli.router",
+)
 PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process printed before it died
 
 
@@ -96,6 +103,7 @@ class Commands:
             name=f"router-{region}-{router}",
             kind=ProgramKind.ROUTER,
             region=region,
+            preloaded=True,
             command=_python("mesh.cli.main", "router", *words),
             ready=AllReady(tuple(map(http_ready, addresses))),
             environment=self._as_user(region, "router"),
@@ -116,6 +124,7 @@ class Commands:
             name=f"batch-runner-{region}-{name}",
             kind=ProgramKind.BATCH_RUNNER,
             region=region,
+            preloaded=True,
             command=_python(
                 "mesh.cli.main",
                 "batch-runner",
@@ -149,6 +158,7 @@ class Commands:
             name=name,
             kind=ProgramKind.ENGINE,
             region=region,
+            preloaded=True,
             command=_python("agents.cli", "engine-sim", *words, "--ready-file", str(ready_file)),
             ready=FileWritten(ready_file),
             environment=PYTHON_ENVIRONMENT,
@@ -177,6 +187,7 @@ class Commands:
             name=name,
             kind=ProgramKind.AGENT,
             region=region,
+            preloaded=True,
             command=_python(
                 "agents.cli",
                 "run",

@@ -27,7 +27,7 @@ from infra.process import end_all
 from infra.topology import RegionTable, Topology
 from infra.workers import worker_names, worker_page
 from mesh.adapters import streams
-from mesh.demo.commands import Commands, engine_url
+from mesh.demo.commands import PRELOADED, Commands, engine_url
 from mesh.demo.engine_profile import simulated_profile
 from mesh.demo.options import (
     DemoOptions,
@@ -102,7 +102,7 @@ class LocalMesh:
         self._state = state
         self._report = report
         self._nats_server = server.find()
-        self._supervisor = Supervisor(state.logs, report)
+        self._supervisor = Supervisor(state.logs, report, PRELOADED)
         self._links = contextlib.AsyncExitStack()
         self._stream_checks: list[asyncio.Task[None]] = []
         # (solicitor, acceptor) → the way to each of the acceptor's nats-servers

@@ -16,17 +16,25 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+def die_with(parent: int, name: str | None = None) -> None:
+    """Tie this process to its parent, and name it for `ps` and `top`, which show 15 characters."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if name is not None:
+            libc.prctl(PR_SET_NAME, name.encode())
+        # A parent that died before the first call sends no signal any more.
+        if os.getppid() != parent:
+            sys.exit("the supervisor is gone")
 
 
 def main(arguments: list[str]) -> None:
     """Tie this process to its parent and become the program; returns never."""
     parent, *command = arguments
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # A parent that died before the call above sends no signal any more.
-        if os.getppid() != int(parent):
-            sys.exit("the supervisor is gone")
+    die_with(int(parent))
     try:
         os.execvp(command[0], command)
     except OSError as error:

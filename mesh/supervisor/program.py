@@ -119,5 +119,7 @@ class Program:
     kind: ProgramKind
     region: str
     command: tuple[str, ...]
+    # Of `python -m MODULE …`: a fork of the process that has imported it already.
+    preloaded: bool = False
     ready: ReadinessProbe
     environment: Mapping[str, str] = field(default_factory=dict)  # added to our own

@@ -15,13 +15,14 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from mesh.supervisor import parent_death
 from mesh.supervisor.lifecycle import RESTARTS_MAX, ProcessLifecycle, ProcessPhase
+from mesh.supervisor.preloaded import ForkedProcess, PreloadedPrograms
 from mesh.supervisor.program import Program, ProgramKind, wait_until_ready
 
 logger = logging.getLogger(__name__)
@@ -134,12 +135,15 @@ class SupervisedProgram(SupervisedProcess):
     Ctrl-C in a terminal therefore reaches the supervisor alone, which decides what ends first.
     """
 
-    def __init__(self, program: Program, log: Path, report: ReportEvent) -> None:
+    def __init__(
+        self, program: Program, log: Path, preloaded: PreloadedPrograms, report: ReportEvent
+    ) -> None:
         super().__init__()
         self.program = program  # what the next start runs
+        self._preloaded = preloaded
         self._log = log
         self._log_from = 0  # where the latest process began to write
-        self._process: Process | None = None
+        self._process: Process | ForkedProcess | None = None
         self._report = report
         self._settled = asyncio.Event()  # ready, or not restarted
         self._death: ProgramDied | None = None
@@ -162,20 +166,23 @@ class SupervisedProgram(SupervisedProcess):
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
 
-    async def _spawn(self) -> Process:
+    async def _spawn(self) -> Process | ForkedProcess:
+        program = self.program
         with self._log.open("ab") as log:
             self._log_from = log.tell()
+            if program.preloaded:
+                return await self._preloaded.fork(program, log.fileno())
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
                 "-S",
                 parent_death.__file__,
                 str(os.getpid()),
-                *self.program.command,
+                *program.command,
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.program.environment},
+                env={**os.environ, **program.environment},
                 start_new_session=True,
             )
 
@@ -215,10 +222,12 @@ class SupervisedProgram(SupervisedProcess):
 class Supervisor:
     """Starts programs, keeps them running, stops them all."""
 
-    def __init__(self, logs: Path, report: ReportEvent) -> None:
-        """`logs`: the directory of one log per program."""
+    def __init__(self, logs: Path, report: ReportEvent, preload: Sequence[str] = ()) -> None:
+        """`logs`: the directory of one log per program. `preload`: the modules that preloaded
+        programs find imported."""
         self._logs = logs
         self._report = report
+        self._preloaded = PreloadedPrograms(preload, logs / "preloaded.log")
         self._programs: dict[str, SupervisedProgram] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._hurried = False
@@ -239,7 +248,7 @@ class Supervisor:
         assert len(self._programs) < PROGRAMS_MAX
         log = self._logs / f"{program.name}.log"
         log.write_bytes(b"")
-        supervised = SupervisedProgram(program, log, self._report)
+        supervised = SupervisedProgram(program, log, self._preloaded, self._report)
         self._programs[program.name] = supervised
         task = asyncio.create_task(supervised.supervise(), name=program.name)
         self._tasks[program.name] = task
@@ -257,6 +266,7 @@ class Supervisor:
             await self._stop_all(
                 [one for one in self._programs.values() if one.program.kind is kind]
             )
+        await self._preloaded.close()
 
     async def _stop_all(self, programs: list[SupervisedProgram]) -> None:
         tasks = {self._tasks[one.program.name]: one for one in programs}

@@ -160,7 +160,7 @@ async def examined(credentials: Path) -> str:
 
 
 async def quickstart_kills_the_routers_of_us_alone(mesh: MeshUp, directory: Path) -> None:
-    """Run the page's pkill beside a process that looks like a router of another mesh."""
+    """Run the page's pkill beside a service that is a router of the same region."""
     [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", QUICKSTART.read_text(), re.MULTILINE)
     stranger = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "input()", "mesh.cli.main", "router", "--region", "us"),
@@ -387,11 +387,11 @@ async def test_a_regions_profile_reaches_its_agents(tmp_path):
     config = write_config(tmp_path, regions=("us",))
     text = config.read_text()
     config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
-    (tmp_path / "us.json").write_bytes(simulated_profile(None, 50.0))
+    of_another = json.loads(simulated_profile(None, 50.0)) | {"model": "of/another-engine"}
+    (tmp_path / "us.json").write_text(json.dumps(of_another))
     async with mesh_up(tmp_path, config=config) as mesh:
-        agent = mesh.record["processes"]["agent-us-0"]
-        words = Path(f"/proc/{agent}/cmdline").read_text().split("\0")
-        assert words[words.index("--profile") + 1] == str(tmp_path / "us.json")
+        [log] = (tmp_path / ".mesh").rglob("agent-us-0.log")
+        await until(lambda: "the profile is of model of/another-engine" in log.read_text())
         assert await mesh.stop() == 0
 
 

@@ -82,6 +82,15 @@ class Stage:
             ready=FileWritten(ready),
         )
 
+    def preloaded(self, name: str, source: str) -> Program:
+        """The same as a fork of the preloaded process."""
+        module = self.directory / "of_this_test" / f"{name}.py"
+        module.parent.mkdir(exist_ok=True)
+        module.write_text("def main():\n" + textwrap.indent(PRELUDE + source, " "))
+        words = ("-m", f"of_this_test.{name}", str(self.directory / name), self.ended)
+        program = self.program(name, source)
+        return replace(program, command=(sys.executable, *words), preloaded=True)
+
     @property
     def ended(self) -> str:
         return str(self.directory / "ended")
@@ -91,7 +100,8 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(tmp_path):
+async def stage(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")  # of the preloaded process
     stage = Stage(tmp_path)
     yield stage
     stage.supervisor.hurry()
@@ -242,23 +252,100 @@ async def test_a_killed_program_is_restarted_with_its_current_command(stage):
     assert stage.deaths()[0].how == "was ended by SIGKILL"
 
 
-async def test_a_kill_of_the_supervisor_kills_its_programs(tmp_path):
+async def test_preloaded_programs_are_forks_of_one_process(stage):
+    """Each with the name, arguments, environment and log of its own, in a group of its own."""
+    say = "print(sys.argv[0], os.environ['GREETING'], flush=True)" + WELL_BEHAVED
+    for name in ("one", "two"):
+        program = stage.preloaded(name, say.replace("def end(*_)", "global end\ndef end(*_)"))
+        await stage.supervisor.start(replace(program, environment={"GREETING": f"I am {name}"}))
+    pids = stage.supervisor.pids
+    for name, pid in pids.items():
+        assert (stage.directory / f"{name}.log").read_text() == f"of_this_test.{name} I am {name}\n"
+        assert Path(f"/proc/{pid}/comm").read_text() == f"{name}\n"
+        assert os.getpgid(pid) == pid
+    [parent] = {Path(f"/proc/{pid}/stat").read_text().split()[3] for pid in pids.values()}
+    assert int(parent) not in (os.getpid(), *pids.values())
+    await stage.supervisor.stop()
+    assert sorted(Path(stage.ended).read_text().split()) == ["one", "two"]
+    assert not any(map(alive, (int(parent), *pids.values())))
+    assert stage.deaths() == []
+
+
+async def test_a_preloaded_program_that_dies_is_reported_and_restarted(stage):
+    await stage.supervisor.start(stage.preloaded("brittle", DIES_ONCE_READY))
+    first = stage.supervisor.pids["brittle"]
+    (stage.directory / "die").touch()
+    await until(stage.deaths)
+    (stage.directory / "die").unlink()
+    [death] = stage.deaths()
+    assert (death.how, death.tail) == ("ended with status 3", "out of memory")
+    await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
+    await until(lambda: isinstance(stage.reports[-1], ProgramReady) and stage.reports[-1].again)
+
+
+async def test_a_preloaded_program_that_never_becomes_ready_fails_as_any_other(stage):
+    with pytest.raises(ProgramFailed) as caught:
+        await stage.supervisor.start(stage.preloaded("broken", BROKEN))
+    assert caught.value.death.how == "ended with status 1"
+    assert caught.value.death.tail.splitlines() == ["first line", "the port is taken"]
+    absent = stage.preloaded("absent", "")
+    (stage.directory / "of_this_test" / "absent.py").unlink()
+    with pytest.raises(ProgramFailed) as caught:
+        await stage.supervisor.start(absent)
+    assert caught.value.death.how == "ended with status 1"
+    assert "No module named 'of_this_test.absent'" in caught.value.death.tail
+
+
+async def test_a_deaf_preloaded_program_is_killed_after_its_grace(stage, monkeypatch, caplog):
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
+    await stage.supervisor.start(stage.preloaded("deaf", DEAF))
+    pid = stage.supervisor.pids["deaf"]
+    async with asyncio.timeout(20):
+        await stage.supervisor.stop()
+    assert not alive(pid)
+    assert caplog.messages == ["deaf did not end in time and is killed"]
+
+
+async def test_when_the_preloaded_process_is_killed_its_programs_start_again(stage):
+    await stage.supervisor.start(stage.preloaded("engine", DEAF))
+    first = stage.supervisor.pids["engine"]
+    parent = int(Path(f"/proc/{first}/stat").read_text().split()[3])
+    os.kill(parent, signal.SIGKILL)
+    await until(lambda: stage.supervisor.pids.get("engine", first) != first)
+    assert [death.how for death in stage.deaths()] == ["was ended by SIGKILL"]
+    await until(lambda: not alive(first))
+
+
+async def test_a_preloaded_process_that_can_not_import_says_where_it_is_written(tmp_path):
+    supervisor = Supervisor(tmp_path, lambda _: None, ["no_such_module"])
+    stage = Stage(tmp_path)
+    with pytest.raises(ProgramFailed) as caught:
+        await supervisor.start(stage.preloaded("engine", DEAF))
+    assert "preloaded.log" in caught.value.death.how
+    assert "no_such_module" in (tmp_path / "preloaded.log").read_text()
+    await supervisor.stop()
+
+
+@pytest.mark.parametrize("form", ["program", "preloaded"])
+async def test_a_kill_of_the_supervisor_kills_its_programs(tmp_path, form):
     """Nobody is left to end them: the kernel does, whatever they think of SIGTERM."""
-    script = textwrap.dedent("""
+    script = textwrap.dedent(f"""
         import asyncio, sys, pathlib
         from mesh.supervisor.supervisor import Supervisor
         from tests.mesh.supervisor.test_supervisor import DEAF, Stage
 
         async def main():
             stage = Stage(pathlib.Path(sys.argv[1]))
-            await stage.supervisor.start(stage.program("deaf", DEAF))
+            await stage.supervisor.start(stage.{form}("deaf", DEAF))
             print(stage.supervisor.pids["deaf"], flush=True)
             await asyncio.sleep(60)
 
         asyncio.run(main())
     """)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", script, str(tmp_path)), stdout=subprocess.PIPE
+        *(sys.executable, "-c", script, str(tmp_path)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
     )
     try:
         assert process.stdout is not None
