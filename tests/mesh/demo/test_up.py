@@ -250,10 +250,22 @@ async def test_an_engine_without_metrics_is_named_and_keeps_nobody_away(tmp_path
             assert await mesh.stop() == 0
 
 
+def with_profile(directory: Path) -> Path:
+    """A mesh.toml of one region that names a profile of its engines."""
+    config = write_config(directory, regions=("us",))
+    text = config.read_text()
+    config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
+    return config
+
+
 async def test_a_signal_that_comes_twice_at_once_is_one_and_answers_are_finished(tmp_path):
-    """As of `make up` when its whole group is sent one."""
-    config = write_config(tmp_path, regions=("us",), rtt_ms={})
+    """As of `make up` when its whole group is sent one. The agent has its region's profile."""
+    config = with_profile(tmp_path)
+    of_another = json.loads(simulated_profile(None, 1.0)) | {"model": "of/another-engine"}
+    (tmp_path / "us.json").write_text(json.dumps(of_another))
     async with mesh_up(tmp_path, config=config, time_scale=1) as mesh:
+        [log] = (tmp_path / ".mesh").rglob("agent-us-0.log")
+        await until(lambda: "the profile is of model of/another-engine" in log.read_text())
         parts = streaming(mesh.endpoint("us"), mesh.model, tokens=100)
         await anext(parts)
         mesh.process.send_signal(signal.SIGTERM)
@@ -290,26 +302,18 @@ async def test_a_signal_during_the_start_ends_it_as_after_it(tmp_path):
     assert children and not any(map(alive, map(int, children)))
 
 
-async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
+async def test_a_region_may_have_more_routers_and_each_several_processes(tmp_path):
     config = write_config(tmp_path, regions=("us",), routers=("r1", "r2"))
-    options = ("--log-level", "INFO", "--profile", "l4-llama3.1-8b")
-    async with mesh_up(tmp_path, *options, config=config) as mesh:
+    options = ("--log-level", "INFO", "--profile", "l4-llama3.1-8b", "--workers", "2")
+    async with mesh_up(tmp_path, *options, "--replicas", "2", config=config) as mesh:
         assert mesh.model == "meta-llama/Llama-3.1-8B-Instruct"
         assert mesh.endpoint("us", "r1") != mesh.endpoint("us", "r2")
         assert await streamed(mesh.endpoint("us", "r1"), mesh.model)
         assert await streamed(mesh.endpoint("us", "r2"), mesh.model)
         log = tmp_path / ".mesh" / "logs" / "router-us-r2.log"
         await until(lambda: " INFO " in log.read_text(), deadline_s=DEADLINE_S)
-        assert await mesh.stop(signal.SIGINT) == 0
-
-
-async def test_a_router_may_be_several_processes(tmp_path):
-    config = write_config(tmp_path, regions=("us",), rtt_ms={})
-    options = ("--workers", "2", "--replicas", "2")
-    async with mesh_up(tmp_path, *options, config=config) as mesh:
-        assert await streamed(mesh.endpoint("us"), mesh.model)
         pages = mesh.record["regions"]["us"]["metrics"]
-        assert list(pages) == ["r1-0", "r1-1"]
+        assert list(pages) == ["r1-0", "r1-1", "r2-0", "r2-1"]
         for router, url in pages.items():
             page = await asyncio.to_thread(urllib.request.urlopen, url)
             with page:
@@ -320,6 +324,7 @@ async def test_a_router_may_be_several_processes(tmp_path):
                 break
         assert f"of {config} as `mesh up` runs it" in said
         assert "heartbeat 2" in said and "warning" not in said and "bad" not in said
+        assert await mesh.stop(signal.SIGINT) == 0
 
 
 async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):
@@ -383,22 +388,8 @@ def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
     assert said in " ".join(result.output.split())
 
 
-async def test_a_regions_profile_reaches_its_agents(tmp_path):
-    config = write_config(tmp_path, regions=("us",))
-    text = config.read_text()
-    config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
-    of_another = json.loads(simulated_profile(None, 50.0)) | {"model": "of/another-engine"}
-    (tmp_path / "us.json").write_text(json.dumps(of_another))
-    async with mesh_up(tmp_path, config=config) as mesh:
-        [log] = (tmp_path / ".mesh").rglob("agent-us-0.log")
-        await until(lambda: "the profile is of model of/another-engine" in log.read_text())
-        assert await mesh.stop() == 0
-
-
 def test_a_profile_that_is_none_starts_nothing(tmp_path):
-    config = write_config(tmp_path, regions=("us",))
-    text = config.read_text()
-    config.write_text(text.replace("[regions.us]", '[regions.us]\nprofile = "us.json"'))
-    ended = CliRunner().invoke(main, ["up", "--config", str(config), "--state", str(tmp_path)])
+    options = ["up", "--config", str(with_profile(tmp_path)), "--state", str(tmp_path)]
+    ended = CliRunner().invoke(main, options)
     assert ended.exit_code != 0
     assert "regions.us.profile: " in ended.stderr and "can't be read" in ended.stderr

@@ -167,15 +167,13 @@ async def test_streams_outlast_every_change_and_workers_that_start_later_have_it
         assert await here.statuses() == {200}
 
 
-async def test_what_needs_a_restart_is_named(tmp_path, nats_server):
-    async with two_workers(tmp_path, nats_server) as (router, _, session):
-        here = Changing(Path(tmp_path) / "mesh.toml", router, session, nats_server)
-        here.edit(("workers = 2", "workers = 3"), ('name = "test"', 'name = "other"'))
-        await here.reload()
-        assert "in force now: nothing new" in await here.logged("read again")
-        line = await here.logged("after a restart")
-        assert line.rstrip().endswith("after a restart: workers, mesh.name")
-        assert router.process.returncode is None and len(router.workers()) == 2
+async def what_needs_a_restart_is_named(here: Changing) -> None:
+    here.edit(("workers = 2", "workers = 3"), ('name = "test"', 'name = "other"'))
+    await here.reload()
+    await here.logged("read again; in force now: nothing new")
+    line = await here.logged("after a restart")
+    assert line.rstrip().endswith("after a restart: workers, mesh.name")
+    assert here.router.process.returncode is None and len(here.router.workers()) == 2
 
 
 async def test_aliases_come_and_go_with_the_file_while_a_stream_goes_on(tmp_path, nats_server):
@@ -212,3 +210,4 @@ async def test_aliases_come_and_go_with_the_file_while_a_stream_goes_on(tmp_path
             await until_status(404)
             gate.set()
             assert {await answer.content.read() for answer in begun} == {REST}
+        await what_needs_a_restart_is_named(here)

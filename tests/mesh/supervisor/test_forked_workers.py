@@ -146,31 +146,34 @@ async def both_drain(router, session):
                 status = answer.status
 
 
-async def test_both_workers_receive_connections_and_each_has_its_page(tmp_path, nats_server):
-    async with two_workers(tmp_path, nats_server) as (router, _, session), asyncio.timeout(WAIT_S):
-        asked = 0
-        while not all(await sampled(router, session, "mesh_requests_total")):
-            assert asked < TRIES_MAX
-            async with session.post(router.url + "/v1/chat/completions", json=chat()) as answer:
-                assert answer.status == 200
-            asked += 1
-        while sum(await sampled(router, session, "mesh_requests_total")) != asked:
-            await asyncio.sleep(0.02)  # an answer counts when its end has come, behind its bytes
-        for worker in (0, 1):
-            async with session.get(router.page(worker) + "/metrics") as answer:
-                assert f'mesh_router{{router="r1-{worker}"}} 1.0' in await answer.text()
-            async with session.post(router.page(worker) + "/v1/completions") as answer:
-                assert answer.status == 404
-        async with session.get(router.url + "/metrics") as answer:
-            assert answer.status == 404
-            assert b"each worker has a page of its own, this one's is " in await answer.read()
-        async with session.get(router.url + "/health") as answer:
+async def both_receive_connections_and_each_has_its_page(router, session):
+    asked = 0
+    while not all(await sampled(router, session, "mesh_requests_total")):
+        assert asked < TRIES_MAX
+        async with session.post(router.url + "/v1/chat/completions", json=chat()) as answer:
             assert answer.status == 200
+        asked += 1
+    while sum(await sampled(router, session, "mesh_requests_total")) != asked:
+        await asyncio.sleep(0.02)  # an answer counts when its end has come, behind its bytes
+    for worker in (0, 1):
+        async with session.get(router.page(worker) + "/metrics") as answer:
+            assert f'mesh_router{{router="r1-{worker}"}} 1.0' in await answer.text()
+        async with session.post(router.page(worker) + "/v1/completions") as answer:
+            assert answer.status == 404
+    async with session.get(router.url + "/metrics") as answer:
+        assert answer.status == 404
+        assert b"each worker has a page of its own, this one's is " in await answer.read()
+    async with session.get(router.url + "/health") as answer:
+        assert answer.status == 200
 
 
 @pytest.mark.drill
-async def test_a_killed_workers_answers_break_off_and_it_is_restarted(tmp_path, nats_server):
+async def test_both_workers_serve_and_one_that_is_killed_breaks_its_answers_off_and_is_restarted(
+    tmp_path, nats_server
+):
     async with two_workers(tmp_path, nats_server) as (router, engine, session):
+        async with asyncio.timeout(WAIT_S):
+            await both_receive_connections_and_each_has_its_page(router, session)
         gate = asyncio.Event()
         engine.behaviour = hang(event("first"), gate)
         async with AsyncExitStack() as stack, asyncio.timeout(WAIT_S):
@@ -223,13 +226,6 @@ async def test_a_second_stop_ends_at_once(tmp_path, nats_server):
         assert status == 0
 
 
-async def test_workers_do_not_outlive_their_parent(tmp_path, nats_server):
-    async with two_workers(tmp_path, nats_server) as (router, _, _):
-        workers = router.workers()
-        os.kill(router.pid, signal.SIGKILL)
-        await until(lambda: not any(map(runs, workers)))
-
-
 async def test_a_taken_port_is_reported_once(tmp_path, nats_server):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -244,7 +240,9 @@ async def test_a_taken_port_is_reported_once(tmp_path, nats_server):
     )
 
 
-async def test_two_routers_never_share_a_port_by_mistake(tmp_path, nats_server):
+async def test_two_routers_never_share_a_port_and_workers_do_not_outlive_their_parent(
+    tmp_path, nats_server
+):
     first, second = tmp_path / "1", tmp_path / "2"
     first.mkdir()
     second.mkdir()
@@ -254,7 +252,10 @@ async def test_two_routers_never_share_a_port_by_mistake(tmp_path, nats_server):
         door = router.http_port
         async with router_process(second, nats_server.url, workers=2, http=door) as other:
             status, _, said = await other.end()
-    assert (status, said.count("can't listen on")) == (1, 1)
+        workers = router.workers()
+        os.kill(router.pid, signal.SIGKILL)
+        await until(lambda: not any(map(runs, workers)))
+    assert (status, said.count("can't listen on"), len(workers)) == (1, 1, 2)
 
 
 async def test_an_error_of_one_worker_is_reported_once_and_ends_the_router(tmp_path, nats_server):
