@@ -82,6 +82,7 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 # Of OpenAI's API, not served, and looking like that of one response; Anthropic's has none such.
 UNSERVED = ("/v1/responses/compact", "/v1/responses/input_tokens")
+STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES, RESPONSES))  # as events, where asked to
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
 CLASSIFY = "/classify"
@@ -422,6 +423,11 @@ class Fault(Enum):
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", "The request's time is up.")
 
 
+COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+ERROR_TEXT_CHARS_MAX = 2000
+
+
 class ErrorForm(Enum):
     """Whose shape an error has."""
 
@@ -474,6 +480,37 @@ def error_event(
         return response_failed(sent, orjson.loads(error_body(fault, message))["error"])
     name = b"event: error\n" if form is ErrorForm.ANTHROPIC else b""
     return name + b"data: " + error_body(fault, message, form=form) + b"\n\n"
+
+
+def engine_error_event(
+    status: int, body: bytes, form: ErrorForm = ErrorForm.OPENAI, sent: Sent = NOTHING_SENT
+) -> bytes:
+    """An engine's answer of that status, where the client was promised a stream before it came: the
+    engine's words, in the shape of an error of the API."""
+    try:
+        said = orjson.loads(body)
+    except ValueError:
+        said = None
+    fields = said if isinstance(said, dict) else {}
+    error = fields.get("error", fields)
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        words = error if isinstance(error, str) else fields.get("detail")
+        text = words if isinstance(words, str) else body.decode("utf-8", "replace")
+        message = f"the engine answered {status}: {text[:ERROR_TEXT_CHARS_MAX]}"
+        error = {"message": message, "type": BAD if status < 500 else BROKEN, "code": status}
+    if form is ErrorForm.RESPONSES:
+        return response_failed(sent, error)
+    if form is ErrorForm.OPENAI:
+        return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+    if fields.get("type") != "error":
+        fields = anthropic_error(status, error["message"])
+    return b"event: error\ndata: " + orjson.dumps(fields) + b"\n\n"
+
+
+def keep_alive_event(form: ErrorForm = ErrorForm.OPENAI) -> bytes:
+    """What keeps a silent stream alive: readers of events pass over comments (WHATWG HTML, 9.2.6),
+    those of Messages over the API's own `ping`."""
+    return PING if form is ErrorForm.ANTHROPIC else COMMENT
 
 
 def error_headers(fault: Fault, retry_after_s: int = 1) -> Mapping[str, str]:

@@ -106,6 +106,15 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     )
 )
 @click.option(
+    "--sse-keep-alive-s",
+    type=click.FloatRange(0, 300),
+    default=10.0,
+    show_default=True,
+    help="After so many seconds without a byte, a client that waits for a stream is sent what "
+    "readers pass over: a comment, or a ping of /v1/messages. The status line leaves with the "
+    "first one. 0: never.",
+)
+@click.option(
     "--drain-s",
     type=click.FloatRange(0),
     default=30.0,
@@ -174,6 +183,7 @@ def command(
     policy: str | None,
     pushing: str | None,
     hold_order: HoldOrder | None,
+    sse_keep_alive_s: float,
     drain_s: float,
     record: Path | None,
     record_bytes_max: int,
@@ -207,6 +217,7 @@ def command(
         routing=RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order),
         limits={name: limit for name, limit in limits.items() if limit is not None},
         others={
+            "sse_keep_alive_s": sse_keep_alive_s,
             "drain_s": drain_s,
             "record": RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
             "access_log": AccessLogFormat(access_log),

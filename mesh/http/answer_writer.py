@@ -11,6 +11,10 @@ the GPU's own buffers, and no process in between grows.
 An answer is finished when its last byte has left this process, not when it was written: until
 then it counts for the drain and its deadline holds. Nothing follows the last event of a stream:
 once it is here, the client's answer ends well, whatever becomes of the request.
+
+The session also calls `fell_silent` where a stream has been silent for long. The first time, before
+the answer has begun, the head of a stream leaves: from then on the request may still be placed
+elsewhere unseen, and whatever ends it becomes an event.
 """
 
 import asyncio
@@ -24,7 +28,7 @@ from typing import Protocol
 from mesh.adapters.refused import RequestRefused
 from mesh.http.answer_head import answer_head
 from mesh.http.front_door import FrontDoor
-from mesh.session.answer import LAST_BYTES, AnswerReceiver
+from mesh.session.answer import EVENT_STREAM, LAST_BYTES, AnswerReceiver
 from mesh.session.client_request import ClientRequest
 from mesh.session.record import Failure
 from schemas.decision import header_value, without_matches
@@ -37,9 +41,11 @@ from schemas.http import (
     H_REQUEST_ID,
     RESPONSES,
     Fault,
+    engine_error_event,
     error_body,
     error_event,
     error_headers,
+    keep_alive_event,
 )
 
 log = logging.getLogger(__name__)
@@ -66,6 +72,7 @@ class AnswerState(Enum):
     """How far an answer has come."""
 
     WAITING = "waiting"  # nothing is written
+    KEPT_ALIVE = "kept alive"  # the head of a stream, and what readers pass over
     STARTING = "starting"
     STREAMING = "streaming"
     FLUSHING = "flushing"  # all is written, some is still in this process
@@ -147,6 +154,26 @@ class AnswerWriter:
                 or ((answer := request.answer) and answer.head and answer.is_startable)
             ):
                 self._start(request)
+            elif self._state is AnswerState.KEPT_ALIVE:
+                self._go_on(request)
+        except Exception as error:
+            self.fail(error)
+
+    def fell_silent(self) -> None:
+        """The client's stream has been silent for long."""
+        request = self._request
+        if request is None:
+            return
+        try:
+            if self._transport.is_closing():
+                self.leave()
+            elif self._state is AnswerState.WAITING:
+                self._start_kept_alive(request)
+            elif self._transport.get_write_buffer_size() == 0 and (
+                self._state is AnswerState.KEPT_ALIVE
+                or (self._state is AnswerState.STREAMING and self._answer.is_between_events)
+            ):
+                self._transport.write(self._chunk(keep_alive_event(error_form(request.path))))
         except Exception as error:
             self.fail(error)
 
@@ -154,6 +181,7 @@ class AnswerWriter:
 
     def begin(self, request: ClientRequest) -> None:
         self._request = request
+        request.fell_silent = self.fell_silent
         self.changed()
 
     def refuse(self, refused: RequestRefused, route: str) -> None:
@@ -251,18 +279,24 @@ class AnswerWriter:
         self, request: ClientRequest, answer: AnswerReceiver, headers: dict[str, str]
     ) -> None:
         assert answer.head is not None
-        if answer.is_event_stream:
+        self._stream(request, answer, self._stream_head(answer.head.status, headers))
+
+    def _stream_head(self, status: int, headers: dict[str, str]) -> bytes:
+        if headers["content-type"].startswith(EVENT_STREAM):
             headers["cache-control"] = "no-cache"
             headers[H_BUFFERING] = "no"
         if self._is_chunked:
             headers["transfer-encoding"] = "chunked"
         else:
             self.keep_alive = False
+        return self._head(status, headers)
+
+    def _stream(self, request: ClientRequest, answer: AnswerReceiver, head: bytes = b"") -> None:
         data = answer.take()
         if request.path == RESPONSES:
             self._first = data[:FIRST_BYTES]
             self._note_number(data)
-        head, data = self._head(answer.head.status, headers), self._chunk(data)
+        data = self._chunk(data)
         if answer.end is not None and request.failure is None:
             self._transport.write(head + data + self._last_chunk)
             self._flush()
@@ -273,6 +307,31 @@ class AnswerWriter:
         if not self._socket.is_paused:
             self._door.passed(request)
             self._send(request)
+
+    def _start_kept_alive(self, request: ClientRequest) -> None:
+        """Begin a stream before there is an answer."""
+        self._state = AnswerState.KEPT_ALIVE
+        self._add_receipt(request)
+        head = self._stream_head(HTTPStatus.OK, {**self._headers, "content-type": EVENT_STREAM})
+        self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
+        self._transport.write(head + self._chunk(keep_alive_event(error_form(request.path))))
+
+    def _go_on(self, request: ClientRequest) -> None:
+        """What becomes of a request whose stream has begun without an answer."""
+        answer = request.answer
+        if request.failure is not None or request.pass_engine_error:
+            self._start_failed(request)
+        elif answer is not None and answer.head is not None and answer.is_startable:
+            if answer.is_event_stream:
+                self._answer = answer
+                self._door.started(request)
+                self._stream(request, answer)
+            elif answer.end is not None:  # the engine has refused, or does not stream
+                self._answer, status = answer, answer.head.status
+                self._door.started(request)
+                event = engine_error_event(status, answer.take(), error_form(request.path))
+                self._transport.write(self._chunk(event) + self._last_chunk)
+                self._flush()
 
     def _send(self, request: ClientRequest) -> None:
         """Write what is there, unless the client is behind."""
@@ -366,14 +425,24 @@ class AnswerWriter:
         self._door.failed(request)
         failure = request.failure
         if failure is not None:
-            retry_after_s = ceil(failure.retry_after_s or 1.0)
             path = request.path
+            if self._state is AnswerState.KEPT_ALIVE:
+                self._end_with(error_event(failure.fault, failure.message, error_form(path)))
+                return
+            retry_after_s = ceil(failure.retry_after_s or 1.0)
             self._write_error(failure.fault, failure.message, path, retry_after_s=retry_after_s)
             return
         error = request.engine_error
         assert error is not None, "the engine's error answer is here"
+        if self._state is AnswerState.KEPT_ALIVE:
+            self._end_with(engine_error_event(error.status, error.body, error_form(request.path)))
+            return
         headers = {**error.headers, **self._headers, "content-type": error.content_type}
         self._write_whole(error.status, headers, error.body)
+
+    def _end_with(self, event: bytes) -> None:
+        self._transport.write(self._chunk(event) + self._last_chunk)
+        self._end()
 
     def _write_error(
         self,

@@ -67,6 +67,7 @@ class RouterConfig:
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing
     epoch: int  # differs at every start
     seed: int
+    sse_keep_alive_s: float = 10.0  # how long a stream may be silent; 0 for as long as it is
     drain_s: float = 30.0  # for open requests after a request to stop
     record: RecordTo | None = None
     access_log: AccessLogFormat = AccessLogFormat.OFF

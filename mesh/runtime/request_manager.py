@@ -94,6 +94,7 @@ class RequestManager:
             bus=bus,
             ids=Identifiers(lambda: os.urandom(INBOX_SECRET_BYTES).hex(), count(1)),
             observer=RequestObserver(config, metrics, prompts, clock, self.ended, self.bodies),
+            keep_alive_s=config.sse_keep_alive_s,
         )
         self.guard = ReplyGuard(config.region, config.peers, metrics, clock)
         self.messages = RequestMessages(config, session, bus)

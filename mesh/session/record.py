@@ -61,7 +61,7 @@ class DirectWriter(Protocol):
 
 
 def nobody_waits() -> None:
-    """The `changed` of a request that no client of this router sent."""
+    """The `changed` and `fell_silent` of a request that no client of this router sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ class OpenRequest:
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False
     changed: Callable[[], None] = nobody_waits  # call it when there may be more for the client
+    fell_silent: Callable[[], None] = nobody_waits  # call it when its stream is silent for long
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
     stage_of: "OpenRequest | None" = None  # this is a prefill stage of that request
     kv_room: int = 0  # of its attempt on a pair

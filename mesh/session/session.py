@@ -25,6 +25,7 @@ from mesh.session.record import (
     Observer,
     OpenRequest,
 )
+from mesh.session.silent_streams import SilentStreams
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
 from schemas.held import HASHES_MAX, PromptBlocks
@@ -52,14 +53,17 @@ class Session:
         bus: Bus,
         ids: Identifiers,
         observer: Observer | None = None,
+        keep_alive_s: float = 0.0,
     ) -> None:
-        """The host adds to `performers` those of effects that concern no request (digests, gossip,
+        """`keep_alive_s`: how long a client's stream may be silent; 0: as long as it is. The host
+        adds to `performers` those of effects that concern no request (digests, gossip,
         leases)."""
         self.region, self.router, _ = home
         self._decide, self.clock = decide, clock
         self._bus = bus
         self._secret, self.keys = ids
         self._observer = observer or Observer()
+        self._silent = SilentStreams(keep_alive_s)
         self._records: dict[int, OpenRequest] = {}  # clients', by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._prefills: dict[int, OpenRequest] = {}  # stages on prefill replicas, by key
@@ -132,6 +136,7 @@ class Session:
 
     def admit(self, record: OpenRequest) -> None:
         self._records[record.request.key] = record
+        self._silent.opened(record, self.clock())
         self.feed(ev.RequestArrived(record.request))
 
     def open(self, record: OpenRequest) -> None:
@@ -220,6 +225,8 @@ class Session:
         """At least ten times a second: time has passed."""
         self.feed(ev.Tick())
         self.answers.tick()
+        for record in self._silent.due(self._records, self.clock()):
+            record.fell_silent()
 
     def bus_returned(self) -> None:
         """The bus was away: of answers that have begun, what came since may be lost."""

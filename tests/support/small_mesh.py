@@ -82,6 +82,7 @@ class SmallMesh:
         cors_origins: tuple[str, ...] = (),
         routes: tuple[str, ...] = (),
         drain_s: float = 5.0,
+        sse_keep_alive_s: float = 10.0,
         access_log: AccessLogFormat = AccessLogFormat.OFF,
         **settings: object,
     ) -> str:
@@ -106,6 +107,7 @@ class SmallMesh:
             epoch=next(_EPOCHS) + skew_ms,
             seed=7,
             drain_s=drain_s,
+            sse_keep_alive_s=sse_keep_alive_s,
             access_log=access_log,
             record=record,
             entries=entries or {},

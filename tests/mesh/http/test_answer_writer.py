@@ -18,8 +18,10 @@ from mesh.http.answer_writer import DEADLINE_GRACE_S
 from mesh.http.read_request import BodyBudget
 from mesh.http.routes import HttpApi
 from mesh.http.server import HttpServer
+from mesh.session.answer import EngineError
 from mesh.session.client_request import ClientRequest
-from schemas.http import H_REGION, RESPONSES
+from mesh.session.record import Failure
+from schemas.http import CHAT, COMPLETIONS, H_REGION, MESSAGES, RESPONSES, Fault
 from schemas.ids import RegionId, RouterId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request
 from tests.support.until import until
@@ -440,3 +442,157 @@ async def test_an_answer_that_breaks_while_nobody_reads_still_ends_with_its_erro
         await until(lambda: door.is_over)
     assert LOST.message.encode() in body[-200:]
     assert door.calls == ["started", "passed", "failed"]
+
+
+# Streams that are silent for long before they begin.
+
+KEPT_ALIVE = b"e\r\n: keep-alive\n\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def kept_alive(held: ClientRequest, path: str = DIRECT) -> AsyncIterator[tuple]:
+    """A door and a client that was sent a head, and what it passes over, twice."""
+    async with serving(held, path) as door, reading(door) as client:
+        await until(lambda: door.transport is not None)
+        held.fell_silent()
+        head = (await client.head()).lower()
+        assert head.startswith(b"http/1.1 200 ok\r\n")
+        for line in (b"content-type: text/event-stream", b"cache-control: no-cache",
+                     b"x-accel-buffering: no", b"x-request-id: q-1"):  # fmt: skip
+            assert line in head
+        held.fell_silent()
+        yield door, client
+
+
+async def of(held: ClientRequest, client: Reader) -> None:
+    """What each form of API passes over is here, twice."""
+    ping = b'24\r\nevent: ping\ndata: {"type": "ping"}\n\n\r\n'
+    kept = ping if held.path == MESSAGES else KEPT_ALIVE
+    assert await client.exactly(2 * len(kept)) == 2 * kept
+
+
+@both_ways
+async def test_a_stream_that_waits_has_begun_for_its_client_alone(path):
+    held = client_request()
+    async with kept_alive(held, path) as (door, client):
+        await of(held, client)
+        assert door.calls == []
+        feeder = Feeder(held)  # another attempt, whose head and first event come now
+        feeder.data(b"data: 1\n\n")
+        assert await client.exactly(14) == b"9\r\ndata: 1\n\n\r\n"
+        held.fell_silent()
+        assert await client.exactly(len(KEPT_ALIVE)) == KEPT_ALIVE
+        feeder.end(last=b"data: [DONE]\n\n")
+        assert await client.upto(b"0\r\n\r\n") == b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        await until(lambda: door.is_over)
+        held.fell_silent()
+    assert door.calls == ["started", "passed", "finished"]
+
+
+async def test_nothing_is_put_into_an_event_that_is_not_whole():
+    held = client_request()
+    feeder = Feeder(held)
+    long = b"data: " + b"x" * 70_000
+    feeder.data(long)
+    async with serving(held) as door, reading(door) as client:
+        await client.head()
+        await client.upto(long + b"\r\n")
+        held.fell_silent()
+        feeder.data(b"\n\n")
+        assert await client.exactly(7) == b"2\r\n\n\n\r\n"
+
+
+ENDINGS = pytest.mark.parametrize("form", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+
+
+@ENDINGS
+async def test_a_failure_of_a_stream_that_was_kept_alive_is_an_event(form):
+    held = client_request()
+    held.path = form
+    async with kept_alive(held) as (door, client):
+        await of(held, client)
+        held.failure = Failure(Fault.SATURATED, "no room", 7.0)
+        held.changed()
+        error = error_of(await client.upto(b"0\r\n\r\n"), form)
+        assert error["message"] == "no room"
+        await round_trip(door)
+    assert door.calls == ["failed"]
+
+
+@ENDINGS
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error":{"message":"too long","type":"BadRequestError","code":400}}', "too long"),
+        (b'{"object":"error","message":"too long","type":"x","code":400}', "too long"),
+        (b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}', "no"),
+        (b'{"detail":"Not so"}', "the engine answered 400: Not so"),
+        (b'{"error":"unknown field"}', "the engine answered 400: unknown field"),
+        (b"[1]", "the engine answered 400: [1]"),
+        (b"no \xff json\n\ndata: x", "the engine answered 400: no \ufffd json\n\ndata: x"),
+    ],
+)
+@pytest.mark.parametrize("at_last", [True, False], ids=["after attempts", "its answer"])
+async def test_so_is_an_engines_error(form, body, said, at_last):
+    held = client_request()
+    held.path = form
+    async with kept_alive(held) as (door, client):
+        await of(held, client)
+        if at_last:
+            held.engine_error = EngineError(400, JSON, body)
+            held.pass_engine_error = True
+            held.changed()
+        else:
+            feeder = Feeder(held, JSON, 400)
+            feeder.data(body)
+            feeder.end()
+        assert error_of(await client.upto(b"0\r\n\r\n"), form)["message"] == said
+        await until(lambda: door.is_over)
+    assert door.calls == (["failed"] if at_last else ["started", "finished"])
+
+
+def error_of(chunk: bytes, form: str) -> dict:
+    """What an event that ends a stream of that path says."""
+    _, text, last = chunk.split(b"\r\n", 2)
+    assert last == b"0\r\n\r\n"
+    *name, data = text.removesuffix(b"\n\n").split(b"\n")
+    named = {MESSAGES: [b"event: error"], RESPONSES: [b"event: response.failed"]}
+    assert name == named.get(form, [])
+    return orjson.loads(data.removeprefix(b"data: "))["error"]
+
+
+async def test_a_client_that_hangs_up_while_its_stream_is_kept_alive_has_left():
+    held = client_request()
+    async with kept_alive(held) as (door, client):
+        client.hang_up()
+        await until(lambda: door.is_over)
+    assert door.calls == ["leave"]
+
+
+async def test_the_routers_own_mistake_cuts_a_stream_that_was_kept_alive():
+    held = client_request()
+    async with kept_alive(held) as (door, client):
+        await of(held, client)
+
+        def breaks(held: ClientRequest) -> None:
+            raise RuntimeError("broken")
+
+        door.started = breaks
+        Feeder(held).data(b"data: 1\n\n")
+        assert await client.rest() == b""
+    assert door.calls == ["leave"]
+
+
+async def test_a_client_of_http_1_0_gets_the_same_without_chunks():
+    held = client_request()
+    async with serving(held) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(door.asked.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await until(lambda: door.transport is not None)
+        held.fell_silent()
+        feeder = Feeder(held)
+        feeder.data(b"data: 1\n\n")
+        feeder.end()
+        body = (await reader.read()).partition(b"\r\n\r\n")[2]
+        writer.transport.abort()
+    assert body == b": keep-alive\n\ndata: 1\n\n"

@@ -63,6 +63,7 @@ class Router:
             bus=self,
             ids=Identifiers(lambda: "secret", count(1)),
             observer=self.observer,
+            keep_alive_s=10.0,
         )
 
     def decide(self, event, now):
@@ -89,6 +90,18 @@ def test_an_attempt_goes_out_with_an_inbox_that_only_its_replica_knows():
     assert (name, sent, region, replica) == ("send_work", record, US, "us-0")
     assert inbox == "_INBOX.us.r1.p-1-1-secret"
     assert (headers[exchange.H_FROM], headers[exchange.H_HANDOFF]) == ("r1", "1")
+
+
+def test_a_client_whose_stream_is_silent_is_told_with_a_tick():
+    router, told = Router(), []
+    record = router.admitted(fell_silent=lambda: told.append(router.now))
+    for router.now in (9.0, 10.0, 14.9, 15.0, 15.1, 20.0, 25.0):
+        router.session.tick()
+    assert told == [15.0, 25.0]
+    router.session.end(record, "ok", 200)
+    router.now = 60.0
+    router.session.tick()
+    assert told == [15.0, 25.0]
 
 
 def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
