@@ -11,8 +11,11 @@ and what one read of the socket brings (256 KiB).
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, cast
@@ -23,7 +26,7 @@ from mesh.adapters.refused import RequestRefused
 from mesh.http.answer_writer import AnswerWriter
 from mesh.http.exchange import Exchange, IncomingBody, Work, parsed_target
 from mesh.http.read_request import are_known, may_be_own, request_id
-from mesh.http.request_body import ChunkedBody, Upload, UploadRate, too_slow
+from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
 from schemas.exchange import LARGE_BYTES
 from schemas.http import H_EXPECT, H_ORIGIN, H_REGION, H_REQUEST_ID, Fault
 from schemas.ids import RequestId
@@ -153,6 +156,7 @@ class ClientConnection(asyncio.Protocol):
         "_server",
         "_task",
         "_timer",
+        "_unread_bytes",
         "_upload",
         "_wants_writing",
         "_writer",
@@ -174,6 +178,7 @@ class ClientConnection(asyncio.Protocol):
         self._upload: Upload | None = None  # of a body that is not whole
         self._rate: UploadRate | None = None
         self._missing_bytes = 0  # of the current request
+        self._unread_bytes = 0  # of its answer
         self._chunks: ChunkedBody | None = None  # where that is not known
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None  # its handler's
@@ -426,7 +431,7 @@ class ClientConnection(asyncio.Protocol):
         """The current answer is over."""
         self.wake_by(self._loop.time() + self._server.times.idle_s)
         if self.is_paused:  # a client that reads no answers is read no further
-            self._phase = Phase.NEXT
+            self._phase, self._unread_bytes = Phase.NEXT, self._count_unread()
         elif self._held or not self._is_reading:
             self._phase = Phase.NEXT
             self._loop.call_soon(self._read_held)
@@ -575,10 +580,29 @@ class ClientConnection(asyncio.Protocol):
             self._writer.deadline_passed()
         elif phase is Phase.BODY:
             self._refuse_body(too_slow())
+        elif (phase is Phase.CLOSED or phase is Phase.NEXT) and self._has_read_on():
+            self.wake_by(now + self._server.times.headers_s)
         elif phase is Phase.CLOSED:
             self.transport.abort()
         elif phase is not Phase.EXCHANGE:
             self._close()
+
+    def _has_read_on(self) -> bool:
+        """Whether the client has read WINDOW_BYTES of its last answer since this was asked last, or
+        since all was written. What the kernel holds counts: it may take megabytes at once."""
+        before, self._unread_bytes = self._unread_bytes, self._count_unread()
+        return before - self._unread_bytes >= WINDOW_BYTES
+
+    def _count_unread(self) -> int:
+        """Bytes written that the client's machine has not got."""
+        unsent = self.transport.get_write_buffer_size()
+        plug = self.transport.get_extra_info("socket")
+        if not unsent or plug is None or plug.fileno() < 0:
+            return unsent
+        in_kernel = bytearray(4)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(plug.fileno(), termios.TIOCOUTQ, in_kernel)
+        return unsent + int.from_bytes(in_kernel, sys.byteorder)
 
     def _head_is_late(self) -> None:
         self._server.count("headers_late")
@@ -622,5 +646,6 @@ class ClientConnection(asyncio.Protocol):
         if self._upload is not None:
             self._upload.release()
             self._upload = None
+        self._unread_bytes = self._count_unread()
         self.transport.close()
         self.wake_by(self._loop.time() + self._server.times.headers_s)  # for what is written

@@ -149,6 +149,9 @@ class HttpApi:
             route, method = self._route(exchange), exchange.method
             self._door.ended.client_gone(known_id, route, method, arrived_at)
             raise
+        except Exception:  # the answer had begun: its client sees that it is cut
+            self._log(exchange, known_id, Answer(500, {}, fault=Fault.INTERNAL), arrived_at)
+            raise
         if isinstance(answer, Answer):
             self._log(exchange, known_id, answer, arrived_at)
         return answer

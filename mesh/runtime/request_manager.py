@@ -30,6 +30,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
+from mesh.http.answer_writer import ROUTER_FAILED
 from mesh.http.read_request import PREVIOUS, BodyBudget, ParsedRequest
 from mesh.http.response_calls import unknown_response
 from mesh.http.tenants import Tenants
@@ -43,7 +44,7 @@ from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_o
 from mesh.runtime.routing_in_force import RouterRouting
 from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.session.client_request import ClientRequest
-from mesh.session.record import NO_TRACE, Decide, Home, Identifiers, Trace
+from mesh.session.record import NO_TRACE, Decide, Failure, Home, Identifiers, Trace
 from mesh.session.session import Session
 from schemas import state, subjects, wire
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
@@ -268,8 +269,17 @@ class RequestManager:
             kept_bytes=parsed.kept_bytes,
             changed=changed,
         )
-        self.session.admit(admitted)
-        self.copies.of(parsed, admitted)
+        try:
+            self.session.admit(admitted)
+            self.copies.of(parsed, admitted)
+        except Exception as error:  # it is open: it must have an end, which tells its client
+            log.error("request failed inside the router", exc_info=error)
+            admitted.failure = Failure(Fault.INTERNAL, ROUTER_FAILED)
+            try:
+                self.feed(ev.ClientGone(request.key))
+            except Exception:
+                self.session.close(admitted)
+                raise
         return admitted
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:

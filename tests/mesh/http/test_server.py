@@ -233,3 +233,45 @@ async def refusals_counted() -> tuple[list[str], list[str]]:
             return before, why
     finally:
         await server.close(0.1)
+
+
+class Reads(asyncio.Transport):
+    """The end of a connection whose client reads so many bytes between two looks."""
+
+    def __init__(self, unread: int, by_look: int) -> None:
+        super().__init__()
+        self.unread, self.by_look = unread, by_look
+        self.looks, self.over = 0, asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        """All of it is unread."""
+
+    def get_write_buffer_size(self) -> int:
+        self.looks += 1
+        self.unread = max(0, self.unread - self.by_look)
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """What is unread is still on its way."""
+
+    def abort(self) -> None:
+        self.over.set()
+
+
+@pytest.mark.parametrize(("by_look", "looks"), [(0, 2), (1000, 2), (50_000, 20)])
+@pytest.mark.parametrize("last", [b"connection: close\r\n", b""])
+async def test_an_answer_is_cut_when_its_client_reads_no_more_and_no_sooner(by_look, looks, last):
+    times = HttpTimes(headers_s=0.02, idle_s=0.02)
+    server, _ = await serve(handle, times=times)
+    transport, client = Reads(1_000_000, by_look), server()
+    client.connection_made(transport)
+    client.data_received(HEAD + last + b"\r\n")
+    client.pause_writing()
+    async with asyncio.timeout(20):
+        await transport.over.wait()
+    assert looks <= transport.looks <= looks + 3
+    client.connection_lost(None)
+    await server.close(0.1)

@@ -1,15 +1,17 @@
 """A router writes one line for every request that has ended, whatever became of it."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.explain.files import in_log, read_line
 from mesh.explain.story import parts, stories, waited_s
+from mesh.http.exchange import Answer, Exchange
 from mesh.http.server import HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
-from tests.support.scripted_engine import fail, hang, scripted_engine
+from tests.support.scripted_engine import fail, hang, say, scripted_engine
 from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(120)
@@ -247,3 +249,42 @@ async def test_json_lines_and_one_of_a_request_that_is_shed(nats_server, capfd):
         assert status in (429, 503) and line["held_s"] > 0.0 and line["error"]
         assert (await lines.of(id="unready"))["error"] == "no_replica"
         assert "unready-2" not in lines.text and "unready-3" not in lines.text
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+async def test_a_mistake_of_the_routers_own_ends_the_request_that_met_it(
+    mesh, capfd, monkeypatch, is_placed
+):
+    lines, requests = Lines(capfd), mesh.routers["us"].requests
+    [engine] = mesh.engines
+    engine.behaviour = hang()
+    [broken, name] = (
+        [requests.copies, "of"] if is_placed else [requests._core.state.placer, "place"]
+    )
+
+    def breaks(*args: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, name, breaks)
+        status, body, _ = await post(mesh, chat(stream=True), **{"x-request-id": "broken"})
+    assert (status, b"internal_error" in body) == (500, True)
+    line = await lines.of(id="broken")
+    assert (line["outcome"], line["status"]) == ("failed", "500")
+    assert requests.open_requests == 0
+    engine.behaviour = say("hello")
+    status, _, _ = await post(mesh, chat())
+    assert status == 200
+
+
+async def test_an_answer_of_a_handler_that_breaks_has_its_line(mesh, capfd, monkeypatch):
+    async def breaks(exchange: Exchange, known_id: str) -> Answer:
+        exchange.begin(Answer(200, {}, b"half"), length=8)
+        raise RuntimeError("broken")
+
+    [api, *_] = mesh.routers["us"]._apis
+    monkeypatch.setitem(api._by_path["/v1/models"], "GET", breaks)
+    with contextlib.suppress(ConnectionError):  # what was written may be lost with a cut
+        await raw(mesh, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-request-id: half\r\n\r\n")
+    line = await Lines(capfd).of(id="half")
+    assert (line["status"], line["error"], line["bytes"]) == ("500", "internal_error", "4")
