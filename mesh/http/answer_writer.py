@@ -184,6 +184,11 @@ class AnswerWriter:
         request.fell_silent = self.fell_silent
         self.changed()
 
+    def close_after(self) -> None:
+        """Say in the answer's head, if that is not written yet, that the connection closes."""
+        if self._state is AnswerState.WAITING:
+            self.keep_alive = False
+
     def refuse(self, refused: RequestRefused, route: str) -> None:
         self._door.ended.refused(self._headers[H_REQUEST_ID], route, refused)
         self._write_error(refused.fault, refused.message, route, refused.param, refused.headers)

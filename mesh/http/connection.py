@@ -46,6 +46,7 @@ WITHOUT_END = 1 << 62  # bytes
 NEVER = float("inf")
 LATE = "the request's headers did not arrive in time"
 TOO_LONG = "the request's headers are too large"
+SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 FULL = "this router has as many connections as it may; use another region, or try again"
 
 _HEAD_END = b"\r\n\r\n"
@@ -90,6 +91,7 @@ class _RawHeaders(dict[bytes, bytes]):
 
 
 _NO_RAW_HEADERS = _RawHeaders()
+ANSWERING = frozenset((Phase.ANSWER, Phase.EXCHANGE, Phase.REFUSED))
 
 
 class _Head:
@@ -245,12 +247,24 @@ class ClientConnection(asyncio.Protocol):
         elif phase is Phase.REFUSED:
             self._drop(data)
 
+    def retire(self) -> None:
+        """Close with the next answer whose head can say so."""
+        self.is_last = True
+        if self._writer is not None:
+            self._writer.close_after()
+
+    def close_if_idle(self) -> None:
+        if self._phase is Phase.IDLE or self._phase is Phase.FIRST:
+            self._close()
+
     def close_after_answer(self) -> None:
         """Close at once, or when the current answer is over."""
         self.is_last = True
         if self._phase is Phase.ANSWER and self._writer is not None:
             self._writer.keep_alive = False
-        elif self._phase is not Phase.EXCHANGE:
+        elif self._phase is Phase.BODY:
+            self._refuse_body(RequestRefused(*SHUTTING_DOWN))
+        elif self._phase is not Phase.EXCHANGE and self._phase is not Phase.REFUSED:
             self._close()
 
     @property
@@ -261,8 +275,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_answering(self) -> bool:
         """Whether a request is being answered, or an answer still on its way."""
-        is_answered = self._phase is not Phase.ANSWER and self._phase is not Phase.EXCHANGE
-        return not is_answered or self.transport.get_write_buffer_size() > 0
+        return self._phase in ANSWERING or self.transport.get_write_buffer_size() > 0
 
     # What an `AnswerWriter` and an `Exchange` call.
 
@@ -422,13 +435,16 @@ class ClientConnection(asyncio.Protocol):
         if self._phase is not Phase.ANSWER:
             return
         assert writer is not None
-        if writer.keep_alive and not self.is_last:
+        if writer.keep_alive:  # as its head said
             self._next()
         else:
             self._end()
 
     def _next(self) -> None:
         """The current answer is over."""
+        if self.is_last and not self._held and self._server.is_retired:
+            self._close()
+            return
         self.wake_by(self._loop.time() + self._server.times.idle_s)
         if self.is_paused:  # a client that reads no answers is read no further
             self._phase, self._unread_bytes = Phase.NEXT, self._count_unread()
@@ -547,7 +563,7 @@ class ClientConnection(asyncio.Protocol):
             log.error("the answer to %s %s is cut", exchange.method, exchange.path, exc_info=error)
             self.transport.abort()
             return
-        if exchange.keep_alive and not self.is_last:
+        if exchange.keep_alive:  # as its head said
             self._next()
         else:
             self._end()
@@ -619,8 +635,13 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         """The connection's last answer is written; the rest of a body is read and dropped."""
         if not self._missing_bytes and self._chunks is None:
-            self._close()
-            return
+            if not self._held and self._is_reading:
+                self._close()
+                return
+            # Further requests came. With a close at once, their unread bytes would make the kernel
+            # drop what is written (RFC 9112, 9.6).
+            self._missing_bytes = WITHOUT_END
+            self.transport.write_eof()
         self._phase = Phase.REFUSED
         self.wake_by(self._loop.time() + LINGER_S)
         data, self._held = self._held, b""

@@ -9,6 +9,8 @@ client beyond the limit gets a 503. The last places are for probes: such a conne
 """
 
 import asyncio
+import contextlib
+import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -158,6 +160,7 @@ class HttpServer:
         self.clients: set[ClientConnection] = set()
         self._listeners: asyncio.Server | None = None
         self._is_closing = False
+        self.is_retired = False
         self._answered = asyncio.Event()
 
     def __call__(self) -> asyncio.Protocol:
@@ -186,6 +189,39 @@ class HttpServer:
         """Where it listens: that port, or the free one that port 0 became."""
         assert self._listeners is not None, "it does not listen"
         return int(self._listeners.sockets[0].getsockname()[1])
+
+    async def retire(self, within_s: float) -> None:
+        """Accept no more, and let each open connection bring a last request, whose answer says that
+        it closes. Returns when all have gone, or after that time, when those that are idle are
+        closed."""
+        self._is_closing = True
+        await self._stop_listening()
+        for client in list(self.clients):
+            client.retire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.clients:
+                    self._answered.clear()
+                    await self._answered.wait()
+        self.is_retired = True
+        for client in list(self.clients):
+            client.close_if_idle()
+
+    async def _stop_listening(self) -> None:
+        """Who is connected already, in the kernel's backlog, is accepted, not reset."""
+        listeners, self._listeners = self._listeners, None
+        if listeners is None:
+            return
+        # Duplicates listen on while the loop accepts no more.
+        plugs = [socket.socket(fileno=os.dup(plug.fileno())) for plug in listeners.sockets]
+        listeners.close()
+        for plug in plugs:
+            with plug, contextlib.suppress(OSError):
+                plug.setblocking(False)
+                while True:
+                    client, _ = plug.accept()
+                    client.setblocking(False)
+                    await asyncio.get_running_loop().connect_accepted_socket(self, client)
 
     async def close(self, timeout_s: float) -> None:
         """Accept no more; give answers that time, and then cut them."""

@@ -31,6 +31,7 @@ from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.http.answer_writer import ROUTER_FAILED
+from mesh.http.connection import SHUTTING_DOWN
 from mesh.http.read_request import PREVIOUS, BodyBudget, ParsedRequest
 from mesh.http.response_calls import unknown_response
 from mesh.http.tenants import Tenants
@@ -60,7 +61,6 @@ from schemas.state import ModelCard
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
-SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
 STATUS_SERVER_ERROR = 500
@@ -81,6 +81,7 @@ class RequestManager:
         access_log: AccessLog | None = None,
     ) -> None:
         self._config = config
+        self.is_leaving = False  # no more connections are accepted
         kept_max = config.requests_kept
         self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
         self._core, self._bus, self._metrics = core, bus, metrics
@@ -180,7 +181,7 @@ class RequestManager:
         return self.mapping.unknown(model)
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
-        if self._core.draining:
+        if self.is_leaving or self._core.draining:
             return SHUTTING_DOWN
         if not self._bus.is_connected:
             return Fault.NO_REPLICA, UNREACHABLE

@@ -40,6 +40,7 @@ from schemas.state import ReplicaState
 log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+LAST_REQUESTS_S = 1.0  # a busy connection brings its next request sooner
 ERRORS_SENT_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end answers, and again for handlers that are cut
 CANCEL_AGAIN_S = 0.1
@@ -247,7 +248,13 @@ class Router:
             task.result()
 
     async def drain(self) -> None:
-        """Take nothing new; wait for what is under way, at most `drain_s`."""
+        """Take nothing new; wait for what is under way, at most `drain_s`.
+
+        New connections are for others at once. Open ones may bring a last request each, for a
+        second: their clients can't know yet."""
+        self.requests.is_leaving = True
+        if self._http is not None:
+            await self._http.retire(min(LAST_REQUESTS_S, self._config.drain_s))
         self.requests.feed(ev.Drain())
         self.requests.copies.end()
         try:

@@ -596,3 +596,14 @@ async def test_a_client_of_http_1_0_gets_the_same_without_chunks():
         body = (await reader.read()).partition(b"\r\n\r\n")[2]
         writer.transport.abort()
     assert body == b": keep-alive\n\ndata: 1\n\n"
+
+
+async def test_who_is_in_the_middle_of_a_body_when_the_server_ends_is_told_so():
+    async with serving(client_request()) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(door.asked[:-1])
+        await until(lambda: door.bodies.taken_bytes)
+    answer = await reader.read()
+    writer.transport.abort()
+    assert answer.startswith(b"HTTP/1.1 503") and b'"code":"draining"' in answer
+    assert not door.bodies.taken_bytes

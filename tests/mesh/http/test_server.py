@@ -275,3 +275,114 @@ async def test_an_answer_is_cut_when_its_client_reads_no_more_and_no_sooner(by_l
     assert looks <= transport.looks <= looks + 3
     client.connection_lost(None)
     await server.close(0.1)
+
+
+# A server that is about to end.
+
+LAST = b"\r\nconnection: close\r\n"
+
+
+async def retired(opened: int, backlog: int, within_s: float = 20.0) -> list[bytes]:
+    """What connections of a server that retires are answered: those open, those not accepted."""
+    server, url = await serve(handle)
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(60), connections(url, opened) as pairs:
+        while len(server.clients) < opened:
+            await asyncio.sleep(0.005)
+        # The kernel's answers; the loop has not run.
+        early = [socket.create_connection((host, int(port))) for _ in range(backlog)]
+        retiring = asyncio.create_task(server.retire(within_s))
+        while server._listeners is not None:
+            await asyncio.sleep(0)
+        pairs += [await asyncio.open_connection(sock=one) for one in early]
+        for _, writer in pairs:
+            writer.write(HEAD + b"\r\n")
+        got = await asyncio.gather(*(reader.read() for reader, _ in pairs))
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+        for _, writer in pairs:
+            writer.transport.abort()
+        await retiring
+    await server.close(0.1)
+    return got
+
+
+@each_loop
+def test_a_server_that_retires_answers_each_connection_once_more(run):
+    got = run(retired(3, 5))
+    assert [(one[:12], one[-6:], LAST in one.lower()) for one in got] == 8 * [
+        (b"HTTP/1.1 200", b"served", True)
+    ]
+
+
+@each_loop
+def test_who_brings_nothing_is_let_go(run):
+    async def go() -> bytes:
+        server, url = await serve(handle)
+        async with asyncio.timeout(20), connections(url, 1) as [(reader, _)]:
+            while not server.clients:
+                await asyncio.sleep(0.005)
+            await server.retire(0.05)
+            got = await reader.read()
+        await server.close(0.1)
+        return got
+
+    assert run(go()) == b""
+
+
+@each_loop
+def test_of_requests_that_are_sent_early_the_first_is_answered_whole(run):
+    """The others, which no answer promises, must not make the kernel drop it."""
+
+    async def go() -> bytes:
+        gate, arrived = asyncio.Event(), asyncio.Event()
+
+        async def slow(exchange: Exchange) -> Answer:
+            arrived.set()
+            await gate.wait()
+            return Answer(200, {}, b"x" * 200_000 + b"served")
+
+        server, url = await serve(slow)
+        async with asyncio.timeout(20), connections(url, 1) as [(reader, writer)]:
+            writer.write((HEAD + b"\r\n") * 3)
+            await arrived.wait()
+            retiring = asyncio.create_task(server.retire(20.0))
+            while server._listeners is not None:
+                await asyncio.sleep(0)
+            gate.set()
+            writer.write((HEAD + b"\r\n") * 300)
+            got = await reader.read()
+            writer.transport.abort()
+            await retiring
+        await server.close(0.1)
+        return got
+
+    got = run(go())
+    assert (got.count(b"HTTP/1.1 200"), got[-6:], LAST in got.lower()) == (1, b"served", True)
+
+
+@each_loop
+def test_an_answer_that_promised_to_go_on_is_followed_by_the_next(run):
+    async def go() -> bytes:
+        gate, arrived = asyncio.Event(), asyncio.Event()
+
+        async def slow(exchange: Exchange) -> Answer:
+            answer = Answer(200, {}, b"served")
+            if not arrived.is_set():
+                exchange.begin(answer)
+                arrived.set()
+                await gate.wait()
+            return answer
+
+        server, url = await serve(slow)
+        async with asyncio.timeout(20), connections(url, 1) as [(reader, writer)]:
+            writer.write((HEAD + b"\r\n") * 2)
+            await arrived.wait()
+            await server.retire(0.05)
+            gate.set()
+            got = await reader.read()
+        await server.close(0.1)
+        return got
+
+    got = run(go())
+    assert (got.count(b"served"), got.lower().count(LAST)) == (2, 1)

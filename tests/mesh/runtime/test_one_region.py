@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aiohttp
 import openai
 import orjson
 import pytest
@@ -11,6 +12,7 @@ from mesh.http.answer_writer import AnswerWriter
 from schemas import subjects
 from schemas.exchange import WINDOW_BYTES
 from tests.support.flushed import flushed
+from tests.support.raw_http import connections
 from tests.support.scripted_engine import (
     cut_after,
     event,
@@ -247,16 +249,22 @@ async def test_all_full_and_no_room_to_hold_is_shed_with_retry_after(nats_server
 async def test_drain_finishes_what_runs_and_refuses_the_new(one):
     gate = asyncio.Event()
     set_all(one, hang(event("begun"), gate))
-    async with client() as session:
+    body = orjson.dumps(chat())
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    async with client() as session, connections(one.urls["us"], 1) as [(reader, writer)]:
         url = one.urls["us"] + "/v1/chat/completions"
         async with session.post(url, json=chat(stream=True)) as answer:
             await answer.content.readany()
+            writer.write((head % len(body)).encode() + body[:-1])
             router = one.routers["us"]
             draining = asyncio.create_task(router.drain())
             await one.until(lambda: router.core.draining, "the drain to begin")
-            status, body, headers = await post(one, chat())
-            assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
-            assert "retry-after" in headers
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await post(one, chat())
+            writer.write(body[-1:])
+            refused = (await reader.read()).lower()
+            assert refused.startswith(b"http/1.1 503") and b'"code":"draining"' in refused
+            assert b"retry-after" in refused and b"connection: close" in refused
             gate.set()
             assert b"[DONE]" in await answer.content.read()
             await draining
