@@ -6,7 +6,7 @@ effects. The live router and the twin run the same core; a recording replays it.
 
 The host's loop:
 
-    core = RouterCore(region=…, router=…, epoch=…, settings=…, dice=Random(seed), peers=…)
+    core = RouterCore(RouterState(region=…, router=…, epoch=…, settings=…, dice=Random(seed), …))
     while event := next_event():            # one at a time, in the order in which they happen
         for effect in core.handle(event, clock()):
             execute(effect)                 # in this order, before the next event

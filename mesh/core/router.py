@@ -14,7 +14,6 @@ Reads and writes: all of the state.
 """
 
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import Any
 
 from mesh.core import cluster_events
@@ -32,15 +31,14 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import ModelTargets
 from mesh.core.model.request import Request
-from mesh.core.model.settings import RouterSettings, with_changes
+from mesh.core.model.settings import with_changes
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.policies import PolicyMakers
 from mesh.core.requests.hold_queue import make_order
 from mesh.core.requests.record import RequestRecord, RequestState
 from mesh.core.state import RouterState
 from schemas.exchange import Refusal
 from schemas.http import Fault
-from schemas.ids import ModelId, RegionId, RouterId
+from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.state import ModelCard
 
@@ -50,29 +48,11 @@ Handler = Callable[[RouterState, Any, float], None]
 class RouterCore:
     """Decides and has no side effects: same events, times and seed, same effects."""
 
-    def __init__(
-        self,
-        *,
-        region: RegionId,
-        router: RouterId,
-        epoch: int,
-        settings: RouterSettings,
-        dice: Random,
-        makers: PolicyMakers | None = None,
-        peers: tuple[RegionId, ...] = (),
-    ) -> None:
-        """See `RouterState`."""
-        self.state = state = RouterState(
-            region=region,
-            router=router,
-            epoch=epoch,
-            settings=settings,
-            dice=dice,
-            makers=makers,
-            peers=peers,
-        )
+    def __init__(self, state: RouterState) -> None:
+        """`state`: as it is at the start, of this core alone."""
+        self.state = state
         # What hosts read, and metrics.
-        self.region, self.replicas, self.peers = region, state.replicas, state.peers
+        self.region, self.replicas, self.peers = state.region, state.replicas, state.peers
         self.inflight, self.held = state.inflight, state.held
         self.gossip, self.held_prefixes = state.gossip, state.held_prefixes
         self.ownership = state.ownership

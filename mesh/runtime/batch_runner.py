@@ -42,6 +42,7 @@ from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastInvalid, read_forecast, write_forecast
 from mesh.core.offline.jobs import REPORTED_TOKENS_MAX
 from mesh.core.offline.settings import OfflineSettings
+from mesh.core.offline.state import RunnerState
 from mesh.http.read_request import BodyBudget
 from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
@@ -165,12 +166,14 @@ class BatchRunner:
         self._bus = RunnerBus(home, name, peers, config.bus, ground=ground)
         self.store = BatchStore(config.store, f"batch runner {home}/{name}", config.limits)
         self.core = OfflineCore(
-            region=home,
-            runner=name,
-            epoch=config.epoch,
-            settings=config.settings,
-            dice=random.Random(config.seed),
-            unix_at_zero=time.time() - clock(),
+            RunnerState(
+                region=home,
+                runner=name,
+                epoch=config.epoch,
+                settings=config.settings,
+                dice=random.Random(config.seed),
+                unix_at_zero=time.time() - clock(),
+            )
         )
         self.prompts = PromptReader(config.hash_key)
         self.bodies = BodyBudget()  # of peers' lines

@@ -22,6 +22,7 @@ from mesh.adapters.recorder import Recorder
 from mesh.core.model import events as ev
 from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.http.batch_api import BatchApi
 from mesh.http.routes import EVERY_PATH, OF_ONE_PROCESS, HttpApi, Served
 from mesh.http.server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
@@ -138,12 +139,14 @@ class Router:
             ground=config.settings.ground,
         )
         self.core = RouterCore(
-            region=config.region,
-            router=config.router,
-            epoch=config.epoch,
-            settings=config.settings,
-            dice=random.Random(config.seed),
-            peers=config.peers,
+            RouterState(
+                region=config.region,
+                router=config.router,
+                epoch=config.epoch,
+                settings=config.settings,
+                dice=random.Random(config.seed),
+                peers=config.peers,
+            )
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock, config.peers)
         self._metrics.router.labels(config.router).set(1)

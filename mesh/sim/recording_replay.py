@@ -25,6 +25,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.recording import Plain, RecordedStep, RecordingEnd, RecordingHeader, RecordingInvalid
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from schemas.decision import Placement
 
 SWAPS_MAX = 10_000  # pairs of places counted apart
@@ -218,12 +219,14 @@ class _Replay:
         self._file, self._changed = file, changed
         self._found = ReplayComparison(header=header, settings=replace(header.settings, **changed))
         self._core = RouterCore(
-            region=header.region,
-            router=header.router,
-            epoch=header.epoch,
-            settings=self._found.settings,
-            dice=Random(header.seed),
-            peers=header.peers,
+            RouterState(
+                region=header.region,
+                router=header.router,
+                epoch=header.epoch,
+                settings=self._found.settings,
+                dice=Random(header.seed),
+                peers=header.peers,
+            )
         )
         self._began: float | None = None
 

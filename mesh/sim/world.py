@@ -28,6 +28,7 @@ from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model import effects as fx
 from mesh.core.policies import PolicyMakers
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.replay.report import RunReport
 from mesh.sim.clients import OnRequestEnd, RequestLog, SimClients
 from mesh.sim.config import (
@@ -162,13 +163,15 @@ class World:
         name = router.site if router.name == ROUTER else f"{router.site} {router.name}"
         router.open(
             RouterCore(
-                region=router.site,
-                router=router.name,
-                epoch=epoch,
-                settings=self.config.router_settings(),
-                dice=self.dice(f"router {name} {epoch}"),
-                makers=None if self._makers is None else self._makers(self),
-                peers=self.peers_of(router.site),
+                RouterState(
+                    region=router.site,
+                    router=router.name,
+                    epoch=epoch,
+                    settings=self.config.router_settings(),
+                    dice=self.dice(f"router {name} {epoch}"),
+                    makers=None if self._makers is None else self._makers(self),
+                    peers=self.peers_of(router.site),
+                )
             )
         )
         self.timers[origin].begin(epoch)

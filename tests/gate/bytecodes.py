@@ -38,6 +38,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import make_policy
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.http.routes import HttpApi
 from mesh.http.server import HttpServer
 from mesh.runtime.config import RouterConfig
@@ -126,7 +127,9 @@ class Edge:
             settings=RouterSettings(), hash_key="gate", epoch=1, seed=1,
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
-        core = RouterCore(region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1))
+        core = RouterCore(
+            RouterState(region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1))
+        )
         metrics = RouterMetrics(core, CollectorRegistry(), clock)
         self.bus = RouterBus(US, R1, (), config.bus)
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -251,10 +254,10 @@ def count_decisions() -> Figures:
     """Bytecodes of a decision among many replicas, by the default policy."""
     dice, settings = Random(1), RouterSettings()
     policy = make_policy(settings.policy, settings, Random(2))
-    core = RouterCore(
+    core = RouterCore(RouterState(
         region=US, router=R1, epoch=1, settings=settings, dice=Random(3),
         makers={settings.policy: lambda settings, dice: policy},
-    )  # fmt: skip
+    ))  # fmt: skip
     for number in range(DECISION_REPLICAS):
         core.handle(ev.HeartbeatSeen(decide.heartbeat(number, dice)), decide.NOW)
     seen = decide.filled(policy, DECISION_REPLICAS, DECISION_BLOCKS, dice)

@@ -11,6 +11,7 @@ from mesh.adapters.metrics import BatchMetrics, RouterMetrics
 from mesh.adapters.runner_metrics import RunnerMetrics
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from schemas.batch import BatchJob
 from schemas.ids import RegionId, RouterId
 
@@ -34,11 +35,13 @@ class Family(NamedTuple):
 def exported_series() -> dict[str, Family]:
     """Every series of a router's or batch runner's page, by the name that queries use."""
     core = RouterCore(
-        region=RegionId("us"),
-        router=RouterId("r1"),
-        epoch=1,
-        settings=RouterSettings(),
-        dice=random.Random(1),
+        RouterState(
+            region=RegionId("us"),
+            router=RouterId("r1"),
+            epoch=1,
+            settings=RouterSettings(),
+            dice=random.Random(1),
+        )
     )
     router = RouterMetrics(core, CollectorRegistry())
     batches = BatchMetrics(router.registry)

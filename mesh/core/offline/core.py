@@ -4,7 +4,6 @@ Reads and writes: all of the state.
 """
 
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import Any
 
 from mesh.core.model import effects as fx
@@ -28,10 +27,9 @@ from mesh.core.offline.pace import margin
 from mesh.core.offline.peer_lines import peer_line_arrived
 from mesh.core.offline.report import publish
 from mesh.core.offline.room import see_lease
-from mesh.core.offline.settings import OfflineSettings
 from mesh.core.offline.state import OfflineCounts, RunnerState
 from schemas.http import Fault
-from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
 
 FETCH_S = 0.25  # between two looks at what to fetch
@@ -47,25 +45,9 @@ DRAINED = "the runner ends"
 class OfflineCore:
     """Decides and has no side effects: same events, times and seed, same effects."""
 
-    def __init__(
-        self,
-        *,
-        region: RegionId,
-        runner: RouterId,
-        epoch: int,
-        settings: OfflineSettings,
-        dice: Random,
-        unix_at_zero: float,
-    ) -> None:
-        """See `RunnerState`."""
-        self.state = RunnerState(
-            region=region,
-            runner=runner,
-            epoch=epoch,
-            settings=settings,
-            dice=dice,
-            unix_at_zero=unix_at_zero,
-        )
+    def __init__(self, state: RunnerState) -> None:
+        """`state`: as it is at the start, of this core alone."""
+        self.state = state
 
     def handle(self, event: OfflineEvent, now: float) -> list[OfflineEffect]:
         """The effects of one event, in order. `now`: seconds, never going back.

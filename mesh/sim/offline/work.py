@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mesh.core.model.prompt import Prompt
 from mesh.core.offline import effects as ofx
 from mesh.core.offline.core import OfflineCore
+from mesh.core.offline.state import RunnerState
 from mesh.sim.config import RunnerCrash
 from mesh.sim.control_plane import ALIVE_S, TICK_S
 from mesh.sim.network import BUS_S, RegionPair
@@ -81,12 +82,14 @@ class OfflineWork:
         if not self._config.by_prefix:
             settings = replace(settings, utility_ratio=0.0)
         core = OfflineCore(
-            region=runner.site,
-            runner=runner.name,
-            epoch=epoch,
-            settings=settings if is_meshwide else replace(settings, takes_peers=False),
-            dice=self._world.dice(f"runner {runner.site} {runner.name} {epoch}"),
-            unix_at_zero=0.0,
+            RunnerState(
+                region=runner.site,
+                runner=runner.name,
+                epoch=epoch,
+                settings=settings if is_meshwide else replace(settings, takes_peers=False),
+                dice=self._world.dice(f"runner {runner.site} {runner.name} {epoch}"),
+                unix_at_zero=0.0,
+            )
         )
         runner.open(core, epoch)
         self._tick(runner, core)

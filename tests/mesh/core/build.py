@@ -97,10 +97,12 @@ def state(**settings: Any) -> RouterState:
 def core(seed: int = 1, peers: tuple[RegionId, ...] = (), **settings: Any) -> RouterCore:
     """Region us's router; it has leases if it has `peers`."""
     return RouterCore(
-        region=US,
-        router=ROUTER,
-        epoch=1,
-        settings=RouterSettings(**settings),
-        dice=Random(seed),
-        peers=peers,
+        RouterState(
+            region=US,
+            router=ROUTER,
+            epoch=1,
+            settings=RouterSettings(**settings),
+            dice=Random(seed),
+            peers=peers,
+        )
     )

@@ -17,6 +17,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from schemas.ids import RegionId, RouterId
 
 TICK_S = 0.05
@@ -105,12 +106,14 @@ class LeaseWorld:
             return
         router.starts += 1
         router.core = RouterCore(
-            region=router.region,
-            router=router.name,
-            epoch=router.starts,
-            settings=RouterSettings(trie_bytes_per_s=0),
-            dice=Random(f"{self.seed} {router.region} {router.name} {router.starts}"),
-            peers=tuple(peer for peer in self.regions if peer != router.region),
+            RouterState(
+                region=router.region,
+                router=router.name,
+                epoch=router.starts,
+                settings=RouterSettings(trie_bytes_per_s=0),
+                dice=Random(f"{self.seed} {router.region} {router.name} {router.starts}"),
+                peers=tuple(peer for peer in self.regions if peer != router.region),
+            )
         )
         self._tick(router, router.core)
         self._ping(router, router.core)

@@ -16,6 +16,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.http.read_request import ParsedRequest, RequestOptions
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.request_manager import RequestManager
@@ -49,7 +50,9 @@ class Manager:
             record=None if record is None else RecordTo(path=record),
         )
         self.core = RouterCore(
-            region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1), peers=(EU,)
+            RouterState(
+                region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1), peers=(EU,)
+            )
         )
         self.core.handle(ev.HeartbeatSeen(beat("us-0", models=(TINY,))), 100.0)
         self.decisions: list[Decision] = []

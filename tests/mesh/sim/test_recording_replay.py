@@ -15,6 +15,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
 from mesh.core.recording import RecordingHeader, RecordingInvalid
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.sim.recording_replay import NOTHING, replay
 from tests.mesh.core import build
 from tests.mesh.core.chaos import Chaos
@@ -189,11 +190,13 @@ def test_the_text_for_another_policy_with_the_same_decisions(lines, file):
         )
     ]
     core = RouterCore(
-        region=build.US,
-        router=build.ROUTER,
-        epoch=1,
-        settings=RouterSettings(policy="skywalker"),
-        dice=Random(SEED),
+        RouterState(
+            region=build.US,
+            router=build.ROUTER,
+            epoch=1,
+            settings=RouterSettings(policy="skywalker"),
+            dice=Random(SEED),
+        )
     )
     steps = [recording.decode_line(line) for line in kept[1:-1]]
     head = replace(recording.decode_header(lines[0]), settings=core.state.settings)

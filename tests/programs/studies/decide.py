@@ -30,6 +30,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Destination, Policy, Target
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import CandidateKind
@@ -174,12 +175,14 @@ def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[flo
     dice, settings = Random(1), RouterSettings(policy=name)
     policy = make_policy(name, settings, Random(2))
     core = RouterCore(
-        region=REGION,
-        router=ROUTER,
-        epoch=1,
-        settings=settings,
-        dice=Random(3),
-        makers={name.partition(":")[0]: lambda settings, dice: policy},
+        RouterState(
+            region=REGION,
+            router=ROUTER,
+            epoch=1,
+            settings=settings,
+            dice=Random(3),
+            makers={name.partition(":")[0]: lambda settings, dice: policy},
+        )
     )
     table = ReplicaTable(ROUTER, settings)
     for number in range(replicas):

@@ -22,6 +22,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.headers import read_forwarded
 from mesh.session.record import Home, Identifiers, Observer, OpenRequest
@@ -169,12 +170,14 @@ class RingRouter:
         self.kept_bytes = 0  # of clients' bodies
         router = RouterId(self.name)
         self.core = RouterCore(
-            region=self.region,
-            router=router,
-            epoch=self.epoch,
-            settings=self._settings,
-            dice=Random(f"{self._seed} {self.name} {self.epoch}"),
-            peers=self._peers,
+            RouterState(
+                region=self.region,
+                router=router,
+                epoch=self.epoch,
+                settings=self._settings,
+                dice=Random(f"{self._seed} {self.name} {self.epoch}"),
+                peers=self._peers,
+            )
         )
         self.session = Session(
             Home(self.region, router),

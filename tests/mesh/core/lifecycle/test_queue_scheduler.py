@@ -17,6 +17,7 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered
 from mesh.core.router import RouterCore
+from mesh.core.state import RouterState
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from schemas.ids import ModelId, RouterId
@@ -54,12 +55,14 @@ class Region:
         self.policy = Picky()
         settings = RouterSettings(policy="picky", **settings)
         self.core = RouterCore(
-            region=US,
-            router=ROUTER,
-            epoch=1,
-            settings=settings,
-            dice=Random(1),
-            makers={"picky": lambda settings, dice: self.policy},
+            RouterState(
+                region=US,
+                router=ROUTER,
+                epoch=1,
+                settings=settings,
+                dice=Random(1),
+                makers={"picky": lambda settings, dice: self.policy},
+            )
         )
         self.seq = 0
 

@@ -18,6 +18,7 @@ from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.jobs import FETCH_S_MAX
 from mesh.core.offline.settings import OfflineSettings
+from mesh.core.offline.state import RunnerState
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId, RequestId, RouterId
 from schemas.residency import Label, Labels, ground
@@ -119,12 +120,14 @@ class World:
         known = {"ground": GROUND} | settings
         self.settings = OfflineSettings(**known)
         self.core = OfflineCore(
-            region=US,
-            runner=RUNNER,
-            epoch=1,
-            settings=self.settings,
-            dice=Random(seed),
-            unix_at_zero=1_000_000_000.0,
+            RunnerState(
+                region=US,
+                runner=RUNNER,
+                epoch=1,
+                settings=self.settings,
+                dice=Random(seed),
+                unix_at_zero=1_000_000_000.0,
+            )
         )
         self.now = 0.0
         self.keys = 0
