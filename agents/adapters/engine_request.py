@@ -49,25 +49,26 @@ def engine_request(
     trace: Mapping[str, str],
 ) -> EngineRequest:
     """`adapter`: the one that it is for; `trace`: headers. Raises StageInvalid."""
+    work = start.work
     headers = {"Content-Type": JSON, **trace, **for_engine(start.headers)}
-    if start.request_id:
-        headers["X-Request-Id"] = start.request_id
-    if (call := start.call) is not None:
+    if work.request_id:
+        headers["X-Request-Id"] = work.request_id
+    if (call := work.call) is not None:
         named, body = engine.addressed(headers, b"", adapter)
         return EngineRequest(call.method, call.target, named, body)
     body = start.body
-    if site.transfer is not None and start.stage is not None:
-        if (request_id := stage_request_id(site.transfer, start.stage)) is not None:
+    if site.transfer is not None and work.stage is not None:
+        if (request_id := stage_request_id(site.transfer, work.stage)) is not None:
             headers["X-Request-Id"] = request_id
-        body = stage_body(body, site.transfer, start.stage)
+        body = stage_body(body, site.transfer, work.stage)
     elif site.transfer is not None:
         body = whole_body(body, site.transfer)
     adds_usage = engine.asks_usage and H_ADD_USAGE in start.headers
     if adds_usage:
         body = with_usage_requested(body)
-    if start.path == RESPONSES and engine.takes_response_ids:
+    if work.path == RESPONSES and engine.takes_response_ids:
         tenant = start.headers.get(H_TENANT, "")  # where its response is kept
         secret = os.urandom(SECRET_BYTES)
         body = with_response_id(body, response_id(site.region, site.replica, secret, tenant))
     named, body = engine.addressed(headers, body, adapter)
-    return EngineRequest("POST", start.path, named, body, adds_usage)
+    return EngineRequest("POST", work.path, named, body, adds_usage)

@@ -45,10 +45,9 @@ from agents.core.stream_content import OPENING_BYTES_MAX, starts_events
 from agents.core.stream_errors import StreamError
 from agents.core.usage import UsageEventRemoval
 from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
-from schemas.exchange import H_KEEPER, H_MODEL, End, Frame, Head, Outcome, Refusal, Refused
+from schemas.exchange import H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.ids import ModelId
 from schemas.kv_transfer import KvRole
-from schemas.subjects import decode_model
 from schemas.wire import encode
 
 TEXT_MAX = 500
@@ -73,19 +72,19 @@ class Relay:
     ) -> None:
         """`adapter`: the one that the request is for, if it is not for a model."""
         self._start: StartRelay | None = start  # until it is sent: its body may be large
-        self._stage, self._call = start.stage, start.call
-        self._inbox, self._path = start.inbox, start.path
+        work = start.work
+        self._stage, self._call = work.stage, work.call
+        self._inbox, self._path = start.inbox, work.path
         self._engine, self._frames, self._site = engine, frames, site
         self._clock, self._began, self._adapter = clock, began, adapter
         self._started_at = clock()
         self._first_byte_at: float | None = None
-        self._answer = EngineAnswer(start.path, start.request_id, is_call=start.call is not None)
+        self._answer = EngineAnswer(work.path, work.request_id, is_call=work.call is not None)
         self._window = FlowWindow()
         # Whether a chunk shows that the engine computes.
         self._shows_work: Callable[[bytes], bool] = _nothing
         self._goes_on = H_KEEPER in start.headers
-        named = start.headers.get(H_MODEL)
-        self._model = None if named is None or start.call else decode_model(named)
+        self._model = work.model or None  # a call about a response names none
         self._removal: UsageEventRemoval | None = None  # of an event that no client asked for
         self._trace = AnswerTrace(start.headers)
         self._response: Connection | None = None  # while it is read

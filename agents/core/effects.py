@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.core.events import RouterKey
-from agents.core.kv_stages import KvStage
+from agents.core.work_message import WorkRequest
 from schemas.exchange import BodyWanted, Outcome, Refused
 from schemas.ids import ModelId
-from schemas.response_calls import ResponseCall
 from schemas.state import Heartbeat
 
 
@@ -49,12 +48,9 @@ class StartRelay:
     """Send a request to the engine and relay its response; report `RelayEnded` exactly once."""
 
     inbox: str
-    path: str
-    request_id: str
-    body: bytes
+    work: WorkRequest
     headers: Mapping[str, str]  # of the work message: they carry the trace
-    stage: KvStage | None = None  # the engine computes only that
-    call: ResponseCall | None = None  # with no body: this instead of a POST to the path
+    body: bytes  # whole; empty of a call about a response
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,10 +95,7 @@ class AgentRequest:
 
     def relay(self, body: bytes) -> StartRelay:
         """What sends it to the engine, with its whole body."""
-        work, headers = self.work, self.headers
-        return StartRelay(
-            self.inbox, work.path, work.request_id, body, headers, work.stage, work.call
-        )
+        return StartRelay(self.inbox, self.work, self.headers, body)
 
 
 class ScrapeCounters:

@@ -273,7 +273,7 @@ class Agent:
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
         if self._held is not None:
-            self._held.started(inbox, effect.path, effect.body)
+            self._held.started(inbox, effect.work.path, effect.body)
 
     async def _run_relay(self, inbox: str, relay: Relay) -> None:
         try:

@@ -36,7 +36,6 @@ from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import (
     H_OFFLINE,
-    H_PREFILL_TOKENS,
     WORKING_S,
     Head,
     Outcome,
@@ -246,11 +245,11 @@ class SimReplica:
         inbox, now = effect.inbox, self._queue.now
         request, receiver = self._decided(inbox)
         self._last_number += 1
-        offline = H_OFFLINE in effect.headers
-        running = RunningAnswer(inbox, request, receiver, self._last_number, now, offline)
-        prefill = int(effect.headers.get(H_PREFILL_TOKENS, 0))
+        work = effect.work
+        running = RunningAnswer(inbox, request, receiver, self._last_number, now, work.offline)
+        prefill = work.prefill_tokens or 0
         running.predicted_tokens = max(0, request.node.prompt_tokens - prefill)
-        running.stage = effect.stage
+        running.stage = work.stage
         if self.kv_events is not None:
             self.kv_events.submitted(request)
         self._running[inbox] = running

@@ -12,6 +12,7 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import EngineScraped, RelayBegan, ScrapeFailed
+from agents.core.work_message import WorkRequest
 from schemas.exchange import Frame, unpack_frame
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 
@@ -80,7 +81,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             frames.clear()
             inbox = f"_INBOX.us.r1.{number}"
             relay = Relay(
-                StartRelay(inbox, "/v1/completions", "", b"{}", {}),
+                StartRelay(inbox, WorkRequest("", "/v1/completions", "", 10.0, None), {}, b"{}"),
                 engine=engine,
                 frames=FrameWriter(post, time.monotonic),
                 clock=time.monotonic,

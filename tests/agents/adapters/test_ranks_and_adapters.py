@@ -14,6 +14,7 @@ from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.core.effects import LoadAdapter, StartRelay
 from agents.core.events import NOTHING_KNOWN
+from agents.core.work_message import WorkRequest
 from schemas.exchange import H_KEEPER, Frame, Outcome, Refusal, Refused, unpack_frame
 from schemas.http import MESSAGES, RESPONSES
 from schemas.wire import decode_as
@@ -120,8 +121,9 @@ class Answered:
             if self.is_confirmed:
                 assert client.lacks(self.path)
                 await client.scrape()
+            work = WorkRequest("", self.path, "q-1", 10.0, None)
             relay = Relay(
-                StartRelay("_INBOX.us.r1.1", self.path, "q-1", body, self.headers),
+                StartRelay("_INBOX.us.r1.1", work, self.headers, body),
                 engine=client,
                 frames=FrameWriter(self._post, time.monotonic),
                 clock=time.monotonic,

@@ -18,6 +18,7 @@ from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.events import RelayBegan, RelayEnded, TokenUsage
 from agents.core.kv_stages import KvStage
+from agents.core.work_message import WorkRequest
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import (
     H_MODEL,
@@ -29,7 +30,7 @@ from schemas.exchange import (
     unpack_frame,
 )
 from schemas.kv_transfer import KvRole, TransferKind
-from schemas.subjects import encode_model
+from schemas.subjects import decode_model, encode_model
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -65,7 +66,9 @@ class Call:
         self.began: list[RelayBegan] = []
         self.sent = asyncio.Event()
         self.client = client
-        hand = StartRelay(INBOX, path, "q-1", b'{"prompt": "hi"}', headers, stage=stage)
+        model = decode_model(headers[H_MODEL]) if H_MODEL in headers else ""
+        work = WorkRequest(model, path, "q-1", 10.0, None, stage=stage)
+        hand = StartRelay(INBOX, work, headers, b'{"prompt": "hi"}')
         self.relay = Relay(
             hand,
             engine=client,

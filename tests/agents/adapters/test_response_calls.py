@@ -12,6 +12,7 @@ from agents.adapters.relay import Relay
 from agents.core.effects import StartRelay
 from agents.core.engine_results import NOTHING_SAID
 from agents.core.events import NO_USAGE, RelayEnded
+from agents.core.work_message import WorkRequest
 from schemas.exchange import H_ADD_USAGE, H_KEEPER, H_MODEL, End, Frame, Outcome, unpack_frame
 from schemas.kv_transfer import TransferKind
 from schemas.response_calls import METHODS, RESPONSE, ResponseCall
@@ -43,8 +44,9 @@ class Called:
                 kind=KINDS[kind],
                 clock=time.monotonic,
             )
+            work = WorkRequest("", call.path, "q-1", 10.0, None, call=call)
             relay = Relay(
-                StartRelay("_INBOX.us.r1.1", call.path, "q-1", b"{}", HEADERS, None, call),
+                StartRelay("_INBOX.us.r1.1", work, HEADERS, b"{}"),
                 engine=client,
                 frames=FrameWriter(self._post, time.monotonic),
                 clock=time.monotonic,

@@ -29,8 +29,8 @@ def only(found: list, kind: type):
 
 def test_good_work_is_handed_over_untouched(bench) -> None:
     hand = only(bench.work(1, body=b'{"a":1}', **{"Mesh-Request": "q-1"}), effects.StartRelay)
-    assert (hand.inbox, hand.path, hand.body) == (inbox(1), "/v1/completions", b'{"a":1}')
-    assert hand.request_id == "q-1"
+    assert (hand.inbox, hand.work.path, hand.body) == (inbox(1), "/v1/completions", b'{"a":1}')
+    assert hand.work.request_id == "q-1"
     assert bench.core.outstanding == 1
 
 
@@ -68,7 +68,7 @@ def test_a_call_about_a_response_is_taken_where_responses_are_made(bench) -> Non
     )
     bench.feed(events.EngineScraped(bench.now, NOTHING_KNOWN, (MODEL,), paths=(RESPONSES,)))
     hand = only(bench.work(2, body=b"", **CALL), effects.StartRelay)
-    assert (hand.call.text, hand.path, hand.body) == (CALL["Mesh-Call"], RESPONSE, b"")
+    assert (hand.work.call.text, hand.work.path, hand.body) == (CALL["Mesh-Call"], RESPONSE, b"")
     assert bench.core.adapter_of(inbox(2)) is None
 
 

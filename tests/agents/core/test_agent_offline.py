@@ -73,7 +73,7 @@ def test_an_idle_engine_gets_it_at_once_and_no_load_counts_it(bench) -> None:
     assert before.offline_room_tokens > 0
     hold, relay = bench.offline(1, b'{"max_tokens":5}')
     assert hold == effects.HoldWork(inbox(1))
-    assert (relay.inbox, relay.path, relay.body) == (
+    assert (relay.inbox, relay.work.path, relay.body) == (
         inbox(1),
         "/v1/completions",
         b'{"max_tokens":5}',

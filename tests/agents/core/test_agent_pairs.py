@@ -71,7 +71,7 @@ def test_only_stages_of_its_part_are_taken(kind, role, taken):
         done = found.work(number, **(LATE if stage is None else stage_of(stage)))
         [sent] = [one for one in done if isinstance(one, effects.StartRelay | effects.Refuse)]
         if stage in taken:
-            assert (sent.stage.role if sent.stage else None) is stage
+            assert sent.work.role is stage
         else:
             assert sent.message.reason is Refusal.WRONG_MODEL
 
