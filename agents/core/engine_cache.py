@@ -22,8 +22,6 @@ class EventCounts:
     """Since the start."""
 
     batches: int = 0
-    payload_bytes: int = 0
-    replays: int = 0  # requested
     holes: int = 0  # batches that could not be had any more
     restarts: int = 0
     invalid: int = 0  # batches that could not be read
@@ -115,7 +113,6 @@ class EngineCache:
         return None
 
     def _ask(self) -> int:
-        self.counts.replays += 1
         self._replays += 1
         self._has_brought = self._is_cut = False
         return self._order.next
@@ -135,7 +132,6 @@ class EngineCache:
     def _apply(self, seq: int, payload: bytes) -> None:
         self.held.is_whole = self.held.is_whole or seq == 0
         self.counts.batches += 1
-        self.counts.payload_bytes += len(payload)
         try:
             self.held.apply(parse_batch(payload))
         except KvEventsInvalid:

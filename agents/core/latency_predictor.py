@@ -131,10 +131,6 @@ class IterationTimes:
         )
         return max(waiting_s, computing_s)
 
-    def decode_price_s(self, load: BatchLoad, context_tokens: int) -> float:
-        """Seconds that one more decoding sequence adds to an iteration."""
-        return self.predict_s(load.with_decode(context_tokens)) - self.predict_s(load)
-
     def longest_prefill(
         self, budget_s: float, tokens_max: int, load: BatchLoad, computed_tokens: int
     ) -> int:

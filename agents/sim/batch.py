@@ -175,15 +175,6 @@ class Batch:
             [-(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding]
         )
 
-    def pause_offline(self) -> None:
-        """Let no offline sequence compute; they keep their memory until `resume` or `remove`."""
-        self.decoding = [seq for seq in self.decoding if not seq.request.offline]
-        self.prefilling = [seq for seq in self.prefilling if not seq.request.offline]
-
-    def resume(self, seq: SequenceState) -> None:
-        """Let a paused sequence compute again, as the batch's newest."""
-        (self.decoding if seq.computed >= seq.target else self.prefilling).append(seq)
-
     def newest(self) -> SequenceState:
         """The one to preempt when memory runs out."""
         return self.prefilling[-1] if self.prefilling else self.decoding[-1]

@@ -26,8 +26,7 @@ class SimRequest:
 
     `keys` are the chained hashes of the full blocks of prompt and answer, in order
     (`agents.sim.kv_cache`). They may end early: blocks without a key are never cached.
-    `offline`: nobody waits for it; `agents.sim.two_phase` runs it in the time that others leave,
-    the plain engine like any other.
+    `offline`: nobody waits for it. This engine runs it like any other.
     """
 
     id: int

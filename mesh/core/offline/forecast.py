@@ -105,7 +105,6 @@ class _ModelForecast:
         self.tokens_per_s: float | None = None
         self.hour = -1  # the one under way
         self.idle_s = self.observed_s = 0.0  # of it
-        self.idle_now = 0.0
         self.sample_s = self.sample_idle_s = 0.0
         self.sample_tokens = 0
 
@@ -120,7 +119,6 @@ class _ModelForecast:
             self.hour, self.idle_s, self.observed_s = hour, 0.0, 0.0
         self.idle_s += idle * passed_s
         self.observed_s += passed_s
-        self.idle_now = idle
         if not has_backlog:  # more could have been computed than was
             self.sample_s = self.sample_idle_s = 0.0
             self.sample_tokens = 0

@@ -23,7 +23,6 @@ def peer_line_arrived(state: RunnerState, request: Request, inbox: str, now: flo
     tokens = request.prompt.tokens + (ANSWER_TOKENS_DEFAULT if most is None else most)
     place = Refusal.DRAINING if state.draining else _place(state, request, tokens, now)
     if isinstance(place, Refusal):
-        state.counts.peer_lines_refused += 1
         state.emit(fx.RefusePeer(request.key, inbox, place))
         return
     state.counts.peer_lines += 1

@@ -2,7 +2,7 @@
 
 `PrefixRanges` chooses the line; `PrefixMemory` remembers which replica was given which prefix.
 
-Lines wait in the depth-first order of their prompts' prefixes (`schemas.offline_queue`). A place (a
+Lines wait in the depth-first order of their prompts' prefixes (`offline_queue`). A place (a
 replica or a peer region) is given lines of one range of that order: from the line that it got last
 to where the next place's range begins. A line that comes back waits where it waited; the range of
 the place that had it begins there again, if no other one begins in between. A place whose range
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 from sortedcontainers import SortedDict
 
+from mesh.core.offline.offline_queue import OfflineQueue, Place
 from schemas.ids import ReplicaId
-from schemas.offline_queue import OfflineQueue, Place
 
 PROBES = 5  # evenly spaced waiting lines: a long range holds one of them
 LOOKED_PAST = 8  # lines that a place can't take, before its range counts as stuck

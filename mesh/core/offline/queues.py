@@ -14,9 +14,9 @@ from math import inf
 from sortedcontainers import SortedSet
 
 from mesh.core.offline.events import Line
+from mesh.core.offline.offline_queue import OfflineQueue
 from mesh.core.offline.prefixes import PrefixRanges
 from schemas.ids import ModelId
-from schemas.offline_queue import OfflineQueue
 from schemas.residency import Label
 
 QUEUES_LOOKED_AT = 32  # for one hand-out

@@ -43,7 +43,6 @@ class OfflineCounts:
     errors: int = 0  # lines whose result is an error of ours
     released: int = 0
     peer_lines: int = 0  # peers' lines placed here
-    peer_lines_refused: int = 0
     tokens: int = 0  # prompts and answers of lines answered
 
 

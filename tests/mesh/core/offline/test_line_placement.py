@@ -8,9 +8,9 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.offline import events as oev
+from mesh.core.offline.offline_queue import OfflineQueue
 from mesh.core.offline.prefixes import LOOKED_PAST, PrefixRanges
 from schemas.ids import ReplicaId
-from schemas.offline_queue import OfflineQueue
 from schemas.state import EngineResults, Lease, ReplicaState
 from tests.mesh.core.build import EU, ROUTER, US
 from tests.mesh.core.offline.world import World

@@ -17,11 +17,11 @@ from agents.core.slo_profile import Limits, Measure, keeps, largest_knob, levels
 from agents.sim.engine import EngineSim
 from agents.sim.profiles import A100_MISTRAL, Profile
 from agents.sim.profiling_run import profiling_run
-from agents.sim.two_phase import TwoPhaseEngine
+from mesh.core.offline.offline_queue import OfflineQueue
 from mesh.replay.trace import Trace
-from schemas.offline_queue import OfflineQueue
 from tests.programs.studies.hygen.admission import offline_profile, play_at_agent
 from tests.programs.studies.hygen.runs import Outcome, Supply, play
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen.workloads import (
     Arrival,
     Stretch,

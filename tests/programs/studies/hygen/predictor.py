@@ -21,10 +21,10 @@ from agents.sim.profiles import (
     Profile,
 )
 from agents.sim.profiling_run import Composition, compositions, profiling_run
-from agents.sim.two_phase import TwoPhaseEngine
 from mesh.replay.trace import Trace
 from tests.programs.studies.hygen.grid import PROFILE, queue
 from tests.programs.studies.hygen.runs import Supply, play
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen.workloads import AZURE, Stretch, documents, online
 from tests.programs.studies.tables.markdown import mark, share, table
 

@@ -19,11 +19,11 @@ from agents.core.latency_predictor import LatencyPredictor
 from agents.sim.events import SimRequest
 from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiling_run import profiling_run
-from agents.sim.two_phase import TwoPhaseEngine
+from mesh.core.offline.offline_queue import OfflineQueue
 from mesh.replay.trace import Trace
-from schemas.offline_queue import OfflineQueue
 from tests.programs.studies.hygen.grid import PROFILE, queue
 from tests.programs.studies.hygen.runs import Outcome, Supply, play
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen.workloads import (
     AZURE,
     Stretch,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from agents.core.slo_profile import Measure
 from agents.sim.engine import EngineSim
 from agents.sim.events import Decoded, Finished, PrefillFinished, SimEvent, SimRequest
-from agents.sim.two_phase import TwoPhaseEngine
 from mesh.replay.tally import percentile
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen.workloads import OFFLINE_IDS, Arrival
 
 BACKLOG = 64  # offline requests that wait at any time, where the supply is without end

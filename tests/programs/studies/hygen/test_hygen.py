@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from agents.core.slo_profile import Measure
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
-from agents.sim.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen import __main__ as study
 from tests.programs.studies.hygen import predictor
 from tests.programs.studies.hygen.grid import JUDGED, PROFILE, Setting, bench, queue
 from tests.programs.studies.hygen.prefixes import consecutive_gain
 from tests.programs.studies.hygen.runs import Supply, play
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen.workloads import (
     AZURE,
     MOONCAKE,

@@ -37,7 +37,7 @@ from agents.sim.engine import EngineSim, Stretch
 from agents.sim.events import DuplicateId, NeverFits, Preempted, SimRequest
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition
-from schemas.offline_queue import OfflineQueue
+from mesh.core.offline.offline_queue import OfflineQueue
 
 PAUSED_SHARE_MAX = 0.25  # of the memory
 
@@ -129,13 +129,24 @@ class TwoPhaseEngine(EngineSim):
         if not self._held and not self._offline_queue:
             return super()._fill(at)
         self._decoding_ids = None
-        self._batch.pause_offline()
+        self._pause_all()
         tokens_left = super()._fill(at)
         tokens_left, load = self._add_decodes(tokens_left, self._composition().load, at)
         tokens_left, load = self._add_prefills(tokens_left, load)
         if self._paused_blocks() > PAUSED_SHARE_MAX * self.cache.capacity:
             return tokens_left
         return self._admit_offline(tokens_left, load)
+
+    def _pause_all(self) -> None:
+        """Let no offline sequence compute; they keep their memory until `_resume` or `_leave`."""
+        batch = self._batch
+        batch.decoding = [seq for seq in batch.decoding if not seq.request.offline]
+        batch.prefilling = [seq for seq in batch.prefilling if not seq.request.offline]
+
+    def _resume(self, seq: SequenceState) -> None:
+        """Let a paused sequence compute again, as the batch's newest."""
+        batch = self._batch
+        (batch.decoding if seq.computed >= seq.target else batch.prefilling).append(seq)
 
     def _paused_blocks(self) -> int:
         computing = [*self._batch.decoding, *self._batch.prefilling]
@@ -159,7 +170,7 @@ class TwoPhaseEngine(EngineSim):
             if cache.available < growing + needed:
                 continue
             growing += needed
-            batch.resume(seq)
+            self._resume(seq)
             tokens, load = tokens - 1, more
         return tokens, load
 
@@ -172,7 +183,7 @@ class TwoPhaseEngine(EngineSim):
             chunk = self._longest_chunk(tokens, load, seq.computed)
             if chunk < 1:  # one that is less far may fit
                 continue
-            self._batch.resume(seq)
+            self._resume(seq)
             tokens, load = self._add_offline_chunk(seq, chunk, tokens, load)
         return tokens, load
 
@@ -222,7 +233,7 @@ class TwoPhaseEngine(EngineSim):
         if seq.request.offline:
             self._held.remove(seq)
             if seq not in self._batch.decoding and seq not in self._batch.prefilling:
-                self._batch.resume(seq)
+                self._resume(seq)
         super()._leave(seq)
 
     def _finish(self, at: float) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.offline_queue import (
+from mesh.core.offline.offline_queue import (
     DuplicateOffline,
     OfflineQueue,
     OfflineQueueFull,

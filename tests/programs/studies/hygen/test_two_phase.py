@@ -22,10 +22,10 @@ from agents.sim.events import (
 )
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition, compositions, profiling_run
-from agents.sim.two_phase import TwoPhaseEngine
-from schemas.offline_queue import OfflineQueue, OfflineQueueFull, UnknownOffline
+from mesh.core.offline.offline_queue import OfflineQueue, OfflineQueueFull, UnknownOffline
 from tests.agents.sim.test_engine import ROUGH
 from tests.agents.sim.test_engine import request as plain_request
+from tests.programs.studies.hygen.two_phase import TwoPhaseEngine
 
 # An iteration takes 10 ms, a token 1 ms, a decoding sequence nothing more: exactly predictable.
 EVEN = Profile(
