@@ -41,7 +41,7 @@ class ModelMapping:
         """Give a request the model that serves it, and the objective that it does not name; what it
         asked for, if it was mapped. Raises RequestRefused if nothing serves its model."""
         targets, name, asked = self._core.state.targets, parsed.model, None
-        if targets:
+        if targets.rules:
             if name in targets.aliases:
                 asked = self._map(parsed, residency, tenant)
             if parsed.options.slo_ttft_s is None:

@@ -71,7 +71,7 @@ class ShadowCopies:
     def of(self, parsed: ParsedRequest, admitted: ClientRequest) -> None:
         """Send the copies that this request is to have, as soon as the loop comes to it."""
         targets = self._core.state.targets
-        if not targets:
+        if not targets.rules:
             return
         asked = admitted.request.asked
         name = parsed.model if asked is None else asked.model

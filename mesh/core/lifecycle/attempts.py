@@ -75,9 +75,9 @@ def begin(
     if request.answer_inbox is None:
         state.replicas.slow.sent(request, state.replicas.by_name[replica], prefill_tokens, now)
     handoff = state.replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
-    if state.replicas.failing:
+    if state.replicas.failing.places:
         state.replicas.failing.tries(name, request.model, request.key, now)
-    if state.replicas.slow:
+    if state.replicas.slow.by_key:
         state.replicas.slow.placed(name, request.model, len(state.replicas.serving(request.model)))
     destination = Destination(CandidateKind.REPLICA, name)
     record.dispatch(destination, handoff, now)
@@ -188,7 +188,7 @@ def _forward(
     record.dispatch(destination, None, now)
     decided(state, request, place, attempt=record.attempt, held_s=record.held_s)
     state.peers.forwarded(peer, now)
-    if state.peers.failing:
+    if state.peers.failing.places:
         state.peers.failing.tries(peer, request.model, request.key, now)
     state.placer.placed(request, destination, now)
     state.emit(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
@@ -216,7 +216,7 @@ def served(state: RouterState, record: RequestRecord, served: Served | None, now
 def leave(state: RouterState, record: RequestRecord, now: float) -> None:
     """Release what the attempt under way occupies. The record's next transition follows."""
     state.replicas.slow.left(record.request.key)
-    if state.replicas.failing or state.peers.failing:
+    if state.replicas.failing.places or state.peers.failing.places:
         place, model = record.peer or record.replica or "", record.request.model
         _failing_of(state, record).left(place, model, record.request.key)
     if record.handoff is not None and record.replica is not None:
@@ -237,7 +237,7 @@ def _judge(state: RouterState, record: RequestRecord, served: Served, now: float
             table = state.peers.failing if suspect.is_peer else state.replicas.failing
             if _is_there(state, suspect.place, is_peer=suspect.is_peer):
                 table.failed(suspect.place, model, suspect.what, now)
-    if state.replicas.failing or state.peers.failing:
+    if state.replicas.failing.places or state.peers.failing.places:
         _failing_of(state, record).answered(record.peer or record.replica or "", model)
 
 

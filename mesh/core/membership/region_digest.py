@@ -207,7 +207,7 @@ class RegionalDigest:
     ) -> Collection[Replica]:
         """Those that are not left out after failures; all, if that leaves none."""
         failing = self._replicas.failing
-        if not failing:
+        if not failing.places:
             return replicas
         left = [one for one in replicas if not failing.bars(one.heartbeat.replica, model, now)]
         return left or replicas

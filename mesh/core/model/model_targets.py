@@ -94,7 +94,7 @@ class ModelTargets:
     """All rules of one mesh.toml; false where there are none."""
 
     def __init__(self, rules: Collection[ModelRule] = ()) -> None:
-        self._rules = {rule.name: rule for rule in rules}
+        self.rules = {rule.name: rule for rule in rules}
         self.aliases: Mapping[ModelId, Shares] = {rule.name: rule.to for rule in rules if rule.to}
         # Limits of single models, in place of those of all.
         delays = {rule.name: rule.queue_delay_s_max for rule in rules}
@@ -102,11 +102,8 @@ class ModelTargets:
         self.queue_delay_s = {name: limit for name, limit in delays.items() if limit is not None}
         self.hold_max = {name: limit for name, limit in most.items() if limit is not None}
 
-    def __bool__(self) -> bool:
-        return bool(self._rules)
-
     def rule(self, model: ModelId) -> ModelRule | None:
-        return self._rules.get(model)
+        return self.rules.get(model)
 
     def choose(
         self,
@@ -129,7 +126,7 @@ class ModelTargets:
         """The models that get a copy: by the rule of the name that was asked for, and of the model
         that serves."""
         for name in dict.fromkeys((asked, served)):
-            rule = self._rules.get(name)
+            rule = self.rules.get(name)
             for target, share in () if rule is None else rule.shadow:
                 if target != served and _draw(conversation, "copy", name, target) < share:
                     yield target
@@ -137,7 +134,7 @@ class ModelTargets:
     def slo_ttft_s(self, asked: ModelId, served: ModelId) -> float | None:
         """The objective of requests that name none: the alias's, or else the model's."""
         for name in (asked, served):
-            rule = self._rules.get(name)
+            rule = self.rules.get(name)
             if rule is not None and rule.slo_ttft_s is not None:
                 return rule.slo_ttft_s
         return None

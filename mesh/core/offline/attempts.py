@@ -47,7 +47,7 @@ def give(
     attempt = Attempt(now, replica, None, handoff, held, raised is None, raised or Priority.LOW)
     _begin(state, record, attempt, now)
     state.counts.given += 1
-    if state.replicas.failing:
+    if state.replicas.failing.places:
         state.replicas.failing.tries(replica, line.model, line.key, now)
     state.last_frame_at[line.key] = now
     state.at_replica.setdefault(replica, {})[line.key] = None
@@ -143,7 +143,7 @@ def answered(state: RunnerState, event: ev.AnswerEnded, now: float) -> None:
         state.regions.answered(attempt.peer, tokens)
     elif attempt.replica is not None:
         state.backoff.answered(attempt.replica)
-        if state.replicas.failing:
+        if state.replicas.failing.places:
             state.replicas.failing.answered(attempt.replica, record.line.model)
     state.counts.answered += 1
     state.counts.tokens += tokens
@@ -353,7 +353,7 @@ def _leave(state: RunnerState, record: LineRecord) -> None:
     for since in (state.began_at, state.last_frame_at, state.asked_at):
         since.pop(key, None)
     if attempt.replica is not None:
-        if state.replicas.failing:
+        if state.replicas.failing.places:
             state.replicas.failing.left(attempt.replica, record.line.model, key)
         here = state.at_replica[attempt.replica]
         del here[key]

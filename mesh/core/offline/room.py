@@ -59,7 +59,7 @@ def room_at(state: RunnerState, replica: Replica, model: ModelId, now: float) ->
 
 def may_work(state: RunnerState, replica: Replica, model: ModelId, now: float) -> bool:
     """Whether it may be given lines for that model at all, as offline or online work."""
-    if not state.replicas.failing or _bars(state, replica, model, now) is None:
+    if not state.replicas.failing.places or _bars(state, replica, model, now) is None:
         return _is_up(state, replica, now)
     others = (one for one in state.replicas.serving(model) if one is not replica)
     return _is_up(state, replica, now) and not any(

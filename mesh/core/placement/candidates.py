@@ -148,15 +148,17 @@ class CandidateCache:
                 layer.free.append(target)
             else:
                 layer.busy.append((target, why or REFUSED_BEFORE))
-        return self._without_failing(layer, request, avoid, now) if self._peers.failing else layer
+        if self._peers.failing.places:
+            layer = self._without_failing(layer, request, avoid, now)
+        return layer
 
     def _judged(
         self, layer: CandidateLayer, request: Request, avoid: Collection[str], now: float
     ) -> CandidateLayer:
         """Local replicas without those that fail, and without slow ones that have their share."""
-        if self._replicas.failing:
+        if self._replicas.failing.places:
             layer = self._without_failing(layer, request, avoid, now)
-        if (slow := self._replicas.slow) and len(layer.free) > 1:
+        if (slow := self._replicas.slow).by_key and len(layer.free) > 1:
             barred = {
                 target.name: (target, why)
                 for target in layer.free

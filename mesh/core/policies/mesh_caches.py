@@ -220,16 +220,16 @@ class CacheView:
         settled = not is_reported and estimate.placed_at - estimate.at >= SETTLED_S
         # Most answers teach nothing: what was placed lately may not have been computed then.
         low = served.cached_tokens < CACHED_BELOW * (served.prompt_tokens or request.prompt.tokens)
-        if not (settled or low or self._trust):
+        if not (settled or low or self._trust.times):
             return
         scale = self.room_ratio.get(name, 1.0)
         if _is_confirmed(request, served, estimate):
-            if self._trust:
+            if self._trust.times:
                 self._trust.confirmed(name, request.prompt.hashes[0])
             if settled:
                 self.room_ratio[name] = min(1.0, scale * SCALE_GAINED)
             return
-        if (low or self._trust) and self._is_unlearned(request, name, served, estimate):
+        if (low or self._trust.times) and self._is_unlearned(request, name, served, estimate):
             return
         if not settled:
             return

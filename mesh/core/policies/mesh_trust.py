@@ -22,18 +22,15 @@ class CacheTrust:
 
     def __init__(self) -> None:
         # Contradictions in a row, by replica and first block; the latest last.
-        self._times: dict[tuple[str, int], int] = {}
+        self.times: dict[tuple[str, int], int] = {}
         self._kinds: dict[str, set[int]] = {}  # first blocks contradicted since the last hit
         self.mistrusted: set[str] = set()  # replicas some of whose estimates don't count
-
-    def __bool__(self) -> bool:
-        return bool(self._times)
 
     def believes(self, name: str, first_block: int) -> bool:
         """Whether an estimate of that replica counts, for prompts with this first block."""
         if name not in self.mistrusted:
             return True
-        alike = self._times.get((name, first_block), 0)
+        alike = self.times.get((name, first_block), 0)
         return alike < ALIKE_TIMES and len(self._kinds.get(name, NO_KINDS)) < KINDS_TIMES
 
     def keep_believed(self, held: dict[str, HeldPrefix], first_block: int) -> None:
@@ -47,20 +44,20 @@ class CacheTrust:
         this one that makes estimates of such prompts count no more."""
         believed = self.believes(name, first_block)
         kind = name, first_block
-        times = self._times[kind] = min(self._times.pop(kind, 0) + 1, ALIKE_TIMES)
+        times = self.times[kind] = min(self.times.pop(kind, 0) + 1, ALIKE_TIMES)
         kinds = self._kinds.setdefault(name, set())
         if len(kinds) < KINDS_TIMES:
             kinds.add(first_block)
         if times >= ALIKE_TIMES or len(kinds) >= KINDS_TIMES:
             self.mistrusted.add(name)
-        if len(self._times) > KINDS_MAX:
-            self._drop(next(iter(self._times)))
+        if len(self.times) > KINDS_MAX:
+            self._drop(next(iter(self.times)))
         return believed and not self.believes(name, first_block)
 
     def confirmed(self, name: str, first_block: int) -> None:
         """An answer had cached what was estimated, or would have been without a doubt."""
         self._kinds.pop(name, None)
-        if (name, first_block) in self._times:
+        if (name, first_block) in self.times:
             self._drop((name, first_block))
         elif name in self.mistrusted:
             self._settle(name)
@@ -68,18 +65,18 @@ class CacheTrust:
     def forget(self, name: str) -> None:
         """The replica is gone."""
         if name in self._kinds or name in self.mistrusted:
-            self._times = {kind: times for kind, times in self._times.items() if kind[0] != name}
+            self.times = {kind: times for kind, times in self.times.items() if kind[0] != name}
             self._kinds.pop(name, None)
             self.mistrusted.discard(name)
 
     def go_on_from(self, earlier: "CacheTrust") -> None:
         """Know what another one knows."""
-        self._times, self.mistrusted = {**earlier._times}, {*earlier.mistrusted}
+        self.times, self.mistrusted = {**earlier.times}, {*earlier.mistrusted}
         self._kinds = {name: {*kinds} for name, kinds in earlier._kinds.items()}
 
     def _drop(self, kind: tuple[str, int]) -> None:
         name, first_block = kind
-        del self._times[kind]
+        del self.times[kind]
         if (kinds := self._kinds.get(name)) is not None:
             kinds.discard(first_block)
             if not kinds:
@@ -89,7 +86,7 @@ class CacheTrust:
     def _settle(self, name: str) -> None:
         """Whether some of a replica's estimates are still mistrusted."""
         if len(self._kinds.get(name, NO_KINDS)) >= KINDS_TIMES or any(
-            kind[0] == name and times >= ALIKE_TIMES for kind, times in self._times.items()
+            kind[0] == name and times >= ALIKE_TIMES for kind, times in self.times.items()
         ):
             return
         self.mistrusted.discard(name)

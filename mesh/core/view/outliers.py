@@ -84,13 +84,10 @@ class FailingPlace:
 
 
 class FailingPlaces:
-    """Replicas, or peers, by name and model. Whoever asks need not if it is empty."""
+    """Replicas, or peers, by name and model. Whoever asks need not where `places` is empty."""
 
     def __init__(self) -> None:
-        self._places: dict[Key, FailingPlace] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
+        self.places: dict[Key, FailingPlace] = {}
 
     def failed(
         self, name: str, model: ModelId, what: str, now: float, *, is_seen: bool = False
@@ -101,7 +98,7 @@ class FailingPlaces:
         if place is not None:
             place.what, place.told = what, None
             place.count(now, failures)
-        if (both := self._places.get((name, ALL))) is not None:
+        if (both := self.places.get((name, ALL))) is not None:
             both.count(now, failures)
 
     def answered(self, name: str, model: ModelId) -> None:
@@ -109,14 +106,14 @@ class FailingPlaces:
         for key, place in self._known(name, model):
             place.answered()
             if place.width == 0 and not any(place.ends):
-                del self._places[key]
+                del self.places[key]
 
     def told(self, name: str, results: EngineResults | None, now: float) -> None:
         """Its agent reports how requests for its one model ended, those of other routers too."""
-        place = self._places.get((name, ALL))
+        place = self.places.get((name, ALL))
         if results is None or results.in_a_row < IN_A_ROW:
             if place is not None and results is not None and not results.in_a_row:
-                del self._places[name, ALL]  # it has answered since
+                del self.places[name, ALL]  # it has answered since
             elif place is not None and place.told is not None:
                 place.told = results or place.told
             return
@@ -131,16 +128,16 @@ class FailingPlaces:
 
     def forget(self, name: str) -> None:
         """Another process runs there now, or none."""
-        for key in [key for key in self._places if key[0] == name]:
-            del self._places[key]
+        for key in [key for key in self.places if key[0] == name]:
+            del self.places[key]
 
     def expire(self, now: float) -> None:
         """Forget what failed long ago, and attempts whose end was not seen."""
-        for key, place in list(self._places.items()):
+        for key, place in list(self.places.items()):
             for one in [one for one, since in place.trying.items() if now - since > STUCK_S]:
                 del place.trying[one]
             if now - place.failed_at > FORGET_S and not place.is_out(now):
-                del self._places[key]
+                del self.places[key]
 
     def tries(self, name: str, model: ModelId, request: int, now: float) -> None:
         """A request begins there."""
@@ -169,14 +166,14 @@ class FailingPlaces:
 
     def out(self) -> dict[str, str]:
         """Those that are left out for a model, or have not answered enough since, each with why."""
-        return {name: one.words for (name, _), one in self._places.items() if one.width > 0}
+        return {name: one.words for (name, _), one in self.places.items() if one.width > 0}
 
     def _known(self, name: str, model: ModelId) -> list[tuple[Key, FailingPlace]]:
         keys = (name, model), (name, ALL)
-        return [(key, place) for key in keys if (place := self._places.get(key)) is not None]
+        return [(key, place) for key in keys if (place := self.places.get(key)) is not None]
 
     def _made(self, name: str, model: ModelId) -> FailingPlace | None:
         key = name, model
-        if key not in self._places and len(self._places) < PLACES_MAX:
-            self._places[key] = FailingPlace()
-        return self._places.get(key)
+        if key not in self.places and len(self.places) < PLACES_MAX:
+            self.places[key] = FailingPlace()
+        return self.places.get(key)

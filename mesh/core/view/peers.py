@@ -285,7 +285,7 @@ class PeerTable:
         `paused_s`: of the seconds since a time, those in which this process was suspended.
         """
         lost_s = self._settings.digest_lost_s
-        if self.failing:
+        if self.failing.places:
             self.failing.expire(now)
         for peer in self.by_region.values():
             for router, heard_at in list(peer.heard_at.items()):

@@ -183,7 +183,7 @@ class ReplicaTable:
 
     def told(self, beat: Heartbeat, now: float) -> None:
         """What its agent says of answers, if it is the last heartbeat of one that is here."""
-        if beat.results is None and not self.failing:
+        if beat.results is None and not self.failing.places:
             return
         known = self.by_name.get(beat.replica)
         has_one_model = len(set(map(model_of, beat.models))) == 1
@@ -192,7 +192,7 @@ class ReplicaTable:
 
     def avoided(self) -> dict[str, str]:
         """Those that get less work than others, or none for now, by their answers, with why."""
-        if not (self.failing or self.slow):
+        if not (self.failing.places or self.slow.by_key):
             return {}
         return self.slow.words() | self.failing.out()
 
@@ -276,7 +276,7 @@ class ReplicaTable:
         kept_s = self._settings.handoff_s_max
         kept_blind_s = max(kept_s, self._settings.heartbeat_blind_s)
         lost_s = self._settings.heartbeat_lost_s
-        if self.failing:
+        if self.failing.places:
             self.failing.expire(now)
         self.slow.judge(self.by_name, now)
         lost = []

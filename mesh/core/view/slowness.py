@@ -115,9 +115,6 @@ class SlowPlaces:
         self._usual: dict[Kind, tuple[int, float]] = {}  # answers seen, and their seconds
         self._due_at = float("-inf")
 
-    def __bool__(self) -> bool:
-        return bool(self.by_key)
-
     # What happens to a client's request.
 
     def sent(self, request: Request, replica: Replica, tokens: int, now: float) -> None:

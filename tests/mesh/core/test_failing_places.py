@@ -179,7 +179,7 @@ def test_too_many_requests_and_what_it_never_does_are_no_failure():
         world = World({"a"}, "round-robin", status)
         for _ in range(40):
             world.ask()
-        assert not world.router.replicas.failing
+        assert not world.router.replicas.failing.places
 
 
 @pytest.mark.parametrize("status", [400, 404])
@@ -194,7 +194,7 @@ def test_a_client_error_that_all_give_is_the_clients():
     world = World(set(NAMES), "round-robin", 400)
     assert [world.ask() for _ in range(60)] == ["error"] * 60
     assert len(world.tries) == 180, "two more each"
-    assert not world.router.replicas.failing, "nobody is blamed"
+    assert not world.router.replicas.failing.places, "nobody is blamed"
 
 
 def test_what_the_bus_or_a_link_lost_is_no_failure_of_the_place():
@@ -207,7 +207,7 @@ def test_what_the_bus_or_a_link_lost_is_no_failure_of_the_place():
         failed = ev.AttemptFailed(key, went.attempt, "cancelled", blameless=True)
         world.router.handle(failed, world.now)
         world.router.handle(ev.ClientGone(key), world.now)
-    assert not world.router.replicas.failing
+    assert not world.router.replicas.failing.places
 
 
 def test_a_peer_behind_a_cut_link_is_judged_by_its_silence_alone():
@@ -222,7 +222,7 @@ def test_a_peer_behind_a_cut_link_is_judged_by_its_silence_alone():
         assert any(isinstance(one, fx.Forward) for one in effects)
     world.now += 30.0
     world.router.handle(ev.Tick(), world.now)
-    assert not world.router.peers.failing
+    assert not world.router.peers.failing.places
 
 
 def test_one_clients_bad_requests_leave_most_places_in():
@@ -284,13 +284,13 @@ def test_a_replica_that_left_leaves_nothing_behind():
     world = World({"a"}, "least-load")
     for _ in range(30):
         world.ask()
-    assert world.router.replicas.failing
+    assert world.router.replicas.failing.places
     told = EngineResults(failed=5, of=5, in_a_row=5, what="HTTP 500")
     gone = beat("a", 1000, state=ReplicaState.GONE, results=told)
     world.router.handle(ev.HeartbeatSeen(gone), world.now)
-    assert not world.router.replicas.failing
+    assert not world.router.replicas.failing.places
     world.router.handle(ev.HeartbeatSeen(beat("a", 1, epoch=2)), world.now)
-    assert not world.router.replicas.failing
+    assert not world.router.replicas.failing.places
 
 
 def test_peers_are_not_told_of_idle_replicas_that_fail():

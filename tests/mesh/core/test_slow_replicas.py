@@ -79,7 +79,7 @@ class World:
 def test_a_slow_one_gets_less_and_comes_back(policy):
     world = World(policy)
     world.run(20.0)
-    assert not world.router.replicas.slow
+    assert not world.router.replicas.slow.by_key
     [name, *_] = world.given
     world.ttft_s[name] = 4.0
     world.run(10.0)
@@ -91,7 +91,7 @@ def test_a_slow_one_gets_less_and_comes_back(policy):
     assert any(why.startswith("slow: first tokens ") for why in whys)
     world.ttft_s[name] = 0.2
     world.run(120.0)
-    assert not world.router.replicas.slow
+    assert not world.router.replicas.slow.by_key
     assert world.digests[-1].digest.avoided == {}
 
 

@@ -132,7 +132,7 @@ def test_aliases_are_known_where_a_target_is():
     ]
     assert ModelTargets(rules).known(("a", "b")) == ("a", "b", "one")
     assert ModelTargets(rules[:3]).known(("gone",)) == ("gone", "zero")
-    assert not ModelTargets() and ModelTargets(rules[3:])
+    assert not ModelTargets().rules and ModelTargets(rules[3:]).rules
 
 
 def test_an_unknown_model_is_told_a_few_names_the_like_first():

@@ -291,4 +291,4 @@ def test_failures_that_tell_nothing_of_a_replica_leave_it_in():
     for key, one in list(world.open.items()):
         if one.replica == US_0:
             world.fail(key, blameless=True)
-    assert not world.core.state.replicas.failing
+    assert not world.core.state.replicas.failing.places

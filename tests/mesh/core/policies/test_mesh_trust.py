@@ -180,7 +180,7 @@ def test_the_table_is_bounded_and_the_oldest_kind_goes_first(monkeypatch):
     for number in range(50):
         for _ in range(ALIKE_TIMES):
             trust.contradicted(f"r{number}", number)
-    assert len(trust._times) == 8 and len(trust._kinds) == 8
+    assert len(trust.times) == 8 and len(trust._kinds) == 8
     assert trust.mistrusted == {f"r{number}" for number in range(42, 50)}
 
 
@@ -197,4 +197,4 @@ def test_a_replica_that_is_gone_leaves_nothing_behind_and_settings_keep_the_rest
     after.confirmed("b", 2)
     assert not after.believes("b", 1)
     after.confirmed("b", 1)
-    assert not after and not after.mistrusted and trust.mistrusted == {"b"}
+    assert not after.times and not after.mistrusted and trust.mistrusted == {"b"}

@@ -33,7 +33,7 @@ def results(in_a_row: int, failed: int | None = None, of: int | None = None) -> 
 
 def test_a_place_is_left_out_after_failures_in_a_row() -> None:
     places = FailingPlaces()
-    assert not places
+    assert not places.places
     fail(places, IN_A_ROW - 1)
     assert places.bars(A, M, 0.0) is None
     fail(places, 1)
@@ -64,7 +64,7 @@ def test_a_few_failures_are_forgotten() -> None:
     for _ in range(WINDOW):
         assert places.bars(A, M, 0.0) is None
         places.answered(A, M)
-    assert not places
+    assert not places.places
 
 
 def test_it_comes_back_one_request_at_a_time_then_twice_as_many() -> None:
@@ -121,7 +121,7 @@ def test_an_attempt_whose_end_is_never_seen_bars_others_for_a_while_only() -> No
 def test_what_its_agent_tells_is_of_all_its_models() -> None:
     places = FailingPlaces()
     places.told(A, results(IN_A_ROW - 1), 0.0)
-    assert not places
+    assert not places.places
     places.told(A, results(9, 9, 10), 0.0)
     assert places.bars(A, M, 0.0) == "failing: 9 of its last 10 requests, HTTP 503"
     assert places.bars(A, OTHER, 0.0) is not None
@@ -150,7 +150,7 @@ def test_an_answer_that_its_agent_tells_of_ends_it() -> None:
     places.told(A, None, OUT_S)
     assert set(places.out()) == {A}, "no failure in its window, and no answer either"
     places.told(A, results(0, 9, 10), OUT_S)
-    assert not places
+    assert not places.places
 
 
 def test_what_failed_long_ago_is_forgotten() -> None:
@@ -158,9 +158,9 @@ def test_what_failed_long_ago_is_forgotten() -> None:
     fail(places)
     places.told("us-1", results(9), 0.0)
     places.expire(FORGET_S)
-    assert places
+    assert places.places
     places.expire(FORGET_S + 1.0)
-    assert not places
+    assert not places.places
 
 
 def test_there_is_a_limit_of_places() -> None:
@@ -199,7 +199,7 @@ def test_any_order_of_events_leaves_a_place_usable_in_the_end(seed: int) -> None
     for _ in range(WIDTH_MAX + 2 * WINDOW):
         assert places.bars(A, M, now) is None
         places.answered(A, M)
-    assert not places
+    assert not places.places
 
 
 def test_failures_that_clients_saw_count_twice() -> None:

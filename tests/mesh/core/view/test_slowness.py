@@ -62,9 +62,9 @@ class Fleet:
 def test_first_tokens_three_times_as_late_as_its_likes_are_slow():
     fleet = Fleet("a", "b", "c")
     fleet.rounds(20)
-    assert not fleet.slow
+    assert not fleet.slow.by_key
     fleet.rounds(10, {"a": 0.6})
-    assert not fleet.slow, "2.3 times"
+    assert not fleet.slow.by_key, "2.3 times"
     fleet.rounds(10, {"a": 2.0})
     assert fleet.slow.bars("a", M) == "slow: first tokens 7.0× its like"
     assert fleet.slow.bars("b", M) is None
@@ -90,13 +90,13 @@ def test_tokens_that_come_later_because_the_batch_is_fuller_are_not_slow():
             fleet.answers("b", 0.2)
             fleet.answers("c", 0.2)
         fleet.later(JUDGE_S)
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_first_tokens_that_wait_for_a_load_are_not_slow():
     fleet = Fleet("a", "b", "c", a={"loading": {"m": 40.0}})
     fleet.rounds(10, {"a": 9.0})
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_what_only_a_slow_one_can_take_leaves_it_no_long_debt():
@@ -118,7 +118,7 @@ def test_plain_answers_are_compared_with_ones_as_long():
         for name, served in (("a", long), ("b", long), ("c", ALIKE), ("c", long)):
             fleet.answers(name, 0.0, served=served, streams=False)
         fleet.later(JUDGE_S)
-    assert not fleet.slow
+    assert not fleet.slow.by_key
     fleet.rounds(20, {"a": 2.0}, streams=False)
     assert "plain answers" in (fleet.slow.bars("a", M) or "")
 
@@ -127,18 +127,18 @@ def test_few_answers_show_nothing_unless_they_are_twice_as_slow():
     for ttft_s, least in ((1.0, ANSWERS_MIN), (9.0, RUN)):
         fleet = Fleet("a", "b", "c")
         fleet.rounds(least - 1, {"a": ttft_s})
-        assert not fleet.slow
+        assert not fleet.slow.by_key
         fleet.rounds(1, {"a": ttft_s})
-        assert fleet.slow
+        assert fleet.slow.by_key
 
 
 def test_one_that_is_alone_has_no_like_nor_has_another_engine():
     fleet = Fleet("a")
     fleet.rounds(20, {"a": 9.0})
-    assert not fleet.slow
+    assert not fleet.slow.by_key
     fleet = Fleet("a", "b", a={"engine": "llamacpp"})
     fleet.rounds(20, {"a": 9.0})
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_a_first_token_that_does_not_come_is_noticed_before_it_does():
@@ -163,7 +163,7 @@ def test_the_share_falls_by_halves_at_most_and_comes_back_by_degrees():
     assert shares[-1] == SHARE_MIN
     assert all(after >= before / 2.0 for before, after in zip([1.0, *shares], shares, strict=False))
     shares = [SHARE_MIN]
-    while fleet.slow:
+    while fleet.slow.by_key:
         fleet.rounds(1)
         shares.append(fleet.share("a"))
     assert 10 < len(shares) < 40
@@ -173,10 +173,10 @@ def test_the_share_falls_by_halves_at_most_and_comes_back_by_degrees():
 def test_without_newer_answers_it_gets_work_again():
     fleet = Fleet("a", "b", "c")
     fleet.rounds(20, {"a": 20.0})
-    assert fleet.slow
+    assert fleet.slow.by_key
     for _ in range(int(FRESH_S) + 25):
         fleet.later(JUDGE_S)
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 @pytest.mark.parametrize(("slow", "least"), [("ab", 2), ("abc", 0), ("abcd", 0)])
@@ -195,7 +195,7 @@ def test_the_worst_half_is_slow():
 def test_a_queue_that_the_replica_tells_of_is_no_slowness():
     fleet = Fleet("a", "b", "c", a={"pending": 7})
     fleet.rounds(20, {"a": 9.0})
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_one_that_computes_more_than_its_like_is_not_judged():
@@ -204,7 +204,7 @@ def test_one_that_computes_more_than_its_like_is_not_judged():
         for _ in range(3):
             fleet.answers("a", 2.0, token_s=0.05)
         fleet.rounds(1, {"a": 2.0})
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_a_longer_prompt_is_compared_with_longer_ones():
@@ -218,7 +218,7 @@ def test_a_longer_prompt_is_compared_with_longer_ones():
         fleet.answers("c", 1.8, served=long)
         fleet.answers("a", 1.8, served=long)
         fleet.later(JUDGE_S)
-    assert not fleet.slow
+    assert not fleet.slow.by_key
 
 
 def test_it_is_given_its_share_of_an_equal_part_whoever_chooses():
@@ -237,11 +237,11 @@ def test_what_is_gone_is_forgotten():
     fleet = Fleet("a", "b", "c")
     fleet.rounds(20, {"a": 9.0})
     fleet.slow.forget(ReplicaId("a"))
-    assert not fleet.slow
+    assert not fleet.slow.by_key
     del fleet.replicas[ReplicaId("b")]
     fleet.later(JUDGE_S)
     fleet.rounds(20, {"a": 9.0})
-    assert fleet.slow
+    assert fleet.slow.by_key
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -252,4 +252,4 @@ def test_equal_replicas_are_never_slow(seed):
             if dice.random() < 0.7:
                 fleet.answers(name, 0.1 + dice.expovariate(4.0), dice.uniform(0.01, 0.025))
         fleet.later(JUDGE_S)
-        assert not fleet.slow
+        assert not fleet.slow.by_key
