@@ -28,7 +28,6 @@ from schemas.http import Fault
 from schemas.ids import ReplicaId
 
 KEEPER_GONE = "the replica that kept that response is gone"
-REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 # Of engines: too many requests, and what it never does.
 NOT_ITS_FAULT = (STATUS_TOO_MANY, STATUS_NOT_IMPLEMENTED)
 # Client errors that depend on the engine's key, model or adapter, and hardly on the request: others
@@ -99,7 +98,7 @@ def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, no
     """What the failure says of its place. An error that the engine answered with may be the
     request's fault: another place's answer will show."""
     if (status := event.status) is None:
-        attempts.failed(state, record, event.detail[:REASON_CHARS_MAX], now, is_sure=True)
+        attempts.failed(state, record, event.detail, now, is_sure=True)
     elif not is_client_error(status):
         attempts.failed(state, record, f"HTTP {status}", now, is_sure=False)
     elif status in TO_EVERYBODY or record.request.prompt.tokens <= SHORT_TOKENS:

@@ -20,13 +20,12 @@ from mesh.core.offline.jobs import served_tokens
 from mesh.core.offline.lines import Attempt, LineRecord, LineState
 from mesh.core.offline.room import term
 from mesh.core.offline.state import RunnerState
+from mesh.core.requests.record import STATUS_TOO_MANY
 from schemas.exchange import SILENCE_S_MAX, Priority, Refusal
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
 
 PEER_REPLY_S_MAX = 5.0  # for a peer to place or refuse a line
-STATUS_TRY_AGAIN = 429
-REASON_CHARS_MAX = 60  # of a failure
 
 # Begun.
 
@@ -197,7 +196,7 @@ def failed(state: RunnerState, event: ev.AttemptFailed, now: float) -> None:
         else:
             _penalize_place(state, record.attempt, now)
         _put_back(state, record, computed=True)
-    elif event.status == STATUS_TRY_AGAIN:
+    elif event.status == STATUS_TOO_MANY:
         state.counts.refused += 1
         _penalize_place(state, record.attempt, now)
         _put_back(state, record)
@@ -228,7 +227,7 @@ def _fail(
     replica = record.attempt.replica
     is_its_fault = status is None and not (same_again or is_blameless)
     if is_its_fault and replica is not None:
-        state.replicas.failing.failed(replica, record.line.model, detail[:REASON_CHARS_MAX], now)
+        state.replicas.failing.failed(replica, record.line.model, detail, now)
     if record.is_worth_another(state.settings.failures_max):
         _put_back(state, record)
     elif status is not None:

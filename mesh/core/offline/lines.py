@@ -13,15 +13,13 @@ from math import inf
 
 from mesh.core.offline.events import Line
 from mesh.core.offline.queues import JobQueue, Queues
+from mesh.core.requests.record import Failures, ImpossibleTransition
 from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, ReplicaId
 
 # A place that failed a line doesn't get it again for so long, and each time for longer: an engine
 # that is away for minutes must not use up the attempts of every line.
 AVOIDED_S, AVOIDED_MORE = 15.0, 4.0
-STATUS_NOT_IMPLEMENTED = 501
-SERVER_ERRORS = range(500, 600)
-SERVER_ERRORS_MAX = 2  # of the engines that one line was tried on, as for clients' requests
 
 
 class LineState(Enum):
@@ -54,10 +52,6 @@ TRANSITIONS: Mapping[tuple[LineState, LineStep], LineState] = {
 }
 
 
-class ImpossibleStep(AssertionError):
-    """A transition that the table lacks: a defect of the runner."""
-
-
 def region_place(region: RegionId) -> str:
     """A peer region's name where replicas have theirs; no replica has a slash in it."""
     return f"{region}/"
@@ -82,7 +76,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class LineRecord:
+class LineRecord(Failures):
     """One line of the window."""
 
     line: Line
@@ -92,20 +86,11 @@ class LineRecord:
     number: int = 0  # of the last attempt
     attempt: Attempt | None = None  # the one under way
     peer_replica: ReplicaId | None = None  # that a peer named
-    failures: int = 0
-    server_errors: int = 0
-    engine_status: int | None = None  # of the last attempt's engine, if it answered with an error
     avoided: str = ""  # the place that failed it last
     avoided_until: float = -inf
 
     def avoids(self, place: str, now: float) -> bool:
         return place == self.avoided and now < self.avoided_until
-
-    def is_worth_another(self, failures_max: int) -> bool:
-        """Whether to try it again after a failure; an engine's 5xx may be the line's own fault."""
-        if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
-            return False
-        return self.server_errors < SERVER_ERRORS_MAX
 
 
 @dataclass(slots=True)
@@ -237,8 +222,7 @@ class Window:
         """Count a failed attempt, which is still under way."""
         assert record.attempt is not None, "only attempts fail"
         record.failures += 1
-        record.engine_status = status
-        record.server_errors += status in SERVER_ERRORS
+        record.engine_answered(status)
         if avoid:
             self.avoid(record, now)
 
@@ -267,7 +251,7 @@ class Window:
     def _step(self, record: LineRecord, step: LineStep) -> None:
         state = TRANSITIONS.get((record.state, step))
         if state is None:
-            raise ImpossibleStep(f"{step.name} of a line that is {record.state.name}")
+            raise ImpossibleTransition(f"{step.name} of a line that is {record.state.name}")
         self._waits(record, (state is LineState.WAITING) - (record.state is LineState.WAITING))
         self._runs(record, (state is LineState.ATTEMPTED) - (record.state is LineState.ATTEMPTED))
         record.state = state

@@ -31,7 +31,7 @@ SERVER_ERRORS = range(500, 600)
 CLIENT_ERRORS = range(400, 500)
 CLIENT_ERRORS_MAX = 3  # of the places that one request was tried on, by what others got there
 STATUS_TOO_MANY = 429
-SERVER_ERRORS_MAX = 2  # of the engines that one request was tried on
+SERVER_ERRORS_MAX = 2  # of the engines that one request, or line, was tried on
 
 
 def is_client_error(status: int | None) -> bool:
@@ -83,7 +83,7 @@ class Suspect(NamedTuple):
 
 
 class ImpossibleTransition(AssertionError):
-    """A transition that the table lacks: a defect of the router."""
+    """A transition that the table lacks: a defect of the router, or of the batch runner."""
 
 
 @dataclass(slots=True)
@@ -101,8 +101,41 @@ class PrefillStage:
     is_open: bool = True
 
 
+@dataclass(slots=True, kw_only=True)
+class Failures:
+    """What failed of one request, or of one line of a batch job."""
+
+    failures: int = 0  # attempts
+    engine_status: int | None = None  # of the last attempt's engine, if it answered with an error
+    server_errors: int = 0  # attempts that engines answered with one
+    client_errors: int = 0  # attempts whose client error was taken for the engine's own
+
+    def engine_answered(self, status: int | None) -> None:
+        """This attempt failed; `status`: of the engine's error, if it answered with one."""
+        self.engine_status = status
+        if is_client_error(status):
+            self.client_errors += 1
+        if status in SERVER_ERRORS:
+            self.server_errors += 1
+
+    def is_worth_another(self, failures_max: int) -> bool:
+        """Whether to try another replica after a failure.
+
+        A lost connection, a hang or an unreadable answer is the replica's fault: up to
+        `failures_max` attempts. An engine's 5xx may be the request's fault (some answer 500 to a
+        prompt that is too long) or the engine's (its GPU failed): one more engine is tried. 501 is
+        the request's fault; 429 means that this engine is full, which others may not be. A client
+        error that arrives as a failure is what that engine says to everybody: one more is tried.
+        """
+        if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
+            return False
+        if is_client_error(self.engine_status):
+            return self.client_errors < CLIENT_ERRORS_MAX
+        return self.engine_status is None or self.server_errors < SERVER_ERRORS_MAX
+
+
 @dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Failures):
     """One request, its state and its attempt under way."""
 
     request: Request
@@ -119,14 +152,10 @@ class RequestRecord:
     held_s: float = 0.0
     held_by_peers_s: float = 0.0  # until each of them placed it, or refused it
     place: PlacementResult | None = None  # the last decision, while held
-    failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
     maybe_innocent: frozenset[str] = frozenset()  # of these, decode replicas
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
-    engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
-    server_errors: int = 0  # attempts that engines answered with one
-    client_errors: int = 0  # attempts whose client error was taken for the engine's own
     suspects: tuple[Suspect, ...] = ()
 
     @property
@@ -187,21 +216,6 @@ class RequestRecord:
         if not self.refused_by:
             return self.avoid
         return self.avoid | {place for place, until in self.refused_by.items() if until > now}
-
-    def is_worth_another(self, failures_max: int) -> bool:
-        """Whether to try another replica after a failure.
-
-        A lost connection, a hang or an unreadable answer is the replica's fault: up to
-        `failures_max` attempts. An engine's 5xx may be the request's fault (some answer 500 to a
-        prompt that is too long) or the engine's (its GPU failed): one more engine is tried. 501 is
-        the request's fault; 429 means that this engine is full, which others may not be. A client
-        error that arrives as a failure is what that engine says to everybody: one more is tried.
-        """
-        if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
-            return False
-        if is_client_error(self.engine_status):
-            return self.client_errors < CLIENT_ERRORS_MAX
-        return self.engine_status is None or self.server_errors < SERVER_ERRORS_MAX
 
     # Transitions.
 
@@ -279,14 +293,6 @@ class RequestRecord:
         self.refusals += 1
         if self.peer is not None:
             self.refused_by[self.peer] = now + REFUSED_S * self.refusals
-
-    def engine_answered(self, status: int | None) -> None:
-        """This attempt failed; `status`: of the engine's error, if it answered with one."""
-        self.engine_status = status
-        if is_client_error(status):
-            self.client_errors += 1
-        if status in SERVER_ERRORS:
-            self.server_errors += 1
 
     def suspect(self, suspect: Suspect) -> None:
         """That place will be judged if another one answers."""

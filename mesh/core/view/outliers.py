@@ -26,6 +26,7 @@ OUT_S = 5.0
 OUT_S_MAX = 80.0
 WIDTH_MAX = 16
 PLACES_MAX = 4096
+REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 STUCK_S = 10.0  # an attempt bars others for so long at most: an answer may take minutes
 FORGET_S = 300.0
 ALL = ModelId("")  # whatever model a place serves
@@ -96,7 +97,7 @@ class FailingPlaces:
         failures = 2 if is_seen else 1
         place = self._made(name, model)
         if place is not None:
-            place.what, place.told = what, None
+            place.what, place.told = what[:REASON_CHARS_MAX], None
             place.count(now, failures)
         if (both := self.places.get((name, ALL))) is not None:
             both.count(now, failures)

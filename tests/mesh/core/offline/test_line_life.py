@@ -8,7 +8,8 @@ from mesh.core.model import events as ev
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.attempts import PEER_REPLY_S_MAX
-from mesh.core.offline.lines import ImpossibleStep, LineState
+from mesh.core.offline.lines import LineState
+from mesh.core.requests.record import ImpossibleTransition
 from schemas.exchange import SILENCE_S_MAX, Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ReplicaState
@@ -437,5 +438,5 @@ def test_a_step_that_the_table_lacks_is_a_defect():
     record = world.core.state.window.get(key)
     assert record is not None and record.state is LineState.ATTEMPTED
     world.core.state.window.put_back(record)
-    with pytest.raises(ImpossibleStep):
+    with pytest.raises(ImpossibleTransition):
         world.core.state.window.put_back(record)
