@@ -67,6 +67,7 @@ test-benchmarks: $(STAMP) ## the programs of the other targets, each played whol
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
 	$(BIN)/python -m tests.programs.batch_jobs.drills $(if $(QUICK),--lines 1000)
+	$(BIN)/python -m tests.programs.bus_drill $(if $(QUICK),--rounds 1 --lines 1000)
 
 fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
 	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))

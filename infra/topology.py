@@ -304,6 +304,10 @@ class Topology(Table):
             raise TopologyError(f'no region "{name}": there are {", ".join(self.regions)}')
         return self.regions[RegionId(name)]
 
+    def addresses(self) -> list[Address]:
+        """All that its regions listen on."""
+        return [where for each in self.regions.values() for _, where in each.addresses()]
+
     def peers(self, region: str) -> tuple[RegionId, ...]:
         """Every other region, by name."""
         return tuple(sorted(name for name in self.regions if name != region))

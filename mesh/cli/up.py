@@ -135,6 +135,12 @@ def _given_engines(
     show_default=True,
     help="The kind of the given engines, for their metrics; openai has none.",
 )
+@click.option(
+    "--bus-servers",
+    type=click.Choice(["1", "3"]),
+    callback=lambda ctx, param, value: value and int(value),
+    help="nats-servers of every region, instead of those in the configuration; 3 are a cluster.",
+)
 @workers_option("Processes of every router, instead of those in the configuration.")
 @with_options(ROUTING_OPTIONS)
 @log_level_option("What routers write to their logs; INFO has every placement.")

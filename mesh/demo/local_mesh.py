@@ -82,7 +82,7 @@ class LocalMesh:
     ) -> None:
         """Raises ServerUnusable if this machine has no usable nats-server, TopologyError for a
         profile that can't be used."""
-        free = FreeAddresses()
+        free = FreeAddresses(topology.addresses())
         self.endpoints = {
             name: _endpoints(region, free) for name, region in topology.regions.items()
         }

@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -52,6 +53,7 @@ class DemoOptions:
     config: Path
     state: Path
     replicas: int | None = None  # per region; None: as the configuration says
+    bus_servers: int | None = None  # likewise
     time_scale: float = 1.0
     profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()
@@ -66,7 +68,7 @@ class DemoOptions:
 
 
 def fitted(topology: Topology, options: DemoOptions) -> Topology:
-    """The topology with the replicas and the workers that the options ask for.
+    """The topology with the replicas, workers and nats-servers that the options ask for.
 
     Given engines replace all simulated ones, also in regions without any: real and simulated
     engines serve different models. Raises TopologyError for an engine of an unknown region, for a
@@ -83,6 +85,10 @@ def fitted(topology: Topology, options: DemoOptions) -> Topology:
         name: _resized(name, region, given[name] if given else options.replicas, options.workers)
         for name, region in topology.regions.items()
     }
+    if options.bus_servers is not None:
+        free = FreeAddresses(topology.addresses())
+        for name, region in regions.items():
+            regions[name] = _with_servers(region, options.bus_servers, free)
     replicas = sum(len(region.replicas) for region in regions.values())
     if not replicas:
         raise TopologyError(
@@ -109,6 +115,22 @@ def _resized(
             dict.fromkeys(region.routers, workers), region.batch_runners
         ):
             raise TopologyError(f"--workers {workers}: regions.{name}.{key}: {problem}")
+    return region.model_copy(update=update)
+
+
+def _with_servers(region: RegionTable, servers: int, free: "FreeAddresses") -> RegionTable:
+    """The region with so many nats-servers; those that the file has not are on free addresses."""
+    host, added = region.nats[0].host, servers - len(region.nats)
+
+    def resized(known: tuple[Address, ...]) -> tuple[Address, ...]:
+        return *known[:servers], *(free.first(host) for _ in range(added))
+
+    update = {"nats": resized(region.nats), "leaf": resized(region.leaf)}
+    update["monitor"] = resized(region.monitor) if region.monitor else ()
+    if servers == 1:
+        update["cluster"] = ()
+    elif not region.cluster:
+        update["cluster"] = tuple(free.first(host) for _ in range(servers))
     return region.model_copy(update=update)
 
 
@@ -143,8 +165,8 @@ def port_problems(topology: Topology) -> list[str]:
 class FreeAddresses:
     """Addresses on which nobody listens. Each is given once, as its user listens to it later."""
 
-    def __init__(self) -> None:
-        self._given: set[Address] = set()
+    def __init__(self, taken: Iterable[Address] = ()) -> None:
+        self._given = set(taken)
 
     def first(self, host: str, ports: int = 1) -> Address:
         """The first of so many in a row. Raises OSError."""

@@ -53,6 +53,7 @@ class Request:
     end: End = End.WRONG
     detail: str = ""  # of an HTTP error, its status and code
     served_in: str = ""  # the region whose replica answered
+    pause_s: float = 0.0  # of a stream, the longest between two pieces
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -179,7 +180,11 @@ class Clients:
                 if stream is None:
                     request.end = read_plain(stamps, await answer.read())
                     return
+                came_at: float | None = None
                 async for chunk in answer.content.iter_any():
+                    now = clock()
+                    request.pause_s = max(request.pause_s, now - (came_at or now))
+                    came_at = now
                     stream.feed(chunk)
                 request.end = stream.end()
         except aiohttp.ClientConnectorError:
