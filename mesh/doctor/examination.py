@@ -286,4 +286,10 @@ async def _check_server_links(
         rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")
         measured = (None, None) if rtt_s is None else (as_ms(rtt_s), "ms")
         detail = "down" if leaf is None else "up, round trip between the servers"
-        found.add("server link", peer, result_if(leaf is not None), detail, *measured, peer=peer)
+        verdict = result_if(leaf is not None)
+        # Each server that dials has the link for its own clients; one that accepts, for all.
+        dials = topology.link(found.region, peer).solicitor == found.region
+        linked = sum(one.get("account") == link_account(peer) for one in leaves)
+        if leaf is not None and dials and linked < servers:
+            verdict, detail = CheckResult.WARNING, f"up at {linked} of {servers} nats-servers"
+        found.add("server link", peer, verdict, detail, *measured, peer=peer)

@@ -294,7 +294,7 @@ FAILED_WRITES_TOLD = 2  # in a row; one without an answer is awaited as long as 
 # started again; 2.12 refuses it, until there is room [tried: 2.12.7, 2.14.0, 2.15.1].
 STREAM_SILENT = (
     "the region's streams take no writes; if the disk of its nats-server is full, make room there, "
-    "then restart that nats-server"
+    "then restart that nats-server; of three nats-servers two must run and reach each other"
 )
 ORDERS_LOST = f"the stream of operators' orders was lost, and they are kept here; {GIVE_AGAIN}"
 # What the server adds to the stream's own messages, and to all others that it reads out of one.

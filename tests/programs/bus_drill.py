@@ -1,4 +1,4 @@
-"""One of a region's three nats-servers is killed, hangs, or is restarted, in turn, under load.
+"""One of a region's three nats-servers is restarted, killed, or hangs, in turn, under load.
 
     make drills                     # with the other drills; QUICK=1: one round of each
     python -m tests.programs.bus_drill --rounds 20 --before PATH/TO/nats-server-2.14.6
@@ -8,7 +8,8 @@ both, and a batch job in us whose lines are answered meanwhile. Engines stamp ev
 mixed answer, a gap and a repetition show. A request must end whole, or, once its stream has begun,
 with one error event; nothing may be refused; every line of the job is answered exactly once; a
 replica that was drained before stays drained, and no region is adopted. With `--before` the servers
-begin with that program, and the first restarts are the upgrade.
+begin with that program, and the first restarts are the upgrade. Then us is drained: its requests
+are forwarded to eu, whose servers fail, a quarter of the rounds.
 
 The same load is first measured on regions of one server each: CPU of us's servers beside it.
 """
@@ -52,7 +53,8 @@ from tests.support.mesh_up import write_config
 from tests.support.result_page import result_page
 
 HOME, DRAINED = RegionId("us"), ReplicaId("us-2")
-REGIONS = ("us", "eu")
+AWAY = RegionId("eu")
+REGIONS = (HOME, AWAY)
 REPLICAS = 3
 SERVERS = 3
 STREAMS = 20
@@ -66,9 +68,9 @@ PAUSE_S_MAX = 2.0
 
 
 class Kind(StrEnum):
+    RESTARTED = "restarted"
     KILLED = "killed"
     HUNG = f"hung for {HUNG_S:g} s"
-    RESTARTED = "restarted"
 
 
 @dataclass
@@ -105,7 +107,17 @@ class Drill:
         self._read += len(ended)
         self._found.requests.setdefault(spell, []).extend(ended)
 
-    async def fault(self, kind: Kind, name: str) -> None:
+    async def rounds(self, region: RegionId, rounds: int) -> None:
+        """So many of each kind at the region's servers."""
+        turn = itertools.cycle(self.names(region))
+        for number in range(rounds):
+            for kind in Kind:
+                name = next(turn)
+                await self.fault(kind, name, region)
+                click.echo(f"{number + 1}: {name} {kind}: {_worst(self._found)}", err=True)
+            next(turn)  # else each server would have one kind of fault for ever
+
+    async def fault(self, kind: Kind, name: str, region: RegionId) -> None:
         """Do it, and wait until the server is back and its copies are as the others'."""
         pid = self._mesh.pids[name]
         if kind is Kind.HUNG:
@@ -117,12 +129,13 @@ class Drill:
             async with asyncio.timeout(BACK_WITHIN_S):
                 while self._mesh.pids.get(name, pid) == pid:
                     await asyncio.sleep(0.05)
-        await self._until_in_step()
-        self._found.rounds[kind] += 1
-        self.account(kind)
+        await self._until_in_step(region)
+        spell = f"{region}: {kind}"
+        self._found.rounds[spell] += 1
+        self.account(spell)
 
-    async def _until_in_step(self) -> None:
-        address = read_logins(self._mesh._topology, self._mesh._state.config)[HOME].system
+    async def _until_in_step(self, region: RegionId) -> None:
+        address = read_logins(self._mesh._topology, self._mesh._state.config)[region].system
         assert address is not None
         client = await bus.connect(address, name="drill", inbox_prefix=subjects.INBOX_ROOT)
         try:
@@ -224,14 +237,10 @@ async def play(
         batch = await job.submit(input_file(model, lines))
         if measured:
             await drill.measure(SERVERS)
-        turn = itertools.cycle(drill.names(HOME))
         install(newest)  # the first restart of each is its upgrade
-        for number in range(rounds):
-            for kind in (Kind.RESTARTED, Kind.KILLED, Kind.HUNG):
-                name = next(turn)
-                await drill.fault(kind, name)
-                click.echo(f"{number + 1}: {name} {kind}: {_worst(found)}", err=True)
-            next(turn)  # else each server would have one kind of fault for ever
+        await drill.rounds(HOME, rounds)
+        await change_orders(client, HOME, DrainTarget(HOME, None).drained)
+        await drill.rounds(AWAY, -(-rounds // 4))
         answers = await job.answers(batch.id, 0.0, JOB_WITHIN_S)
         found.problems += [f"batch job: {one}" for one in answers.problems(lines)]
         if DRAINED not in (await read_orders(client, HOME)).orders.drained:

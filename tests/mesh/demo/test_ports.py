@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infra import topology
 from mesh.demo import options
-from mesh.demo.options import FreeAddresses, port_problems
+from mesh.demo.options import DemoOptions, FreeAddresses, fitted, port_problems
 
 FREE = FreeAddresses()
 
@@ -57,3 +57,16 @@ def test_no_address_is_given_twice(monkeypatch):
     rows = [free.first("127.0.0.2", 3).port for _ in range(5)]
     ports = {port + number for port in rows for number in range(3)}
     assert len(ports) == 15
+
+
+def test_a_mesh_has_as_many_nats_servers_as_the_option_says():
+    """Those of the file keep their addresses; no two of the others have the same."""
+    mesh = topology.load(topology.DEFAULT_FILE)
+    there = Path("mesh.toml")
+    three = fitted(mesh, DemoOptions(config=there, state=there, bus_servers=3))
+    assert len({*three.addresses()}) == len(three.addresses()) == len(mesh.addresses()) + 3 * 7
+    for name, region in three.regions.items():
+        assert [each.suffix for each in region.servers] == ["-1", "-2", "-3"]
+        assert region.servers[0].nats == mesh.regions[name].servers[0].nats
+    assert fitted(three, DemoOptions(config=there, state=there, bus_servers=1)) == mesh
+    assert fitted(three, DemoOptions(config=there, state=there, bus_servers=3)) == three

@@ -1,13 +1,21 @@
-"""A region with three nats-servers loses the one that its router and agents are connected to."""
+"""A region with three nats-servers loses the one that its router and agents are connected to, or is
+cut in two."""
 
 import asyncio
+import contextlib
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from infra.topology import parse
+from mesh.demo.wan_proxy import WanProxy
 from mesh.doctor.findings import CheckResult
+from mesh.runtime.control_plane import STREAM_SILENT
 from tests.support.examined_mesh import examined, looked, running
-from tests.support.scripted_engine import event, opened
-from tests.support.small_mesh import chat, post, set_all
+from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.scripted_engine import event, opened, scripted_engine
+from tests.support.small_mesh import chat, post, set_all, small_mesh
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,3 +78,100 @@ async def test_answers_go_on_when_the_server_that_carries_them_is_killed(tmp_pat
         await regions.start_one(lost)
         found = await looked(lambda: examined(regions, tmp_path), lambda found: not named(found))
         assert not named(found)
+
+
+class PinnedRegions(NatsRegions):
+    """Routers and agents of us connect to one of its three servers alone: that of `number`."""
+
+    number = 0
+
+    def address(self, region, user):
+        known = super().address(region, user)
+        is_pinned = region == "us" and user.startswith(("router", "agent"))
+        return replace(known, url=known.servers[self.number]) if is_pinned else known
+
+
+@contextlib.asynccontextmanager
+async def cut_off(directory):
+    """us, and the ways of its third server to the other two, which can be cut."""
+    mesh = parse(mesh_toml(("us", "eu"), replicas=2, clusters=("us",)), "mesh.toml")
+    servers = mesh.regions["us"].servers
+    async with contextlib.AsyncExitStack() as stack:
+        ways = {}
+        for one, other in ((0, 2), (1, 2), (2, 0), (2, 1)):
+            proxy = WanProxy(servers[other].cluster, one_way_s=0.0)
+            ways[one, other] = await stack.enter_async_context(proxy)
+
+        def through_ways(region, tree):
+            if region != "us":
+                return
+            number = int(tree["server_name"].rpartition("-")[2]) - 1
+            tree["cluster"]["advertise"] = "127.0.0.1:1"  # nor is another way found
+            for (one, other), way in ways.items():
+                if one == number:
+                    routes, target = tree["cluster"]["routes"], str(servers[other].cluster)
+                    tree["cluster"]["routes"] = [
+                        route.replace(target, str(way.address)) for route in routes
+                    ]
+
+        regions = PinnedRegions(mesh, directory, edit=through_ways)
+        try:
+            await regions.start()
+            yield regions, list(ways.values())
+        finally:
+            await regions.stop()
+
+
+class Told:
+    """Whole answers; how often each was asked for."""
+
+    def __init__(self) -> None:
+        self.tries = Counter()
+
+    async def __call__(self, request, body):
+        self.tries[body["messages"][0]["content"]] += 1
+        stream = await opened(request)
+        await stream.write(event("whole") + b"data: [DONE]\n\n")
+        return stream
+
+
+@pytest.mark.drill
+async def test_a_cluster_that_is_cut_serves_nobody_twice(tmp_path):
+    """Each side goes on with the agent that it reaches; the smaller one's lease is not renewed."""
+    told = Told()
+
+    async with (
+        cut_off(tmp_path) as (regions, ways),
+        scripted_engine() as engine,
+        small_mesh(regions) as mesh,
+    ):
+        mesh.engines = (engine,)
+        set_all(mesh, told)
+        await mesh.router("eu")
+        for regions.number, router, agent in ((0, "r1", "us-0"), (2, "r2", "us-1")):
+            await mesh.router("us", router)
+            await mesh.agent("us", agent, engine)
+        sides = {"us": "us-0", "us/r2": "us-1"}
+        for router in sides:
+            await mesh.until_ready(router, 2)
+        for way in ways:
+            way.cut()
+        for router in sides:
+            await mesh.until_ready(router, 1)
+
+        async def ask(router, number):
+            return await post(mesh, chat(f"{router} {number}", stream=True), region=router)
+
+        for number in range(10):
+            for router in sides:
+                status, body, _ = await ask(router, number)
+                assert (status, body) == (200, event("whole") + b"data: [DONE]\n\n")
+        smaller = mesh.routers["us/r2"].requests.leases
+        await mesh.until(lambda: smaller.problem == STREAM_SILENT, "its writes to fail")
+        assert not mesh.routers["eu"].core.ownership.adopted
+        for way in ways:
+            await way.heal()
+        for router in sides:
+            await mesh.until_ready(router, 2)
+        await mesh.until(lambda: smaller.problem is None, "its writes to be taken")
+        assert {*told.tries.values()} == {1} and len(told.tries) == 20
