@@ -22,6 +22,7 @@ from nats.micro.service import (
     ServiceInfo,
     ServiceStats,
 )
+from nats.nuid import NUID
 
 from infra.process import LimitedLog
 from infra.tracing import package_version
@@ -109,7 +110,7 @@ class _AnsweringServices:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._limited = LimitedLog(log)
-        self._nuid = client._nuid
+        self._nuid = NUID()
         self.flush = client.flush
 
     async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> Subscription:

@@ -23,6 +23,7 @@ from agents.core.effects import AgentEffect
 from agents.core.offline_work import OfflineTotals
 from agents.core.replica_config import ReplicaConfig
 from agents.core.state import AgentState
+from agents.core.work_message import WorkRequest
 from schemas.exchange import Outcome
 from schemas.ids import ModelId
 from schemas.state import Heartbeat, ReplicaState
@@ -75,11 +76,9 @@ class AgentCore:
     def models(self) -> tuple[ModelId, ...]:
         return self.state.engine.models
 
-    def adapter_of(self, inbox: str) -> ModelId | None:
-        """The adapter that the request with this inbox is for; None if for a model."""
-        adapters = self.state.engine.adapters
-        record = self.state.requests.find(inbox) if adapters else None
-        return None if record is None or record.work.model not in adapters else record.work.model
+    def adapter_of(self, work: WorkRequest) -> ModelId | None:
+        """The adapter that it is for; None if for a model."""
+        return work.model if work.model in self.state.engine.adapters else None
 
     @property
     def offline_totals(self) -> OfflineTotals:

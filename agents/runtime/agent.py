@@ -269,7 +269,7 @@ class Agent:
             site=self._site,
             clock=self._clock,
             began=self.feed,
-            adapter=self._core.adapter_of(inbox),
+            adapter=self._core.adapter_of(effect.work),
         )
         self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
         if self._held is not None:

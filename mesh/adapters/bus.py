@@ -318,16 +318,17 @@ class RouterBus:
         self.publish(inbox, frame)
 
     async def _send(self) -> None:
+        client = self.client
         while True:
             message = await self._outbox.get()
             try:
                 subject, payload, reply, headers, block = message
                 if headers is None or block is None:
-                    await self.client.publish(subject, payload, reply, headers)
+                    await client.publish(subject, payload, reply, headers)
                 else:
-                    await self.client.publish_described(subject, payload, reply, headers, block)
+                    await client.publish_described(subject, payload, reply, headers, block)
             except nats.errors.ConnectionClosedError as error:
-                raise closed_for_good(self.client) from error
+                raise closed_for_good(client) from error
             except (nats.errors.Error, OSError) as error:
                 log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
             finally:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from nats.nuid import NUID
 
 from infra.batch_table import OUTPUT_SHARE, BatchTable
 from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored, Window
@@ -162,7 +163,7 @@ class Files:
     def _upload(self, *, is_output: bool) -> "_Upload":
         """An output is as long as its job's answers are."""
         limits = self._limits
-        nuid = self._connection.client._nuid.next().decode()
+        nuid = NUID().next().decode()
         mib_max = limits.files_mib if is_output else limits.file_mib_max
         full_mib = limits.files_mib if is_output else limits.uploads_mib
         full_bytes = int(full_mib * MEBIBYTE)

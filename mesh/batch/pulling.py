@@ -17,6 +17,7 @@ import nats.errors
 import orjson
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.nuid import NUID
 
 from infra.process import LimitedLog
 from mesh.batch.connection import REQUEST_S, Connection, NotThere, Stored, unavailable
@@ -224,7 +225,7 @@ async def _follower(
     connection: Connection, stream: str, subject: str, seen: int, headers_only: bool
 ) -> AsyncIterator[Puller]:
     """A consumer of its own, which the server forgets by itself if its process dies."""
-    name = connection.client._nuid.next().decode()
+    name = NUID().next().decode()
     config = {
         "name": name,
         "deliver_policy": "by_start_sequence",

@@ -65,7 +65,7 @@ def test_a_request_waits_for_its_adapter_and_is_sent_when_it_is_loaded() -> None
     start, scrape = ended(one, "a", load_s=1.5)
     assert (start.inbox, start.work.path) == (inbox(1), "/v1/completions")
     assert scrape == effects.ScrapeNow()
-    assert one.beat.models == (MODEL, "a") and one.core.adapter_of(inbox(1)) == "a"
+    assert one.beat.models == (MODEL, "a") and one.core.adapter_of(start.work) == "a"
     assert one.beat.loadable == {"b": 1.5, "c": 1.5}, "as long as the one before took"
 
 

@@ -69,7 +69,7 @@ def test_a_call_about_a_response_is_taken_where_responses_are_made(bench) -> Non
     bench.feed(events.EngineScraped(bench.now, NOTHING_KNOWN, (MODEL,), paths=(RESPONSES,)))
     hand = only(bench.work(2, body=b"", **CALL), effects.StartRelay)
     assert (hand.work.call.text, hand.work.path, hand.body) == (CALL["Mesh-Call"], RESPONSE, b"")
-    assert bench.core.adapter_of(inbox(2)) is None
+    assert bench.core.adapter_of(hand.work) is None
 
 
 def test_a_refusal_carries_the_fresh_load(bench) -> None:
