@@ -211,6 +211,8 @@ STREAM_OPTIONS_PATHS = frozenset(row.path for row in _TABLE if row.takes_stream_
 EARLY_USAGE_PATHS = frozenset(row.path for row in _TABLE if row.has_early_usage)
 LAST_EVENTS = {row.path: row.last_events for row in _TABLE if row.last_events}
 OPENING_EVENTS = {row.path: row.opening_events for row in _TABLE if row.opening_events}
+# Kinds of engines that go on with an assistant's message at a chat's end, as they are asked.
+CONTINUING_KINDS = ("llamacpp", "sglang", "vllm")
 _ERRORS = {row.path: row.errors for row in _TABLE}
 
 

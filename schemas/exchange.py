@@ -53,6 +53,7 @@ H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up 
 H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
+H_CONTINUES = "Mesh-Continues"  # "1": its last message is to be gone on with, not answered
 H_CALL = "Mesh-Call"  # about a response that the keeper keeps, e.g. "GET /v1/responses/resp_…"
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 H_STAGE = "Mesh-Stage"  # "prefill" or "decode": the agent's engine computes one stage of a pair

@@ -123,6 +123,12 @@ REQUEST = (
             chars_max=CALL_CHARS_MAX,
         ),
         Header(
+            exchange.H_CONTINUES,
+            r"^1$",
+            "What another engine said of its answer is its last message, which is to be gone on "
+            "with: for an agent whose kind of engine can.",
+        ),
+        Header(
             exchange.H_OFFLINE,
             r"^1$",
             "A line of a batch job: computed with what online requests leave, and given back when "

@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from schemas.exchange import SLO_MS_MAX
 from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidModelId
-from schemas.settings import WHOLE, Advice, Option, PolicyName, QueueDelayS, Table, UnitRatio
+from schemas.settings import (
+    WHOLE,
+    Advice,
+    ContinueStreams,
+    Option,
+    PolicyName,
+    QueueDelayS,
+    Table,
+    UnitRatio,
+)
 
 MODELS_MAX = 256  # tables; the router's own estimates are kept for as many models
 TARGETS_MAX = 8  # of one alias
@@ -72,6 +81,13 @@ class ModelTable(Table):
         Annotated[int, Field(strict=True, ge=1, le=1_000_000), WHOLE] | None,
         Option("Most of its requests that a router holds, of all that it may hold."),
     ] = None
+    continue_streams: Annotated[
+        ContinueStreams | None,
+        Option(
+            "Whether another engine goes on with a stream that breaks: off, exact, or seeded (also "
+            "requests that sample with a seed)."
+        ),
+    ] = None
 
     @property
     def is_alias(self) -> bool:
@@ -79,7 +95,7 @@ class ModelTable(Table):
 
 
 # What belongs to the model that serves.
-OF_SERVED = ("policy", "queue_delay_s_max", "hold_max")
+OF_SERVED = ("policy", "queue_delay_s_max", "hold_max", "continue_streams")
 
 
 def model_problems(models: dict[ModelId, ModelTable]) -> Iterator[tuple[ModelId, str, str]]:

@@ -160,6 +160,14 @@ class HoldOrder(StrEnum):
     HIT_RATIO = "hit-ratio"  # Preble's priority groups by the part of the prompt that is cached
 
 
+class ContinueStreams(StrEnum):
+    """Which streams that break another engine goes on with."""
+
+    OFF = "off"
+    EXACT = "exact"  # those whose rest depends on nothing but what was said
+    SEEDED = "seeded"  # also those that sample with a seed, which is begun anew
+
+
 class RoutingScope(StrEnum):
     """Which regions a region's requests may go to."""
 

@@ -14,6 +14,7 @@ from agents.core.heartbeat import is_full, load_counts, replica_state
 from agents.core.requests import HELD_BYTES_MAX, AgentRequest, BodyLost
 from agents.core.state import AgentState
 from agents.core.work_message import BadWork, WorkRequest, parse_handoff, parse_work
+from schemas.engine_routes import CONTINUING_KINDS
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.replies import reply_inbox
 from schemas.state import ReplicaState
@@ -108,6 +109,8 @@ def _reason_against(state: AgentState, work: WorkRequest, size: int, now: float)
     if taken in CLOSED:
         return CLOSED[taken]
     if (work.stage or replica.kv) and not replica.computes(work.role):
+        return Refusal.WRONG_MODEL
+    if work.continues and replica.engine not in CONTINUING_KINDS:
         return Refusal.WRONG_MODEL
     if not engine.serves(work.model, work.path):
         reason = adapters.reason_against(state, work, now)

@@ -17,6 +17,7 @@ from schemas.exchange import (
     BODY_BYTES_MAX,
     H_BODY_BYTES,
     H_CALL,
+    H_CONTINUES,
     H_DEADLINE_MS,
     H_FROM,
     H_HANDOFF,
@@ -74,6 +75,7 @@ class WorkRequest:
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
     stage: KvStage | None = None  # of a pair's two, the one that this engine computes
+    continues: bool = False  # goes on with its last message, which is the assistant's
     call: ResponseCall | None = None  # about a response that the engine keeps: of whatever model
 
     @property
@@ -126,6 +128,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         may_queue=headers.get(H_MAY_QUEUE) == "1",
         residency=_residency(headers) if H_RESIDENCY in headers else (),
         offline=headers.get(H_OFFLINE) == "1",
+        continues=headers.get(H_CONTINUES) == "1",
         owner=_owner(headers) if H_OWNER in headers else None,
         term=_number(headers.get(H_TERM, "")),
         stage=_stage(headers, path) if H_STAGE in headers else None,

@@ -83,10 +83,21 @@ class SimulatedAnswer:
     tokens: int
     visible: int
     finish_reason: str
+    said: int = 0  # characters of its first token that were said before
 
     def shown(self, start: int, end: int) -> str:
         """What the client sees of tokens `start` to `end`."""
-        return self.text[start * TOKEN_BYTES : min(end * TOKEN_BYTES, self.visible)]
+        begin, stop = start * TOKEN_BYTES - self.said, end * TOKEN_BYTES - self.said
+        return self.text[max(0, begin) : min(stop, self.visible)]
+
+    def after(self, said: str) -> "SimulatedAnswer | None":
+        """The rest of it after its first part; None if it doesn't begin so, or is over."""
+        if not self.text.startswith(said) or len(said) >= self.visible:
+            return None
+        before, cut = divmod(len(said), TOKEN_BYTES)
+        rest = self.text[len(said) :]
+        left = self.tokens - before
+        return SimulatedAnswer(rest, left, self.visible - len(said), self.finish_reason, cut)
 
 
 @dataclass(frozen=True, slots=True)

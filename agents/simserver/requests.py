@@ -6,7 +6,7 @@ simulated engine's own: `"stamp": true` (see `responses.stamp`).
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
@@ -84,7 +84,9 @@ class GenerationRequest:
 
     def sequence(self) -> bytes:
         """Prompt and answer together, as the engine's KV will hold them."""
-        return self.prompt + self.answer.text.encode()
+        return self.prompt + self.answer.text.encode().ljust(
+            self.answer.tokens * tokens.TOKEN_BYTES, b"\0"
+        )
 
 
 def message_text(content: object) -> str:
@@ -190,6 +192,8 @@ class _Chat(_Body):
     ]
     max_completion_tokens: PositiveInt | None = None
     tools: Any = None
+    add_generation_prompt: Annotated[bool, BeforeValidator(lambda value: value is not False)] = True
+    continue_final_message: Flag = False
 
     @property
     def prompt(self) -> bytes:
@@ -216,7 +220,33 @@ class RequestParser:
     def chat(self, raw: bytes) -> GenerationRequest:
         """A /v1/chat/completions body. Raises ApiError."""
         body = _Chat.read(raw)
-        return self._request(body, body.max_completion_tokens or body.max_tokens)
+        limit = body.max_completion_tokens or body.max_tokens
+        if not body.continue_final_message:
+            return self._request(body, limit)
+        if body.add_generation_prompt:
+            problem = (
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+            )
+            raise invalid(problem, "continue_final_message")
+        return self._continued(body, limit)
+
+    def _continued(self, body: _Chat, limit: int | None) -> GenerationRequest:
+        """The rest of the answer of which the last message is the beginning. Where it is the
+        beginning of none, the model has nothing to add."""
+        *before, last = body.messages
+        said, text = last.content, last.content.encode("utf-8", "replace")
+        if last.role != "assistant" or not before or body.stamp:
+            problem = "only an assistant's message without stamps can be gone on with"
+            raise invalid(problem, "messages")
+        told = len(text) // tokens.TOKEN_BYTES
+        longer = body.model_copy(
+            update={"messages": before, "min_tokens": told + (body.min_tokens or 0)}
+        )
+        whole = self._request(longer, None if limit is None else told + limit)
+        rest = whole.answer.after(said)
+        if rest is None:
+            rest = SimulatedAnswer(" ", 1, 0, "stop")
+        return replace(whole, prompt=whole.prompt + tokens.text_tokens(said), answer=rest)
 
     def completion(self, raw: bytes) -> GenerationRequest:
         """A /v1/completions body. Raises ApiError."""

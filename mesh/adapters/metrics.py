@@ -247,6 +247,12 @@ class RouterMetrics:
         )
         self.refusals = counter("mesh_refusals", "Placements not taken, by reason.", ["reason"])
         self.failures = counter("mesh_attempt_failures", "Attempts that were lost or failed.")
+        self.streams_continued = counter(
+            "mesh_streams_continued",
+            "Streams that broke after their first byte, by what became of them: whole (another "
+            "engine said the rest), failed, client_gone, or refused (none could).",
+            ["outcome"],
+        )
 
     def _bus_metrics(self, counter: Callable[..., Counter]) -> None:
         self.frames_missing = counter(

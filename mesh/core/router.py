@@ -2,7 +2,8 @@
 
 `requests/record.py` has a request's states. The router tries a request on a local replica or
 through a peer. A refusal, a loss or an error before the client's first byte leads to another
-attempt or to one error; after that byte it leads to an error event. A peer's request is placed on a
+attempt or to one error; after that byte another engine goes on with the stream, where that is exact
+(`lifecycle/continued_streams.py`), or it leads to an error event. A peer's request is placed on a
 local replica, held in the same queue (`lifecycle/forwarded.py`), or refused. Its answer goes
 straight to the peer's router; this one keeps only its inbox, to report the loss of the replica
 there.
@@ -20,6 +21,7 @@ from mesh.core import cluster_events
 from mesh.core.lifecycle import (
     admission,
     attempts,
+    continued_streams,
     ends,
     failed_attempts,
     forwarded,
@@ -183,7 +185,7 @@ def _on_client_gone(state: RouterState, event: ev.ClientGone, now: float) -> Non
 def _current(state: RouterState, key: int, attempt: int) -> RequestRecord | None:
     """The request, if that attempt is under way."""
     record = state.inflight.get(key)
-    is_current = record is not None and record.attempt == attempt and record.held_since is None
+    is_current = record is not None and record.attempt == attempt and record.is_under_way
     return record if is_current else None
 
 
@@ -220,7 +222,7 @@ def _on_progressed(state: RouterState, event: ev.AttemptProgressed, now: float) 
 def _on_started(state: RouterState, event: ev.AnswerStarted, now: float) -> None:
     record = _current(state, event.key, event.attempt)
     if record is not None:
-        record.start(now)
+        record.start(now, may_continue=event.may_continue)
         attempts.began(state, record, now, shows_ttft=event.shows_ttft)
         if state.held.group_of:
             queue_scheduler.offer(state, record.replica, now)
@@ -351,6 +353,7 @@ HANDLERS: Mapping[type, Handler] = {
     ev.AttemptRefused: _on_refused,
     ev.AttemptProgressed: _on_progressed,
     ev.AnswerStarted: _on_started,
+    ev.ContinuationRead: continued_streams.read,
     ev.AttemptFailed: _on_failed,
     ev.AnswerEnded: _on_ended,
     ev.BusLost: lambda state, event, now: state.replicas.bus.lost(now),

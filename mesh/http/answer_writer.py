@@ -357,8 +357,13 @@ class AnswerWriter:
             elif request.failure is not None:
                 self._end_failed(request, answer)
                 return
+            elif (following := request.answer) is not answer:  # it broke, and goes on
+                if following is None or not following.is_startable:
+                    return
+                self._answer = answer = following
+                self._door.started(request)
             else:
-                request.direct_writer = self
+                request.direct_writer = self if answer.splice is None else None
                 return
 
     def _note_number(self, data: bytes) -> None:

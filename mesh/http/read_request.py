@@ -113,6 +113,10 @@ class BodyBudget:
         self.taken_bytes += more
         return True
 
+    def has_half(self, more: int) -> bool:
+        """Whether half of it is free after so much more."""
+        return self.taken_bytes + more <= self._limit_bytes // 2
+
     @property
     def is_full(self) -> bool:
         """Whether even a small body may be refused."""

@@ -23,7 +23,7 @@ from mesh.http.server import CONNECTIONS_MAX, HttpTimes
 from mesh.http.tenants import ApiKeys
 from mesh.runtime.mesh_file import region_problems
 from schemas.ids import RegionId, RouterId
-from schemas.settings import RoutingTable
+from schemas.settings import ContinueStreams, RoutingTable
 
 NOTHING_GIVEN = RoutingTable()
 
@@ -111,6 +111,7 @@ def model_rules(topology: Topology) -> tuple[ModelRule, ...]:
             policy=table.policy,
             queue_delay_s_max=table.queue_delay_s_max,
             hold_max=table.hold_max,
+            continue_streams=table.continue_streams or ContinueStreams.EXACT,
         )
         for name, table in topology.models.items()
     )

@@ -44,6 +44,7 @@ from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
 from mesh.runtime.shadow_copies import ShadowCopies
+from mesh.runtime.stream_continuations import StreamContinuations
 from mesh.session.client_request import ClientRequest
 from mesh.session.record import NO_TRACE, Decide, Failure, Home, Identifiers, Trace
 from mesh.session.session import Session
@@ -106,7 +107,10 @@ class RequestManager:
         )
         self.mapping = ModelMapping(core, self.bodies, clock)
         self.copies = ShadowCopies(core, session, prompts, self.bodies, metrics)
-        self.feed, self.passed = session.feed, session.passed
+        self.continuations = StreamContinuations(
+            session, prompts, self.bodies, metrics, lambda: core.state.targets
+        )
+        self.feed = session.feed
         self.buffered_bytes = session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
         self._regions = regions = Regions(config, core.peers, bus, clock, self.routing.shown)
@@ -145,6 +149,7 @@ class RequestManager:
             self._bus.publish(subject, wire.encode(HeldAsk(effect.epoch)))
 
         return {
+            fx.Continue: self.continuations.go_on,
             fx.PublishDigest: publish_digest,
             fx.AskHeld: ask_held,
             fx.PublishTrie: self.trie.publish,
@@ -329,7 +334,18 @@ class RequestManager:
         """Whether the log or a recorder reads the candidates of every decision."""
         return self._config.record is not None or logs_decisions()
 
+    def passed(self, record: ClientRequest) -> None:
+        self.session.passed(record)
+        if record.said is not None:
+            self.continuations.grew(record)
+
     def started(self, record: ClientRequest) -> None:
+        self.continuations.begun(record)
+        if record.first_byte_at is None:
+            self._first_byte(record)
+        self.session.started(record)
+
+    def _first_byte(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
         answer = record.answer
         assert answer is not None
@@ -338,7 +354,6 @@ class RequestManager:
             ttft_s = record.first_byte_at - record.request.arrived_at
             labels = labels_of(self._metrics, record)
             self._metrics.ttft_seen(served, labels, ttft_s, exemplar_of(record))
-        self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:
         assert record.answer is not None and record.answer.head is not None

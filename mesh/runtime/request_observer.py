@@ -113,6 +113,8 @@ class RequestObserver(Observer):
             return
         assert isinstance(record, ClientRequest) and record.answer is not None
         prompt, output = end.prompt_tokens, end.completion_tokens
+        if record.splice is not None and output >= 0:
+            output = record.splice.whole(prompt, output)[1]
         if prompt >= 0:
             self._prompts.learn(record.request.model, record.size, prompt)
         if prompt < 0 and output < 0:
@@ -142,6 +144,8 @@ class RequestObserver(Observer):
             metrics.copy_ended(request.model, outcome)
         else:
             assert isinstance(record, ClientRequest)
+            if record.splice is not None:
+                metrics.streams_continued.labels("whole" if outcome == "ok" else outcome).inc()
             if ending.asked:
                 metrics.mapped(ending.asked, request.model)
             metrics.ended(

@@ -10,13 +10,15 @@ Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited
 which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
 
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
+from mesh.session.said import Splice
 from schemas import exchange, http, wire
 from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
@@ -55,6 +57,7 @@ class Working:
 
 
 WORKING = Working()
+_nothing: Callable[[bytes], None] = deque[bytes](maxlen=0).append
 Message = (
     exchange.Placed
     | exchange.Lost
@@ -118,6 +121,8 @@ class AnswerReceiver:
         self._progress_due_at = float("-inf")
         self._missing_from = self._came_last = -1
         self.body_sent = False  # in parts, as the agent requested
+        self.keep: Callable[[bytes], None] = _nothing  # what is given out
+        self.splice: Splice | None = None  # it goes on with a stream that broke
 
     @property
     def is_between_events(self) -> bool:
@@ -174,6 +179,7 @@ class AnswerReceiver:
         self.next_number += 1
         self.taken_bytes += len(data)
         self._given_out_last = data
+        self.keep(data)
         return data
 
     def take(self) -> bytes:
@@ -190,15 +196,31 @@ class AnswerReceiver:
         if data:
             self.taken_bytes += len(data)
             self.buffered_bytes -= len(data)
+            if self.splice is not None and not (data := self.splice.joined(data)):
+                return b""
             self._given_out_last = data[-LAST_BYTES:]
+            self.keep(data)
         return data
+
+    def broke(self) -> None:
+        """Of a stream that is to go on elsewhere: only whole events of it are given out any more,
+        and they are kept now."""
+        data = b"".join(self._chunks)
+        data = data[: _events_bytes(data)]
+        if self.splice is not None:
+            data, self.splice = self.splice.joined(data), None
+        if data:
+            self.keep(data)
+        self.keep = _nothing
+        self._chunks, self.buffered_bytes = [data] if data else [], len(data)
 
     def _whole_bytes(self, data: bytes) -> int:
         """How many of the buffered bytes end with a whole event; all of them in other answers."""
         if not self.is_event_stream or self.end is not None or data.endswith(b"\n\n"):
             return len(data)
         whole = _events_bytes(data)
-        return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
+        is_long = len(data) - whole > EVENT_BYTES_MAX and self.splice is None
+        return len(data) if is_long else whole
 
     def credit_due(self) -> exchange.Credit | None:
         """The credit that is due to the agent once the taken bytes have left for the client.
@@ -280,6 +302,8 @@ class AnswerReceiver:
         is_doubted = is_client_error and head.doubted == DOUBTED
         is_busy = head.status == STATUS_TRY_AGAIN
         self._is_error = head.status >= STATUS_SERVER_ERROR or is_busy or is_doubted
+        if self.splice is not None and not head.content_type.startswith(EVENT_STREAM):
+            self._is_error = True  # whatever it is: a stream is to go on
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
         self.region, self.replica, self.passed = region, replica, passed

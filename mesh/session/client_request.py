@@ -62,6 +62,11 @@ class ClientRequest(OpenRequest):
                 peer_held_s = self.bounded_peer_held_s(at)
             if end is not None:
                 numbers = end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s
+                if self.splice is not None and min(numbers) >= 0:
+                    prompt, output = self.splice.whole(end.prompt_tokens, end.completion_tokens)
+                    numbers = prompt, min(end.cached_tokens, prompt), output, end.ttft_s
+            if self.said is not None:
+                sent_bytes += self.said.sent_bytes
         if failure is not None:
             fault = failure.fault.value.code
             if self.first_byte_at is None:

@@ -90,6 +90,8 @@ def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str,
     headers[exchange.H_ATTEMPT] = str(attempt)
     if record.adds_usage:
         headers[exchange.H_ADD_USAGE] = "1"
+    if record.splice is not None and record.splice.is_turn:
+        headers[exchange.H_CONTINUES] = "1"
     if record.keeper is not None:
         headers.update(_of_keeper(record.keeper, record.call))
     if record.for_engine:

@@ -14,6 +14,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of
 from mesh.session.answer import AnswerReceiver, EngineError, Held
 from mesh.session.body_model import ModelPlace, with_model
+from mesh.session.said import Said, Splice
 from schemas import exchange
 from schemas.decision import Decision
 from schemas.engine_routes import PLAIN_PATHS
@@ -151,6 +152,8 @@ class OpenRequest:
     received: Mapping[str, str] = field(default_factory=dict)
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
+    said: Said | None = None  # of a stream that may go on elsewhere if it breaks
+    splice: Splice | None = None  # once it broke: joins the next answers to what was said
     decided: fx.Decided | None = None  # the last one
     steps: tuple[Step, ...] = ()  # the first STEPS_MAX, as its observer notes
     failure: Failure | None = None

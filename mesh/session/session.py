@@ -147,18 +147,25 @@ class Session:
         self._forwarded[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
 
+    def record(self, key: int) -> OpenRequest | None:
+        """A client's request that is open."""
+        return self._records.get(key)
+
     def is_open(self, record: OpenRequest) -> bool:
         return self._records.get(record.request.key) is record
 
     def started(self, record: OpenRequest) -> None:
-        """Its client is being sent a first byte: it won't be placed again."""
+        """Its client is being sent a first byte: from now on it is placed again only to go on from
+        what was said."""
         answer, request = record.answer, record.request
         assert answer is not None
         shows_ttft = answer.is_event_stream
         if request.answer_tokens == 0 and answer.head is not None:  # a prompt's work alone
             shows_ttft = answer.head.status in SUCCESS
-        self.feed(ev.AnswerStarted(request.key, answer.attempt, shows_ttft))
-        self._forget(record)
+        may_continue = record.said is not None
+        self.feed(ev.AnswerStarted(request.key, answer.attempt, shows_ttft, may_continue))
+        if not may_continue:
+            self.forget(record)
 
     def passed(self, record: OpenRequest) -> None:
         """Bytes have left for the client: the agent may send more."""
@@ -169,8 +176,8 @@ class Session:
         """It is over, and nothing is told of it. False if it was before."""
         if self._records.pop(record.request.key, None) is None:
             return False
-        self._forget(record)
-        self._stop_listening(record)
+        self.forget(record)
+        self.stop_listening(record)
         return True
 
     def end(
@@ -192,18 +199,20 @@ class Session:
         if spans.is_traced and (error_type or ending.ended_at - ending.arrived_at >= spans.quiet_s):
             spans.end(record, ending)
 
-    def _forget(self, record: OpenRequest) -> None:
+    def forget(self, record: OpenRequest) -> None:
+        """It won't be placed again."""
         if record.kept_bytes:
             self._observer.body_dropped(record.kept_bytes)
             record.kept_bytes, record.body = 0, b""
 
-    def _stop_listening(self, record: OpenRequest) -> None:
+    def stop_listening(self, record: OpenRequest) -> None:
+        """Nothing more of its attempt is wanted."""
         if record.answer is not None:
             self._streams.pop(record.answer.inbox, None)
 
     def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""
-        self._stop_listening(record)
+        self.stop_listening(record)
         if record.stage_of is not None:
             self._prefill_over(record, record.stage_of, answer, event)
             return
@@ -321,7 +330,7 @@ class Session:
     def _cancel_prefill(self, effect: fx.CancelPrefill) -> None:
         stage = self._prefills.pop(effect.key, None)
         if stage is not None and stage.answer is not None:
-            self._stop_listening(stage)
+            self.stop_listening(stage)
             self._bus.send_cancel(self.region, effect.replica, stage.answer.inbox)
             if stage.stage_of is not None and stage.stage_of.spans.is_traced:
                 stage.stage_of.spans.prefill_ended(stage.answer.attempt, None)
@@ -348,9 +357,10 @@ class Session:
 
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
-        self._stop_listening(record)
+        self.stop_listening(record)
         inbox = self._inbox(record.request.key, attempt)
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
+        answer.splice, record.direct_writer = record.splice, None
         self._streams[inbox] = record
         return answer
 
@@ -368,7 +378,7 @@ class Session:
         if record is None or record.answer is None:
             return
         # A replica that is not known yet gets a cancel when its first frame comes.
-        self._stop_listening(record)
+        self.stop_listening(record)
         if effect.replica is not None:
             # A peer may have placed it on a replica of a region that it has adopted.
             region = record.answer.region or effect.region
@@ -403,7 +413,7 @@ class Session:
     def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
         outcome, why = ("placed", "") if refusal is None else ("refused", refusal)
         self._ended(record, outcome, 0, why, why)
-        self._forget(record)
+        self.forget(record)
 
     def refuse(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
         """Tell the router that hears that inbox that its request is not taken here."""

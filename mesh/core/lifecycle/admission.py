@@ -221,7 +221,7 @@ def too_long(
     `place`: the last decision about it.
     """
     request, limit_s = record.request, queue_delay_s(state, record.request)
-    if not limit_s or request.slo_ttft_s is not None:
+    if not limit_s or request.slo_ttft_s is not None or record.continuations:
         return None
     if place is not None and place.placement is Placement.LOCAL:
         return None  # it begins

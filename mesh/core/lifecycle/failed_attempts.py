@@ -1,9 +1,10 @@
 """Attempts that are refused, fail or are lost: another one, or the request's end.
 
 A refusal leads back into the hold queue until there were `refusals_max` of them, a failure before
-the first byte until there were `failures_max` or no place is left. After it, a failure is the
-request's end. Of an attempt on a pair of replicas both stages are over, and what is still under way
-is cancelled. The places to blame are in `RequestRecord.failed`.
+the first byte until there were `failures_max` or no place is left. After it, another engine goes on
+with the stream (`continued_streams`), or a failure is the request's end. Of an attempt on a pair of
+replicas both stages are over, and what is still under way is cancelled. The places to blame are in
+`RequestRecord.failed`.
 
 Reads: settings.
 Writes: nothing.
@@ -11,7 +12,14 @@ Writes: nothing.
 
 from collections.abc import Collection
 
-from mesh.core.lifecycle import attempts, ends, model_choice, queue_scheduler, timeouts
+from mesh.core.lifecycle import (
+    attempts,
+    continued_streams,
+    ends,
+    model_choice,
+    queue_scheduler,
+    timeouts,
+)
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -120,6 +128,9 @@ def failed(
     `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
     in the prefill stage of an attempt on a pair.
     """
+    if continued_streams.may_go_on(state, record):
+        continued_streams.broke(state, record, detail, now, avoid_place=not same_again)
+        return
     if record.has_started or record.is_handed_over:
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
         return
@@ -130,11 +141,16 @@ def failed(
     if has_places and record.is_worth_another(state.settings.failures_max):
         queue_scheduler.hold(state, record, now)
         model_choice.retarget(state, record, now)
-    elif record.engine_status is not None and record.request.kind.ends_here:
+    elif record.engine_status is not None and _is_unseen(record):
         ends.end(state, record, now)
         state.emit(fx.PassEngineError(record.request.key))
     else:
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
+
+
+def _is_unseen(record: RequestRecord) -> bool:
+    """Whether its client can still be answered with an engine's own error."""
+    return record.request.kind.ends_here and not record.continuations
 
 
 def reconsider(state: RouterState, record: RequestRecord) -> None:

@@ -141,6 +141,8 @@ def is_left_waiting(state: RouterState, record: RequestRecord, now: float) -> bo
 
 def lost_because(state: RouterState, record: RequestRecord, now: float) -> str | None:
     """Why the attempt under way can bring no answer, or None."""
+    if record.is_broken:
+        return None  # none is under way
     bus = state.replicas.bus
     silent_s = bus.silent_s(record.last_frame_at, now)
     if silent_s > SILENCE_S_MAX:

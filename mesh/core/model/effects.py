@@ -125,6 +125,16 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Continue:
+    """A stream broke: find out what was said, and whether another engine can go on with it. The
+    answer is `ContinuationRead`, with this detail or why not."""
+
+    key: int
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End the request with an error. After its first byte: an error event inside the stream.
 
@@ -250,6 +260,7 @@ Effect = (
     | TellLost
     | Fail
     | PassEngineError
+    | Continue
     | Decided
     | PublishDigest
     | PublishTrie

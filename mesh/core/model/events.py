@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
@@ -167,12 +168,26 @@ class AnswerStarted:
     """The client was sent a first byte: the request may not be placed again.
 
     `shows_ttft`: whether it came when the first token was there. The first byte of an answer that
-    is not streamed comes with its last, that of an error at once.
+    is not streamed comes with its last, that of an error at once. `may_continue`: the edge keeps
+    what is said, so that another attempt may go on with it.
     """
 
     key: int
     attempt: int
     shows_ttft: bool = True
+    may_continue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationRead:
+    """The edge's answer to `Continue`. `prompt`: the request's and what was said; None where no
+    other engine could go on. `kinds`: of engines that can; empty: all."""
+
+    key: int
+    attempt: int
+    detail: str
+    prompt: Prompt | None = None
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +273,7 @@ Event = (
     | AttemptRefused
     | AttemptProgressed
     | AnswerStarted
+    | ContinuationRead
     | AttemptFailed
     | AnswerEnded
     | BusLost

@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from hashlib import blake2b
 
 from schemas.ids import ModelId
-from schemas.settings import PolicyName
+from schemas.settings import ContinueStreams, PolicyName
 
 Shares = tuple[tuple[ModelId, float], ...]
 IsServed = Callable[[ModelId], bool]
@@ -45,6 +45,7 @@ class ModelRule:
     policy: PolicyName | None = None
     queue_delay_s_max: float | None = None
     hold_max: int | None = None
+    continue_streams: ContinueStreams = ContinueStreams.EXACT
 
 
 @dataclass(frozen=True, slots=True)

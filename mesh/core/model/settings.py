@@ -66,6 +66,7 @@ class RouterSettings:
         Option("Deadline of requests that name none, in seconds from arrival to last byte.", "S"),
     ] = 600.0
     failures_max: IntAbove0 = 3  # failed attempts of a request before its client gets an error
+    continuations_max: IntAtLeast0 = 3  # times that a stream which broke goes on elsewhere
     refusals_max: IntAbove0 = 32  # per request; a refusal costs a millisecond
     # Three heartbeats late: other replicas are preferred. Twenty: the replica is lost, and its
     # requests that have no first token are placed again.

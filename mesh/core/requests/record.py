@@ -12,13 +12,14 @@ reserved until its stage begins. Where the engines of the pair need both request
 stages begin. Whatever ends the attempt ends both.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from math import inf
 from typing import NamedTuple
 
 from mesh.core.model.effects import KvPair
+from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import Destination
@@ -45,7 +46,8 @@ class RequestState(Enum):
     ARRIVED = auto()  # no decision yet
     HELD = auto()  # in the hold queue
     TRIED = auto()  # an attempt is under way; its client has no byte yet, so another may follow
-    STARTED = auto()  # its client has a first byte: only this attempt's answer, or an error event
+    STARTED = auto()  # its client has a first byte: only this attempt's answer, or what follows
+    BROKEN = auto()  # its attempt is lost, and the edge looks whether another can go on with it
     ENDED = auto()
 
 
@@ -56,6 +58,7 @@ class Transition(Enum):
     DISPATCH = auto()  # an attempt begins on a replica or a pair, or through a peer
     DECODE = auto()  # its second stage begins, on the pair's decode replica
     START = auto()  # the first byte goes to its client
+    BREAK = auto()  # its attempt is lost after that, and another may go on with its stream
     END = auto()  # answered, failed, refused, or its client is gone
 
 
@@ -70,6 +73,9 @@ TRANSITIONS: Mapping[tuple[RequestState, Transition], RequestState] = {
     (RequestState.TRIED, Transition.START): RequestState.STARTED,
     (RequestState.TRIED, Transition.END): RequestState.ENDED,
     (RequestState.STARTED, Transition.START): RequestState.STARTED,
+    (RequestState.STARTED, Transition.BREAK): RequestState.BROKEN,
+    (RequestState.BROKEN, Transition.HOLD): RequestState.HELD,
+    (RequestState.BROKEN, Transition.END): RequestState.ENDED,
     (RequestState.STARTED, Transition.END): RequestState.ENDED,
 }
 
@@ -157,10 +163,21 @@ class RequestRecord(Failures):
     maybe_innocent: frozenset[str] = frozenset()  # of these, decode replicas
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
+    may_continue: bool = False  # the edge keeps what was said, so that another may go on with it
+    continuations: int = 0  # times that it broke so
 
     @property
     def has_started(self) -> bool:
         return self.state is RequestState.STARTED
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an attempt of it is."""
+        return self.held_since is None and self.state is not RequestState.BROKEN
+
+    @property
+    def is_broken(self) -> bool:
+        return self.state is RequestState.BROKEN
 
     @property
     def waits_at_peer(self) -> bool:
@@ -262,9 +279,20 @@ class RequestRecord(Failures):
         self.prefill.reserved = None
         self.handoff, self.last_frame_at = handoff, now
 
-    def start(self, now: float) -> None:
+    def start(self, now: float, *, may_continue: bool = False) -> None:
         self._enter(Transition.START)
         self.last_frame_at = now
+        self.may_continue = may_continue and self.prefill is None
+
+    def broke(self, *, avoid_place: bool) -> None:
+        """Its stream broke; no attempt is under way. Places that failed it before it came so far
+        may be tried again."""
+        place = self.peer or self.replica
+        self._enter(Transition.BREAK)
+        self.avoid = frozenset({place} if avoid_place and place else ())
+        self.failures = self.client_errors = self.server_errors = 0
+        self.continuations += 1
+        self.peer = self.replica = self.handoff = self.destination = self.prefill = None
 
     def end(self) -> None:
         """Answered, failed, refused, or its client is gone."""
@@ -284,6 +312,12 @@ class RequestRecord(Failures):
     def _count_peers_hold(self, now: float) -> None:
         if self.waits_at_peer:
             self.held_by_peers_s += now - self.attempted_at
+
+    def goes_on(self, prompt: Prompt, elsewhere_than: Iterable[str]) -> None:
+        """Its prompt has grown by what was said; its objective for a first token is met. It does
+        not go to these places."""
+        self.request = replace(self.request, prompt=prompt, slo_ttft_s=None)
+        self.avoid |= frozenset(elsewhere_than)
 
     def progressed(self, now: float) -> None:
         self.last_frame_at = now

@@ -1,0 +1,150 @@
+"""Streams that may go on elsewhere if they break: what is kept for that, and what is sent then.
+
+Of a stream that has begun, its request's body and what was said are kept, in the memory for bodies:
+up to STREAM_BYTES_MAX of one stream, and while not more than half of that memory is taken in all.
+Streams beyond it end with an error event if they break. What was said is kept as the engine's
+events, and read into its text, a fiftieth of their size, where memory is short.
+"""
+
+from collections.abc import Callable
+
+import orjson
+
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.model_targets import ModelTargets
+from mesh.core.model.prompt import Prompt, PromptInvalid, PromptReader
+from mesh.core.model.prompt_shapes import text_at
+from mesh.core.model.served_names import model_of
+from mesh.http.read_request import BodyBudget, salt_of
+from mesh.session.body_model import model_in_json
+from mesh.session.client_request import ClientRequest
+from mesh.session.continuation import CantContinue, continuation
+from mesh.session.record import STEPS_MAX, Step
+from mesh.session.said import Said
+from mesh.session.session import Session
+from schemas.engine_routes import CONTINUING_KINDS
+from schemas.http import CHAT, COMPLETIONS
+from schemas.settings import ContinueStreams
+
+STREAM_BYTES_MAX = 1024 * 1024  # of one stream: its body and what was said
+GROWN_BYTES = 32 * 1024  # of an answer, between two looks at what is kept of it
+CHUNK_BYTES = 64  # that keeping a piece takes beside it
+STATUS_OK = 200
+NOT_KEPT = "it has said more than is kept"
+
+
+class StreamContinuations:
+    """Those of one router. The core decides which stream goes on; this knows what was said."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: PromptReader,
+        bodies: BodyBudget,
+        metrics: RouterMetrics,
+        targets: Callable[[], ModelTargets],
+    ) -> None:
+        """`targets`: what holds for single models now."""
+        self._session, self._prompts, self._bodies = session, prompts, bodies
+        self._metrics, self._targets = metrics, targets
+
+    def begun(self, record: ClientRequest) -> None:
+        """The client is being sent the first byte of an answer: keep what is said, if it may go on
+        elsewhere."""
+        answer = record.answer
+        if answer is None or not answer.is_event_stream:
+            return
+        if record.said is None:
+            if record.path not in (CHAT, COMPLETIONS) or self._rule(record) is ContinueStreams.OFF:
+                return
+            if answer.head is None or answer.head.status != STATUS_OK:
+                return
+            kept = len(record.body) + GROWN_BYTES
+            if kept > STREAM_BYTES_MAX or not self._bodies.has_half(kept - record.kept_bytes):
+                return
+            self._keep(record, kept)
+            record.said = Said(record.body, is_chat=record.path == CHAT)
+        answer.keep = record.said.chunks.append
+        answer.credit_at_bytes = min(answer.credit_at_bytes, GROWN_BYTES)
+
+    def grew(self, record: ClientRequest) -> None:
+        """More has left for its client."""
+        said, answer = record.said, record.answer
+        if said is None or answer is None or answer.taken_bytes < said.look_at_bytes:
+            return
+        kept = self._kept_bytes(record, said)
+        if kept > STREAM_BYTES_MAX // 2 or not self._bodies.has_half(kept - record.kept_bytes):
+            said.read()
+            kept = self._kept_bytes(record, said)
+        if kept > STREAM_BYTES_MAX or not self._bodies.has_half(kept - record.kept_bytes):
+            said.give_up(NOT_KEPT)
+            answer.keep = lambda data: None
+            record.body, kept = b"", 0
+        self._keep(record, kept)
+        said.look_at_bytes = answer.taken_bytes + GROWN_BYTES
+        answer.credit_at_bytes = min(answer.credit_at_bytes, said.look_at_bytes)
+
+    def go_on(self, effect: fx.Continue) -> None:
+        """The stream broke: have the core place what is to follow, or end it."""
+        record = self._session.record(effect.key)
+        if record is None or not isinstance(record, ClientRequest):
+            return
+        answer, said = record.answer, record.said
+        assert answer is not None and said is not None, "what was said is kept"
+        self._session.stop_listening(record)
+        self._note(record, effect)
+        answer.broke()
+        said.sent_bytes += answer.taken_bytes + answer.buffered_bytes
+        said.look_at_bytes = 0
+        key, attempt = effect.key, effect.attempt
+        try:
+            prompt = self._rewritten(record, said)
+        except (CantContinue, PromptInvalid, orjson.JSONDecodeError, KeyError, TypeError) as why:
+            detail = f"{effect.detail}; no other engine can go on with it: {why}"
+            self._metrics.streams_continued.labels("refused").inc()
+            self._session.feed(ev.ContinuationRead(key, attempt, detail))
+            return
+        kinds = CONTINUING_KINDS if record.splice is not None and record.splice.is_turn else ()
+        self._session.feed(ev.ContinuationRead(key, attempt, effect.detail, prompt, kinds))
+
+    def _rewritten(self, record: ClientRequest, said: Said) -> Prompt:
+        """The prompt of what is asked next; it is the record's body from now on."""
+        may_be_seeded = self._rule(record) is ContinueStreams.SEEDED
+        fields, splice = continuation(said, may_be_seeded=may_be_seeded)
+        if record.model_place is not None:
+            fields["model"] = model_of(record.request.model)
+        body = orjson.dumps(fields)
+        place = None if record.model_place is None else model_in_json(body)
+        if place is None and record.model_place is not None:
+            raise CantContinue("its model is named twice")
+        text = text_at(record.path, fields, len(body))
+        record.body, record.model_place, record.splice = body, place, splice
+        record.size = text.size
+        self._keep(record, self._kept_bytes(record, said))
+        model, salt = record.request.model, salt_of(fields)
+        return self._prompts.read(model, text, salt, record.tenant or "")
+
+    def _rule(self, record: ClientRequest) -> ContinueStreams:
+        rule = self._targets().rule(model_of(record.request.model))
+        return ContinueStreams.EXACT if rule is None else rule.continue_streams
+
+    def _kept_bytes(self, record: ClientRequest, said: Said) -> int:
+        again = 0 if record.body is said.body else len(record.body)
+        chunks = sum(map(len, said.chunks)) + CHUNK_BYTES * len(said.chunks)
+        return len(said.body) + again + chunks + 2 * len(said.text) + GROWN_BYTES
+
+    def _keep(self, record: ClientRequest, kept: int) -> None:
+        self._bodies.settle(record.kept_bytes, kept)
+        record.kept_bytes = kept
+
+    def _note(self, record: ClientRequest, effect: fx.Continue) -> None:
+        """What the core itself found out is not among its steps yet."""
+        if (
+            record.steps
+            and record.steps[-1].what is record.decided
+            and len(record.steps) < STEPS_MAX
+        ):
+            failed = ev.AttemptFailed(effect.key, effect.attempt, effect.detail)
+            record.steps += (Step(self._session.clock(), failed),)

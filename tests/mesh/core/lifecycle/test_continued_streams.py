@@ -1,0 +1,128 @@
+"""A stream that breaks is placed again with what was said, a bounded number of times."""
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt
+from mesh.core.router import RouterCore
+from schemas.http import Fault
+from tests.mesh.core import build
+
+LONGER = Prompt(150, build.prompt("AB").hashes)
+
+
+class Story:
+    """One router with three replicas, and what it does about one request."""
+
+    def __init__(self, engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), **fields: object):
+        self.core: RouterCore = build.core(policy="least-load")
+        for number, engine in enumerate(engines):
+            self.now, self.seq, name = 10.0, 1, f"us-{number}"
+            self.feed(ev.HeartbeatSeen(build.beat(name, engine=engine)))
+        [placed] = self.feed(ev.RequestArrived(build.request(1, arrived_at=10.0, **fields)))
+        self.attempt, self.replica = placed.attempt, placed.replica
+
+    def feed(self, event: ev.Event) -> list[fx.Effect]:
+        told = self.core.handle(event, self.now)
+        return [one for one in told if not isinstance(one, fx.Decided | fx.PublishDigest)]
+
+    def reported(self) -> None:
+        self.seq += 1
+        for number in range(3):
+            self.feed(ev.HeartbeatSeen(build.beat(f"us-{number}", seq=self.seq)))
+
+    def started(self, *, may_continue: bool = True) -> None:
+        self.feed(ev.AnswerStarted(1, self.attempt, may_continue=may_continue))
+
+    def failed(self) -> list[fx.Effect]:
+        return self.feed(ev.AttemptFailed(1, self.attempt, "cut"))
+
+    def read(self, *kinds: str) -> list[fx.Effect]:
+        told = self.feed(ev.ContinuationRead(1, self.attempt, "cut", LONGER, kinds))
+        if isinstance(told[0], fx.Dispatch):
+            self.attempt, self.replica = told[0].attempt, told[0].replica
+        return told
+
+
+def test_what_was_said_goes_to_another_replica_as_part_of_the_prompt() -> None:
+    story = Story(slo_ttft_s=0.15)
+    story.now = 10.1
+    first = story.replica
+    story.started()
+    story.now = 10.2
+    assert story.failed() == [fx.Continue(1, 1, "cut")]
+    [placed] = story.read("vllm")
+    assert isinstance(placed, fx.Dispatch)
+    assert (placed.attempt, placed.prefill_tokens > 100) == (2, True)
+    assert placed.replica != first
+    assert story.core.inflight[1].request.slo_ttft_s is None, "its first token was in time"
+    story.started()
+    story.feed(ev.AnswerEnded(1, 2))
+    assert not story.core.inflight
+
+
+def test_it_breaks_so_often_and_no_more() -> None:
+    story = Story()
+    for _ in range(3):
+        story.started()
+        assert isinstance(story.failed()[0], fx.Continue)
+        assert isinstance(story.read()[0], fx.Dispatch)
+        story.reported()  # those that failed it before may have it again
+    story.started()
+    assert story.failed() == [fx.Fail(1, Fault.ENGINE_FAILED, "cut", None, None)]
+
+
+def test_it_is_the_requests_end_where_nothing_is_kept_or_nobody_can() -> None:
+    unarmed = Story()
+    unarmed.started(may_continue=False)
+    assert isinstance(unarmed.failed()[0], fx.Fail)
+    for engines, kinds in ((("vllm",), ()), (("vllm", "openai", "openai"), ("vllm",))):
+        story = Story(engines)
+        while story.replica != "us-0":  # it goes to any of them
+            story = Story(engines)
+        story.started()
+        story.failed()
+        [failed] = story.read(*kinds)
+        assert isinstance(failed, fx.Fail)
+        assert not story.core.inflight
+    refused = Story()
+    refused.started()
+    refused.failed()
+    assert refused.feed(ev.ContinuationRead(1, 1, "cut; it has a grammar")) == [
+        fx.Fail(1, Fault.ENGINE_FAILED, "cut; it has a grammar", None, None)
+    ]
+
+
+def test_a_lost_replica_breaks_it_too_and_a_client_may_leave_meanwhile() -> None:
+    story = Story()
+    story.started()
+    for _ in range(30):  # the others go on
+        story.now += 0.1
+        for number in range(3):
+            if (name := f"us-{number}") != story.replica:
+                beat = build.beat(name, seq=round(story.now * 10))
+                story.feed(ev.HeartbeatSeen(beat))
+        told = story.feed(ev.Tick())
+        if any(isinstance(one, fx.Continue) for one in told):
+            break
+    else:
+        raise AssertionError("it was not noticed")
+    story.feed(ev.Tick())
+    assert isinstance(story.read()[0], fx.Dispatch)
+    story.started()
+    story.failed()
+    story.feed(ev.ClientGone(1))
+    assert not story.core.inflight
+    assert story.feed(ev.ContinuationRead(1, 2, "cut", LONGER)) == []
+
+
+def test_an_engines_error_to_the_rest_ends_the_stream_with_an_error_event() -> None:
+    story = Story()
+    story.started()
+    story.failed()
+    story.read()
+    for _ in range(3):
+        told = story.feed(ev.AttemptFailed(1, story.attempt, "the engine answered 400", 400))
+        if isinstance(told[-1], fx.Fail):
+            return
+        story.attempt = told[-1].attempt
+    raise AssertionError(told)

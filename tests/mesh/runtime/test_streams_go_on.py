@@ -1,0 +1,117 @@
+"""A client reads one whole stream though engine after engine breaks off, also across regions."""
+
+from typing import NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+
+from agents.sim.profiles import PROFILES
+from agents.simserver.faults import Break, Faults
+from agents.simserver.requests import RequestParser
+from agents.simserver.server import SimConfig, SimServer
+from mesh.core.model.model_targets import ModelRule
+from schemas.ids import ModelId
+from schemas.settings import ContinueStreams
+from tests.support.nats_pair import nats_pair
+from tests.support.small_mesh import PATIENT, SmallMesh
+
+pytestmark = pytest.mark.timeout(90)
+MODEL = "m"
+PROFILE = PROFILES["a100-mistral-7b"]
+BODY = {
+    "model": MODEL,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0,
+    "max_tokens": 40,
+    "ignore_eos": True,
+}
+
+
+class Engine(NamedTuple):
+    url: str
+
+
+async def engine(mesh: SmallMesh, *, cut_after: int | None = None) -> Engine:
+    """A simulated engine that cuts every stream after so many tokens."""
+    cut = Break.NONE if cut_after is None else Break.CUT
+    faults = Faults(stream=cut, stream_after_tokens=cut_after or 1)
+    config = SimConfig(profile=PROFILE, models=(MODEL,), time_scale=20.0, faults=faults)
+    runner = web.AppRunner(SimServer(config).app(), handler_cancellation=True)
+    await runner.setup()
+    mesh.stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return Engine(f"http://127.0.0.1:{runner.addresses[0][1]}")
+
+
+async def events(url: str, body: dict[str, object]) -> list[dict[str, object]]:
+    """Those of one stream, up to its end."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/chat/completions", json=body) as answer,
+    ):
+        lines = (await answer.text()).split("\n\n")
+    assert answer.status == 200
+    found = [line.removeprefix("data: ") for line in lines if line]
+    return [orjson.loads(one) if one != "[DONE]" else {"done": True} for one in found]
+
+
+def text_of(told: list[dict[str, object]]) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for one in told for choice in one.get("choices", ())
+    )
+
+
+async def asked(mesh: SmallMesh, name: str, **more: object) -> list[dict[str, object]]:
+    """The events of a stream that asks about this."""
+    body = BODY | more | {"messages": [{"role": "user", "content": name}]}
+    return await events(mesh.urls["us"], body)
+
+
+async def test_engines_that_break_off_here_and_abroad_are_not_noticed(tmp_path) -> None:
+    async with nats_pair(tmp_path, "us", "eu") as servers:
+        mesh = SmallMesh(servers)
+        async with mesh.stack:
+            await mesh.router("us", **PATIENT)
+            await mesh.router("eu", **PATIENT)
+            await mesh.agent("us", "us-0", await engine(mesh, cut_after=5))
+            await mesh.agent("us", "us-1", await engine(mesh, cut_after=7))
+            await mesh.until_ready("us", 2, MODEL)
+            await mesh.agent("eu", "eu-0", await engine(mesh))
+            await mesh.until_ready("eu", 1, MODEL)
+            await mesh.until_peer("us", "eu", MODEL)
+            for name in ("two", "three", "four"):
+                body = BODY | {"messages": [{"role": "user", "content": name}]}
+                parser = RequestParser(models=(MODEL,), max_model_len=10**6, seed=0)
+                whole = parser.chat(orjson.dumps(body))
+                told = await asked(mesh, name)
+                assert text_of(told) == whole.answer.text
+                assert told.pop() == {"done": True}
+                usage = told[-1]["usage"]
+                counts = usage["prompt_tokens"], usage["completion_tokens"]
+                assert counts == (whole.prompt_tokens, 40)
+                assert len({one["id"] for one in told}) == 1
+            async with (
+                aiohttp.ClientSession() as client,
+                client.get(mesh.urls["us"] + "/metrics") as page,
+            ):
+                lines = (await page.text()).splitlines()
+            counted = dict(line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
+            # Engines that fail are left out soon.
+            assert float(counted['mesh_streams_continued_total{outcome="whole"}']) >= 1
+
+
+async def test_a_model_may_have_its_broken_streams_end(nats_server) -> None:
+    mesh = SmallMesh({"us": nats_server})
+    async with mesh.stack:
+        off = ModelRule(name=ModelId(MODEL), continue_streams=ContinueStreams.OFF)
+        await mesh.router("us", models=(off,), **PATIENT)
+        for name in ("us-0", "us-1"):
+            await mesh.agent("us", name, await engine(mesh, cut_after=5))
+        await mesh.until_ready("us", 2, MODEL)
+        told = await asked(mesh, "one")
+        assert len(text_of(told)) == 20
+        assert told[-1]["error"]["code"] == "engine_failed"
