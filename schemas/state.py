@@ -314,6 +314,9 @@ class Heartbeat:
     too_many: Count | None = None
     """The most requests that its engine is given at once, after it answered 429 to more; null where
     it did not lately."""
+    system_first: bool = False
+    """Whether its engine moves the system turns among the messages of `/v1/messages` to the end of
+    the system prompt."""
 
     @property
     def is_failing(self) -> bool:
@@ -499,8 +502,11 @@ def rounded(value: float | None) -> float | None:
 
 
 # The last keys of a heartbeat and of a digest, of which hardly any has one, and what stands for
-# them where all are null: inside a text their quotes would be escaped.
-_LEFT_OUT = b',"routes":null,"page_problem":null,"results":null,"too_many":null', b""
+# them where all are null or false: inside a text their quotes would be escaped.
+_LEFT_OUT = (
+    b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false',
+    b"",
+)
 _NONE_AVOIDED = b',"avoided":{}', b""
 
 

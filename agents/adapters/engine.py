@@ -18,6 +18,7 @@ from agents.adapters.exchange import UnexpectedAnswer, UnexpectedStatus, exchang
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
 from agents.adapters.listed_models import MODELS_PATH, NO_CARDS, NOT_READ, ListedModels, served
 from agents.adapters.loaded_pages import LoadedPages
+from agents.adapters.moved_turns import moves_system_turns
 from agents.adapters.optional_paths import OptionalPaths, smallest_request
 from agents.adapters.served_models import ServedModels
 from agents.core.engine_pages import EnginePages, FaultKind, Look, PageFault, ScrapeResult
@@ -119,6 +120,7 @@ class EngineClient:
         self.version: str | None = None  # of the engine, where its settings show it
         self.left_out = NO_USAGE  # what counts stand for that its answers leave out
         self._batch_max: int | None = None
+        self._moves_turns: bool | None = False if not kind.may_move_turns else None
         self._has_rank = True  # as far as its page shows
         self._has_refused_key = False
         # Relays write these:
@@ -216,11 +218,12 @@ class EngineClient:
                     known.base or models, known.cards, states, may_ask=may_ask
                 )
             told = known.adapters, routes, states, self._pages.seen, self._tells_loaded.is_unknown
-            rest = self.last_content_at, frozenset(self.held), *told
+            rest = self.last_content_at, frozenset(self.held), *told, bool(self._moves_turns)
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         self.refresh_models()  # what comes back may be another engine
         if verdict is ScrapeResult.FAILED:
             self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
+            self._moves_turns = None if self.kind.may_move_turns else False
             self.left_out = NO_USAGE
             self.optional.failed_scrape(was_away=self._pages.was_away)
             if self._pages.was_away:  # a single scrape may fail because it is busy
@@ -335,14 +338,20 @@ class EngineClient:
         self._has_rank = has_rank
 
     async def _read_settings(self) -> None:
-        """Its batch size and version, in the time of one page. What they don't show is kept."""
+        """Its batch size and version, in the time of one page, and what it does with system turns,
+        in that of another. What they don't show is kept."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._scrape_timeout_s):
                 for path in self.kind.settings_paths:
                     with contextlib.suppress(OSError, HttpBroken, UnexpectedAnswer):
                         self._take_settings(await self._get(self.api, path))
                         break
+        if self._moves_turns is None and self.base_models:
+            asked = self.version, self.base_models[0], self._scrape_timeout_s
+            with contextlib.suppress(TimeoutError):
+                self._moves_turns = await moves_system_turns(self.api, *asked)
         is_known = self.version is not None and not self._options.reads_batch_max
+        is_known = is_known and self._moves_turns is not None
         again_s = float("inf") if is_known else SETTINGS_EVERY_S
         self._settings_due_at = self._clock() + again_s
 

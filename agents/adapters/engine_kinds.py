@@ -144,6 +144,7 @@ class EngineDialect:
     takes_response_ids: bool = False  # whether a response has the id that its request gives
     ends_streams: bool = False  # whether every version ends every stream as its API promises
     takes_usage_option: bool = False  # whether every version takes `stream_options.include_usage`
+    may_move_turns: bool = False  # system turns of `/v1/messages`, by its model's template
     # Of data-parallel ranks: the label of their series; how a request names one.
     rank_label: str = ""
     rank_header: str = ""
@@ -291,6 +292,7 @@ KINDS: dict[str, EngineDialect] = {
         ends_streams=True,
         takes_response_ids=True,
         takes_usage_option=True,
+        may_move_turns=True,
         rank_label="engine",
         rank_header="X-data-parallel-rank",
         load_path="/v1/load_lora_adapter",
@@ -305,6 +307,7 @@ KINDS: dict[str, EngineDialect] = {
         ends_streams=True,
         takes_response_ids=True,
         takes_usage_option=True,
+        may_move_turns=True,
         rank_label="dp_rank",
         rank_field="data_parallel_rank",
         load_path="/load_lora_adapter",

@@ -168,6 +168,7 @@ class EngineLoad:
         self.adapters: frozenset[ModelId] = frozenset()  # of the models
         self.paths: tuple[str, ...] = ()  # optional ones that it answers
         self.routes: KnownRoutes | None = None  # what else is known of optional paths
+        self.system_first = False  # it moves system turns of `/v1/messages`
         self.loaded = LoadedModels()
 
     @property
@@ -189,7 +190,7 @@ class EngineLoad:
             self._running_most = reading.running
         if event.pages is not self.pages or event.pages.is_blind:
             reading = self._without_page(event, reading)
-        self.reading = reading
+        self.reading, self.system_first = reading, event.system_first
         self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
             self.models, self.cards, self.paths = event.models, dict(event.cards), event.paths

@@ -161,6 +161,7 @@ class EngineScraped:
     states: States = field(default_factory=dict)
     pages: PagesSeen = PAGES_GOOD
     states_unknown: bool = False  # the engine may say what is loaded, and could not be asked yet
+    system_first: bool = False  # it moves system turns of `/v1/messages`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

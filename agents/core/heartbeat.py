@@ -142,6 +142,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         page_problem=engine.pages.problem if is_open else None,
         too_many=engine.limit.most if engine.limit.is_lowered and is_open else None,
         results=engine.results.report(now) if is_open else None,
+        system_first=engine.system_first,
     )
 
 

@@ -17,6 +17,7 @@ from agents.simserver.requests import (
     message_text,
 )
 from agents.simserver.responses import AnswerText
+from schemas.prompt_writing import BILLING_HEADER
 from schemas.settings import Advice
 
 STOPS = {"stop": "end_turn", "length": "max_tokens"}
@@ -32,6 +33,17 @@ def _text(content: object) -> str:
             for part in content
         ]
     return message_text(content)
+
+
+def _system(content: object) -> str:
+    """The system prompt, as vLLM reads it: without blocks that name Claude Code's billing."""
+    if isinstance(content, list):
+        content = [part for part in content if not _is_billing(part)]
+    return _text(content)
+
+
+def _is_billing(part: object) -> bool:
+    return isinstance(part, dict) and str(part.get("text")).startswith(BILLING_HEADER)
 
 
 Text = Annotated[str, BeforeValidator(_text)]
@@ -52,7 +64,7 @@ class _Body(Part):
     messages: Annotated[
         list[_Message], Field(min_length=1), Advice("must be a list with at least one message")
     ]
-    system: Text = ""
+    system: Annotated[str, BeforeValidator(_system)] = ""
     tools: Any = None
 
     def chat(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from mesh.core.state import RouterState
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId
+from schemas.prompt_writing import PromptWriting, common_writing
 from schemas.residency import Labels
 from schemas.state import ModelCard
 
@@ -94,6 +95,11 @@ class RouterCore:
     def model_card(self, model: ModelId) -> ModelCard:
         """Its card, by an engine of this region rather than of a peer."""
         return timeouts.model_card(self.state, model)
+
+    def prompt_writing(self, model: ModelId) -> PromptWriting:
+        """How the region's engines write the prompts of such requests."""
+        beats = (replica.heartbeat for replica in self.replicas.serving(model))
+        return common_writing((beat.engine, beat.system_first) for beat in beats)
 
     def model_for(
         self, asked: ModelId, conversation: int, path: str, labels: Labels, now: float

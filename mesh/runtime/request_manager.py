@@ -88,7 +88,7 @@ class RequestManager:
         self._core, self._bus, self._metrics = core, bus, metrics
         self._clock = clock
         self._know_tenants()
-        prompts = self._prompts = PromptReader(config.hash_key)
+        prompts = self._prompts = PromptReader(config.hash_key, core.prompt_writing)
         self._tail, self.bodies = TailRule(config.slow), BodyBudget()
         self.session = session = Session(
             Home(config.region, config.router, config.settings.ground),

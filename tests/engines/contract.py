@@ -20,7 +20,7 @@ from infra.process import end_all
 from mesh.replay.client import StreamFault
 from schemas.http import CHAT, COMPLETIONS
 from schemas.state import ReplicaState
-from tests.engines import route_table, routes
+from tests.engines import coding_agent, route_table, routes
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import (
     BY_PREFIX,
@@ -293,6 +293,19 @@ class EngineContract(ServedContract):
             assert self.too_long_says in refused.body.decode()
         assert await mesh.placements() - before <= 2
         await mesh.until_ready()
+
+
+class CodingAgentContract:
+    """Over engines that answer `/v1/messages` and count the cached tokens of its prompts."""
+
+    # Whether conversations of one agent begin alike: not where its billing stays in the prompt.
+    shares_system_prompts = False
+
+    async def test_what_is_cached_of_a_coding_agents_prompts_is_expected(self, mesh):
+        _, *later = await coding_agent.asked(mesh, type(self).__name__)
+        coding_agent.check(later)
+        shared = [found.cached > coding_agent.WITHIN for found in later]
+        assert shared == [True, True, True, self.shares_system_prompts]
 
 
 class KeyedEngineContract(EngineContract):

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from schemas.http import EMBEDDINGS
 from tests.engines import llamacpp_server, probed_speed, route_table, routes, tiny_gguf
-from tests.engines.contract import KEYS, KeyedEngineContract, prompt
+from tests.engines.contract import KEYS, CodingAgentContract, KeyedEngineContract, prompt
 from tests.engines.engine import MODEL
 from tests.engines.llamacpp import LlamaCpp
 from tests.engines.mesh_over_engines import BY_TURNS, Asked, MeshOverEngines, mesh_over
@@ -35,7 +35,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestLlamaCpp(KeyedEngineContract):
+class TestLlamaCpp(KeyedEngineContract, CodingAgentContract):
     column = route_table.LLAMACPP
     slow_chars = 1500  # each is a token: some ten heartbeats long
 

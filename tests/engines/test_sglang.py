@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from tests.engines import route_table
-from tests.engines.contract import KEYS, KeyedEngineContract
+from tests.engines.contract import KEYS, CodingAgentContract, KeyedEngineContract
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.sglang_server import CACHE_TOKENS, START_WITHIN_S, Sglang
 
@@ -23,7 +23,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestSglang(KeyedEngineContract):
+class TestSglang(KeyedEngineContract, CodingAgentContract):
     column = route_table.SGLANG
 
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):

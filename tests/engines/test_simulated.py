@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.engines import route_table, routes
+from tests.engines import coding_agent, route_table, routes
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import mesh_over
 
@@ -28,3 +28,10 @@ class Simulated(RealEngine):
 async def test_its_routes_are_those_of_the_table(tmp_path):
     async with mesh_over(Simulated, tmp_path, ("",)) as mesh:
         route_table.check(route_table.SIMULATED, await routes.found(mesh))
+
+
+async def test_what_is_cached_of_a_coding_agents_prompts_is_expected(tmp_path):
+    async with mesh_over(Simulated, tmp_path, ("",)) as mesh:
+        _, *later = await coding_agent.asked(mesh, "simulated")
+    coding_agent.check(later)
+    assert all(found.cached > coding_agent.WITHIN for found in later)

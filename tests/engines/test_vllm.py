@@ -11,8 +11,8 @@ from agents.sim.engine import EngineSim
 from agents.sim.events import PrefillFinished, SimRequest
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import L4_LLAMA
-from tests.engines import cached_tokens, install, probed_speed, route_table, routes
-from tests.engines.contract import KEYS, KeyedEngineContract
+from tests.engines import cached_tokens, coding_agent, install, probed_speed, route_table, routes
+from tests.engines.contract import KEYS, CodingAgentContract, KeyedEngineContract
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.tiny_llama import KV_BYTES_PER_TOKEN
 from tests.engines.vllm_server import BLOCK_TOKENS, ENVIRONMENT, KV_GIB, START_WITHIN_S, Vllm
@@ -33,14 +33,39 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestVllm(KeyedEngineContract):
+class TestVllm(KeyedEngineContract, CodingAgentContract):
     column = route_table.VLLM
+    shares_system_prompts = True
 
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN
 
     async def test_a_probe_finds_its_speed(self, mesh):
         await probed_speed.check(mesh)
+
+
+# As Qwen's, in what it takes.
+SYSTEM_FIRST = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+)
+
+
+async def test_system_turns_that_a_template_takes_first_alone_are_expected_where_they_go(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(SYSTEM_FIRST)
+
+    class StrictVllm(Vllm):
+        more = ("--chat-template", str(template))
+
+    async with mesh_over(StrictVllm, tmp_path, ("",)) as mesh:
+        await mesh.until(lambda: mesh.beats["us-0"].system_first, "the agent to know the template")
+        _, *later = await coding_agent.asked(mesh, "strict")
+        coding_agent.check(later)
+        again, moved, after, other = later
+        assert moved.cached < again.cached < after.cached
+        assert other.cached > coding_agent.WITHIN
 
 
 class EmbeddingVllm(Vllm):

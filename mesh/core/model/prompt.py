@@ -21,9 +21,10 @@ engines put it into the prompt, and wherever they do, equal messages should matc
 """
 
 import hashlib
+import re
 import struct
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from mesh.core.model.prompt_parts import (
 )
 from mesh.core.model.served_names import work_name
 from schemas.ids import ModelId
+from schemas.prompt_writing import Billing, PromptWriting
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
 HASH_BYTES = 8
@@ -104,6 +106,14 @@ class TextSize(NamedTuple):
 NO_TEXT = TextSize(0)
 
 
+class Asides(NamedTuple):
+    """What engines write differently of a `/v1/messages` prompt (`schemas.prompt_writing`)."""
+
+    system: tuple[int, int]  # where the text of the system prompt begins and ends in `data`
+    billing: str = ""  # what stood before it, and is not in `data`
+    turns: tuple[tuple[int, int], ...] = ()  # system turns among the messages, in `data`
+
+
 class PromptText(NamedTuple):
     """A prompt's bytes, as they are hashed, and where parts that are no text lie in them."""
 
@@ -112,6 +122,7 @@ class PromptText(NamedTuple):
     is_certain: bool = True
     token_ids: int = 0  # of what came as ids and is not in `data`
     is_prefix: bool = True  # later prompts may begin with it
+    asides: Asides | None = None
 
     @property
     def size(self) -> TextSize:
@@ -122,6 +133,38 @@ class PromptText(NamedTuple):
 
 
 NO_PROMPT = PromptText(b"")
+SYSTEM_TURN = b"\x00system\x00"
+_HASH_OF_REQUEST = re.compile(r"cch=[^;]*")
+
+
+def as_written(text: PromptText, writing: PromptWriting) -> PromptText:
+    """The prompt as such engines write it."""
+    if (asides := text.asides) is None:
+        return text
+    data, (begin, end) = text.data, asides.system
+    billing, turns = asides.billing, asides.turns if writing.system_first else ()
+    if writing.billing is Billing.LEFT_OUT:
+        billing = ""
+    elif writing.billing is Billing.MASKED:
+        billing = _HASH_OF_REQUEST.sub("cch=", billing)
+    if not (billing or turns):
+        return text
+    moved = b"".join(data[start + len(SYSTEM_TURN) : stop] for start, stop in turns)
+    system = billing.encode("utf-8", "surrogatepass") + data[begin:end] + moved
+    if not data.endswith(SYSTEM_TURN, 0, begin):
+        system = SYSTEM_TURN + system
+    pieces, at = [data[:begin], system], end
+    for start, stop in turns:
+        pieces.append(data[at:start])
+        at = stop
+    more = len(system) - (end - begin)
+    parts = [
+        part._replace(end=part.end + more - sum(b - a for a, b in turns if b <= part.end))
+        if part.end > end
+        else part
+        for part in text.parts
+    ]
+    return text._replace(data=b"".join((*pieces, data[at:])), parts=tuple(parts), asides=None)
 
 
 class TokenRatio:
@@ -179,16 +222,22 @@ class TokenEstimate:
 class PromptReader:
     """Hashes prompts and estimates their tokens, as learned per model."""
 
-    def __init__(self, hash_key: str) -> None:
-        self._hash_key = hash_key
+    def __init__(
+        self, hash_key: str, writing_of: Callable[[ModelId], PromptWriting] | None = None
+    ) -> None:
+        """`writing_of`: how engines write the prompts of what requests ask for; as vLLM without."""
+        self._hash_key, self._writing_of = hash_key, writing_of
         self._estimates: dict[ModelId, TokenEstimate] = {}
 
     def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
         """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        if text.asides is not None and self._writing_of is not None:
+            text = as_written(text, self._writing_of(model))
         model = work_name(model)
         data = text.data if text.is_prefix else b""
         hashes = block_hashes(data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
-        return self._estimate(model).prompt(text, hashes)
+        estimate = self._estimates.get(model) or self._estimate(model)
+        return estimate.prompt(text, hashes)
 
     def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
         """What an engine counted for a text of that size."""

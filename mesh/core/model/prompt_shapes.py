@@ -9,6 +9,8 @@ from typing import Any
 
 from mesh.core.model.prompt import (
     PIECES_MAX,
+    SYSTEM_TURN,
+    Asides,
     PromptInvalid,
     PromptText,
     StateUnknown,
@@ -19,6 +21,7 @@ from mesh.core.model.prompt import (
 )
 from mesh.core.model.prompt_parts import part_kind
 from schemas.engine_routes import PromptShape, engine_route
+from schemas.prompt_writing import BILLING_HEADER
 from schemas.response_ids import place_of
 
 CALL_TEXT = PromptText(b"", is_certain=False, token_ids=1, is_prefix=False)  # there is none
@@ -29,7 +32,6 @@ INPUT_SHAPE = (
 )
 
 
-BILLING_HEADER = "x-anthropic-billing-header"
 HOLD_PARTS = ("content", "output")  # fields of parts that may be arrays of parts
 
 PAIRS = (
@@ -91,22 +93,30 @@ def messages_text(body: Mapping[str, Any]) -> PromptText:
     if tools := body.get("tools"):
         written.add(b"\x00tools\x00" + bytes_of(tools, "tools"))
     turns = _Turns(written, "messages")
+    billing, begin = "", written.length
     if (system := body.get("system")) is not None:
-        turns.add("system", _without_billing(system), "system")
+        billing, system = _without_billing(system)
+        turns.add("system", system, "system")
+        begin += len(SYSTEM_TURN)
+    end, later = written.length, []
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise PromptInvalid(f"messages[{number}] must be an object", "messages")
-        turns.add(message.get("role"), message.get("content"), f"messages[{number}].content")
-    return PromptText(b"".join(written.pieces), tuple(written.parts))
+        role, start, parts = message.get("role"), written.length, len(written.parts)
+        turns.add(role, message.get("content"), f"messages[{number}].content")
+        if role == "system" and len(written.parts) == parts:
+            later.append((start, written.length))
+    asides = Asides((begin, end), billing, tuple(later)) if billing or later else None
+    return PromptText(b"".join(written.pieces), tuple(written.parts), asides=asides)
 
 
-def _without_billing(system: object) -> object:
-    """Claude Code's first block names its billing, with a hash of each request; vLLM leaves it out
-    (anthropic/serving.py), so that the rest can be found in its cache. Answers of an engine that
-    keeps it show that (`mesh.core.policies.mesh_trust`)."""
+def _without_billing(system: object) -> tuple[str, object]:
+    """The text of Claude Code's blocks that name its billing, and the system prompt without them,
+    as vLLM has it (`schemas.prompt_writing`)."""
     if not isinstance(system, list):
-        return system
-    return [part for part in system if not _is_billing(part)]
+        return "", system
+    billing = "".join(part["text"] for part in system if _is_billing(part))
+    return billing, [part for part in system if not _is_billing(part)] if billing else system
 
 
 def _is_billing(part: object) -> bool:
@@ -116,7 +126,7 @@ def _is_billing(part: object) -> bool:
 
 def messages_once_text(body: Mapping[str, Any]) -> PromptText:
     """The same, of a request that leaves nothing in an engine's cache."""
-    return messages_text(body)._replace(is_prefix=False)
+    return messages_text(body)._replace(is_prefix=False, asides=None)
 
 
 def responses_text(body: Mapping[str, Any]) -> PromptText:

@@ -26,6 +26,18 @@ def test_a_system_turn_among_the_messages_is_taken_where_it_stands():
     assert json.loads(count_tokens(PARSER, body(*roles)))["input_tokens"] > 0
 
 
+def test_a_block_of_billing_is_left_out_of_the_system_prompt():
+    """As vLLM does."""
+    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.abc; cch=1;"}
+    brief = {"type": "text", "text": "be brief"}
+
+    def prompt(*blocks: dict[str, str]) -> object:
+        asked = {**json.loads(body("user")), "system": blocks}
+        return read_messages(PARSER, json.dumps(asked).encode()).prompt
+
+    assert prompt(bill, brief) == prompt(brief)
+
+
 @pytest.mark.parametrize("role", ["ctx", "msg"])
 def test_other_names_of_claude_code_are_the_user_s(role):
     assert read_messages(PARSER, body(role)).prompt == read_messages(PARSER, body("user")).prompt

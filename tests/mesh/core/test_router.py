@@ -14,8 +14,9 @@ from schemas.exchange import Refusal
 from schemas.gossip import TrieDelta
 from schemas.http import Fault
 from schemas.ids import ModelId, ReplicaId
+from schemas.prompt_writing import Billing, PromptWriting
 from schemas.state import ModelCapacity
-from tests.mesh.core.build import EU, US, beat, core, digest, foreign, request
+from tests.mesh.core.build import EU, MODEL, US, beat, core, digest, foreign, request
 
 NOW = 10.0
 
@@ -214,3 +215,14 @@ def test_the_limit_of_a_hold_does_not_begin_anew_with_each_one():
             break
     assert refused > 5
     assert now == pytest.approx(NOW + 1.0, abs=0.15)
+
+
+def test_prompts_are_written_as_the_engines_of_their_model_do():
+    router, other = core(), ModelId("other")
+    assert router.prompt_writing(MODEL) == PromptWriting()
+    fed(router, ev.HeartbeatSeen(beat("a", engine="llamacpp")))
+    fed(router, ev.HeartbeatSeen(beat("b", models=(other,), system_first=True)))
+    assert router.prompt_writing(MODEL) == PromptWriting(Billing.MASKED)
+    assert router.prompt_writing(other) == PromptWriting(Billing.LEFT_OUT, system_first=True)
+    fed(router, ev.HeartbeatSeen(beat("a", 2, engine="llamacpp", models=(MODEL, other))))
+    assert router.prompt_writing(other) == PromptWriting(Billing.MASKED, system_first=True)

@@ -2,12 +2,20 @@
 
 import pytest
 
-from mesh.core.model.prompt import PIECES_MAX, PromptInvalid, StateUnknown
+from mesh.core.model.prompt import (
+    PIECES_MAX,
+    PromptInvalid,
+    PromptReader,
+    PromptText,
+    StateUnknown,
+    as_written,
+)
 from mesh.core.model.prompt_parts import STAND_IN_BYTES, PartKind
 from mesh.core.model.prompt_shapes import text_at
 from mesh.core.model.served_names import served_name, work_name
 from schemas.http import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 from schemas.ids import ModelId
+from schemas.prompt_writing import Billing, PromptWriting, common_writing
 
 WORDS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 TOOLS = [{"name": "look"}]
@@ -25,17 +33,92 @@ def test_equal_words_are_equal_bytes_in_every_api():
     assert text_at(MESSAGES, messages | {"system": parts}) == chat
 
 
+def bill(suffix: str, request: str) -> dict[str, str]:
+    version = f"x-anthropic-billing-header: cc_version=2.1.332.{suffix}; cc_entrypoint=cli;"
+    return {"type": "text", "text": f"{version} cch={request};"}
+
+
 def test_a_block_of_billing_is_no_part_of_the_system_prompt():
     text = {"type": "text", "text": "be brief"}
-    bills = [
-        {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={n};"}
-        for n in "ab"
-    ]
     first, second, none = (
-        text_at(MESSAGES, {"messages": WORDS, "system": [*bill, text]})
-        for bill in ([bills[0]], [bills[1]], [])
+        text_at(MESSAGES, {"messages": WORDS, "system": [*bills, text]})
+        for bills in ([bill("a", "1")], [bill("b", "2")], [])
     )
-    assert first == second == none
+    assert first.data == second.data == none.data
+    assert none.asides is None
+
+
+LATER = {"role": "system", "content": "it is Monday"}
+IN_PLACE, MOVED = PromptWriting(), PromptWriting(system_first=True)
+MASKED, KEPT = PromptWriting(Billing.MASKED), PromptWriting(Billing.KEPT)
+
+
+def written(writing: PromptWriting, messages: list, system: object = "be brief") -> PromptText:
+    return as_written(text_at(MESSAGES, {"messages": messages, "system": system}), writing)
+
+
+def test_billing_is_written_as_engines_do():
+    brief = {"type": "text", "text": "be brief"}
+    one, two, other = (
+        [bill(*which), brief] for which in (("abc", "1f2"), ("abc", "9"), ("xyz", "1f2"))
+    )
+    for writing in IN_PLACE, MOVED:
+        assert written(writing, WORDS, one).data == written(writing, WORDS, other).data
+    assert written(MASKED, WORDS, one) == written(MASKED, WORDS, two)
+    assert written(MASKED, WORDS, one) != written(MASKED, WORDS, other)
+    assert written(KEPT, WORDS, one) != written(KEPT, WORDS, two)
+    plain = written(KEPT, WORDS, bill("abc", "1f2")["text"] + "be brief")
+    assert written(KEPT, WORDS, one).data == plain.data
+    assert written(KEPT, WORDS, [one[0]]).data == written(KEPT, WORDS, one[0]["text"]).data
+
+
+def test_system_turns_are_moved_as_engines_do():
+    turns = [LATER, WORDS[0], LATER, WORDS[1]]
+    assert (
+        written(MOVED, turns).data == written(IN_PLACE, WORDS, "be brief" + 2 * "it is Monday").data
+    )
+    assert written(IN_PLACE, turns) == text_at(MESSAGES, {"messages": turns, "system": "be brief"})
+    without = text_at(MESSAGES, {"messages": [WORDS[0], LATER], "tools": TOOLS})
+    first = text_at(MESSAGES, {"messages": WORDS[:1], "system": "it is Monday", "tools": TOOLS})
+    assert as_written(without, MOVED).data == first.data
+
+
+def test_parts_stay_where_their_bytes_are():
+    image = {"role": "user", "content": [IMAGE]}
+    turns = [image, LATER, *WORDS, LATER, image, WORDS[1]]
+    left = [turn for turn in turns if turn is not LATER]
+    moved = written(MOVED, turns)
+    assert moved == written(MOVED, left, "be brief" + 2 * "it is Monday")
+    assert len(moved.parts) == 2
+    brief = {"type": "text", "text": "be brief"}
+    kept = written(KEPT, turns, [bill("a", "b"), brief])
+    plain = written(KEPT, turns, bill("a", "b")["text"] + "be brief")
+    assert (kept.data, kept.parts) == (plain.data, plain.parts)
+
+
+def test_engines_that_differ_are_never_taken_to_hold_what_one_of_them_does_not():
+    assert common_writing([]) == common_writing([("vllm", False)] * 2) == IN_PLACE
+    assert common_writing([("llamacpp", False), ("vllm", True)]) == (Billing.MASKED, True)
+    assert common_writing([("sglang", False)]) == common_writing([("of later", False)]) == KEPT
+
+
+def test_only_prompts_that_engines_write_differently_are_asked_about():
+    asked = []
+
+    def writing_of(model: ModelId) -> PromptWriting:
+        asked.append(model)
+        return KEPT
+
+    reader, brief = PromptReader("k", writing_of), [{"type": "text", "text": "be brief " * 99}]
+    name = served_name(ModelId("m"), MESSAGES)
+    plain = reader.read(name, text_at(MESSAGES, {"messages": WORDS, "system": brief}))
+    assert asked == []
+    one, two = (
+        reader.read(name, text_at(MESSAGES, {"messages": WORDS, "system": [bill(n, n), *brief]}))
+        for n in "ab"
+    )
+    assert asked == [name, name]
+    assert len({plain.hashes, one.hashes, two.hashes}) == 3
 
 
 def test_a_reference_to_a_kept_item_is_state():

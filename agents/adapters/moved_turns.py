@@ -1,0 +1,44 @@
+"""Whether an engine moves system turns among the messages of `/v1/messages` to the first one.
+
+vLLM and SGLang do that for models whose template refuses them where they stand, which its
+`/tokenize` shows: it renders the same template. The first vLLM that took such turns, 0.23, moved
+them for all models.
+"""
+
+from typing import Any
+
+import orjson
+
+from agents.adapters.exchange import UnexpectedAnswer, exchange
+from agents.adapters.http_client import HttpBroken, HttpClient
+from agents.core.engine_statuses import OK, SERVER_ERROR
+from schemas.http import TOKENIZE
+from schemas.ids import ModelId
+
+ALWAYS = "0.23."
+_TURNS = [{"role": role, "content": "1"} for role in ("system", "user") * 2]
+
+
+async def moves_system_turns(
+    api: HttpClient, version: str | None, model: ModelId, timeout_s: float
+) -> bool | None:
+    """Whether it does; None where the engine did not say. Raises TimeoutError."""
+    if version is not None and version.startswith(ALWAYS):
+        return True
+    plain = await _status(api, {"model": model, "messages": _TURNS[:2]}, timeout_s)
+    if plain is None or plain >= SERVER_ERROR:
+        return None
+    if plain != OK:
+        return False  # no such route, or no template
+    mixed = await _status(api, {"model": model, "messages": _TURNS}, timeout_s)
+    return None if mixed is None or mixed >= SERVER_ERROR else mixed != OK
+
+
+async def _status(api: HttpClient, asked: dict[str, Any], timeout_s: float) -> int | None:
+    try:
+        status, _ = await exchange(api, "POST", TOKENIZE, timeout_s, orjson.dumps(asked))
+    except TimeoutError:
+        raise
+    except (OSError, HttpBroken, UnexpectedAnswer):
+        return None
+    return status
