@@ -1,6 +1,7 @@
 """The mesh over Dynamo's mocker behind its own frontend: `make test-engines`."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -49,6 +50,14 @@ class Dynamo(RealEngine):
         )
         frontend, _ = await group.frontend(*LONE_FRONTEND, port=self.port)
         return [mocker, frontend]
+
+    @asynccontextmanager
+    async def hung(self) -> AsyncIterator[None]:
+        """Started anew: its frontend forgets a mocker that stood still for some ten seconds."""
+        async with super().hung():
+            yield
+        await self.kill()
+        await self.start()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
