@@ -22,7 +22,7 @@ from tests.engines.mesh_over_engines import BY_PREFIX, MeshOverEngines
 SYSTEM_CHARS, TURN_CHARS = 1600, 500
 WITHIN_S = 60.0
 WITHIN = 0.2  # of a prompt, whose tokens the router estimates by its bytes
-CACHED = "cache_read_input_tokens"
+CACHED, NEWLY_CACHED = "cache_read_input_tokens", "cache_creation_input_tokens"
 WORDS = ("read", "the", "file", "and", "tell", "which", "tests", "fail", "before", "you", "change")
 Turn = Mapping[str, Any]
 
@@ -99,7 +99,8 @@ class CodingAgent:
             decision = decode_decision(answer.headers[H_DECISION].encode())
         [place] = (each for each in decision.candidates if each.name == decision.replica)
         cached = usage.get(CACHED) or 0
-        return Found(usage["input_tokens"] + cached, place.matched_tokens or 0, cached)
+        tokens = usage["input_tokens"] + cached + (usage.get(NEWLY_CACHED) or 0)
+        return Found(tokens, place.matched_tokens or 0, cached)
 
 
 async def asked(mesh: MeshOverEngines, seed: object) -> Sequence[Shares]:

@@ -17,7 +17,7 @@ from tests.programs.bench.installs import ROOT
 from tests.programs.bench.processes import Processes
 from tests.support.ports import free_ports
 
-START_WITHIN_S = 400.0  # it imports torch in three processes
+START_WITHIN_S = 900.0  # it imports torch in three processes, on a busy machine for minutes
 CACHE_TOKENS = 16_384
 STAND_IN = ROOT / "tests" / "engines" / "on_cpu"
 ENVIRONMENT = {

@@ -16,7 +16,7 @@ from tests.engines.tiny_llama import CONTEXT_TOKENS
 from tests.programs.bench.processes import Processes
 from tests.support.ports import free_ports
 
-START_WITHIN_S = 400.0  # it imports torch in three processes
+START_WITHIN_S = 900.0  # it imports torch in three processes, on a busy machine for minutes
 KV_GIB = 1
 BLOCK_TOKENS = 32
 _NUMBERS = itertools.count()  # of engines: each has the next core
