@@ -15,9 +15,9 @@ cleanup() {
 }
 trap cleanup EXIT
 python3 -m venv "$folder/env"
-"$folder/env/bin/pip" install --quiet --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
 "$folder/env/bin/pip" install --quiet aiohttp certifi msgspec prometheus-client "pydantic<=2.13.5" pyzmq tokenizers \
     tqdm transformers typing-extensions uvloop zstandard
+"$folder/env/bin/pip" install --quiet --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
 "$folder/env/bin/python" - "$folder/tiny" <<'PY'
 import json
 import pathlib
