@@ -8,8 +8,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 pids=()
 cleanup() {
-    kill -CONT "${pids[@]}" 2>/dev/null || true
-    kill "${pids[@]}" 2>/dev/null || true
+    [ "${#pids[@]}" = 0 ] || kill -KILL "${pids[@]}" 2>/dev/null || true
     wait 2>/dev/null || true
     rm -rf "$folder"
 }
