@@ -298,14 +298,14 @@ class EngineContract(ServedContract):
 class CodingAgentContract:
     """Over engines that answer `/v1/messages` and count the cached tokens of its prompts."""
 
-    # Whether conversations of one agent begin alike: not where its billing stays in the prompt.
-    shares_system_prompts = False
+    # Whether its later prompts begin like earlier ones, the last of them like another conversation's:
+    # that, not where a version stays in the billing; none does where the request's hash stays.
+    begin_alike = (True, True, True, False)
 
     async def test_what_is_cached_of_a_coding_agents_prompts_is_expected(self, mesh):
         _, *later = await coding_agent.asked(mesh, type(self).__name__)
         coding_agent.check(later)
-        shared = [found.cached > coding_agent.WITHIN for found in later]
-        assert shared == [True, True, True, self.shares_system_prompts]
+        assert tuple(found.cached > coding_agent.WITHIN for found in later) == self.begin_alike
 
 
 class KeyedEngineContract(EngineContract):

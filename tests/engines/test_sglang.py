@@ -25,6 +25,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 class TestSglang(KeyedEngineContract, CodingAgentContract):
     column = route_table.SGLANG
+    begin_alike = (False, False, False, False)
 
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == CACHE_TOKENS

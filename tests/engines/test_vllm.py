@@ -35,7 +35,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 class TestVllm(KeyedEngineContract, CodingAgentContract):
     column = route_table.VLLM
-    shares_system_prompts = True
+    begin_alike = (True, True, True, True)
 
     async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
         assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN
