@@ -298,8 +298,8 @@ class EngineContract(ServedContract):
 class CodingAgentContract:
     """Over engines that answer `/v1/messages` and count the cached tokens of its prompts."""
 
-    # Whether its later prompts begin like earlier ones, the last of them like another conversation's:
-    # that, not where a version stays in the billing; none does where the request's hash stays.
+    # Whether its later prompts begin like earlier ones; the last is another conversation's, whose
+    # version differs where the billing stays. Where the hash in it stays, no prompts are alike.
     begin_alike = (True, True, True, False)
 
     async def test_what_is_cached_of_a_coding_agents_prompts_is_expected(self, mesh):
