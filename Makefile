@@ -47,8 +47,9 @@ test-clients: $(STAMP) ## clients that others wrote on a running mesh; their tab
 	$(BIN)/pytest -rP -m clients tests/clients
 	$(BIN)/python -m tests.clients.table
 
-test-tools: $(STAMP) ## other people's tools on a running mesh: `nats`, Jaeger, Chromium, pip with the wheel (minutes; needs Go)
+test-tools: $(STAMP) ## other people's tools on a running mesh: `nats`, Jaeger, Chromium, nginx, HAProxy, pip with the wheel (minutes; needs Go and mmdebstrap)
 	$(BIN)/python -m tests.tools.go_tools
+	$(BIN)/python -m tests.tools.proxies
 	$(BIN)/pytest -rP -m tools tests/tools
 
 test-upgrade: $(STAMP) ## a fleet of the last release becomes one of this version, under load (minutes)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 BASE = ROOT / "build" / "debian-12.tar"
 WHEELS = ROOT / "build" / "debian-12-wheels"
 COMPOSE = ROOT / "build" / "tools" / "docker-compose-debian-13" / "docker-compose"
+PROXIES = ROOT / "build" / "tools" / "debian-12-proxies"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "curl", "procps")
 PYTHON = "3.11"  # Debian 12's
 INSTALLS_FROM_WHEELS = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -67,6 +68,19 @@ def make_compose() -> None:
     COMPOSE.parent.mkdir(exist_ok=True)
     (folder / "usr/libexec/docker/cli-plugins/docker-compose").rename(COMPOSE)
     shutil.rmtree(folder)
+
+
+def make_proxies() -> None:
+    """nginx 1.22 and HAProxy 2.6 with the libraries that they need, as PROXIES."""
+    if PROXIES.exists():
+        return
+    need({"mmdebstrap": "mmdebstrap"})
+    part = PROXIES.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    packages = "--include=nginx,haproxy"
+    command("mmdebstrap", "--quiet", "--variant=extract", packages, "bookworm", part)
+    part.rename(PROXIES)
 
 
 def make_all(*makers: Callable[[], None]) -> None:

@@ -21,6 +21,11 @@ vllm:kv_cache_usage_perc{{model_name="{model}"}} {kv}
 """
 
 
+COMPUTED = """# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{model_name="{model}"}} {computed}
+"""
+
+
 class ScriptedEngine:
     """Answers as `behaviour` says; `waiting` and `running` are what its metrics page claims."""
 
@@ -28,6 +33,7 @@ class ScriptedEngine:
         self.model = model
         self.card: dict[str, object] = {}  # what its list of models says beside the name
         self.waiting, self.running, self.kv = 0, 0, 0.0
+        self.computed: Callable[[], int] | None = None  # tokens of prompts, where its page counts
         self.behaviour: Behaviour = say("hello")
         self.embeddings: Behaviour | None = None  # of that path; without it there is none
         self.on_path: dict[str, Behaviour] = {}  # of other optional paths
@@ -69,11 +75,11 @@ class ScriptedEngine:
     async def _metrics(self, request: web.Request) -> web.Response:
         if (status := self.page_status.get(request.path)) is not None:
             return web.Response(status=status)
-        return web.Response(
-            text=METRICS.format(
-                model=self.model, running=self.running, waiting=self.waiting, kv=self.kv
-            )
-        )
+        numbers = {"running": self.running, "waiting": self.waiting, "kv": self.kv}
+        text = METRICS.format(model=self.model, **numbers)
+        if self.computed is not None:
+            text += COMPUTED.format(model=self.model, computed=self.computed())
+        return web.Response(text=text)
 
     async def _embed(self, request: web.Request) -> web.StreamResponse:
         if self.embeddings is None:

@@ -83,6 +83,7 @@ class SmallMesh:
         routes: tuple[str, ...] = (),
         drain_s: float = 5.0,
         sse_keep_alive_s: float = 10.0,
+        http_port: int = 0,
         access_log: AccessLogFormat = AccessLogFormat.OFF,
         **settings: object,
     ) -> str:
@@ -100,7 +101,7 @@ class SmallMesh:
             router=RouterId(name),
             peers=tuple(RegionId(other) for other in known if other != region),
             http_host="127.0.0.1",
-            http_port=0,
+            http_port=http_port,
             bus=self._address(region, "router"),
             settings=RouterSettings(**settings),
             hash_key="test",

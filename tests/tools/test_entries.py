@@ -1,0 +1,70 @@
+"""Real nginx and HAProxy, as infra/entry has them, before routers: streams that are silent for
+longer than a proxy is patient, and routers that are restarted."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from tests.support.scripted_engine import hang, scripted_engine
+from tests.support.small_mesh import PATIENT, small_mesh
+from tests.tools.proxies import FILES, ending, proxy
+
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(180)]
+TIMEOUT_S = 6.0  # of the proxies: any process may stand still for two seconds
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_silent_stream_outlives_the_patience_of_a_proxy(nats_server, name):
+    """Through one router without the option and one with it, until the first has been given up."""
+    gate = asyncio.Event()
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        engine.behaviour = hang(gate=gate)
+        off = await mesh.router("us", "off", sse_keep_alive_s=0.0, **PATIENT)
+        on = await mesh.router("us", "on", sse_keep_alive_s=1.0, **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us/off", 1)
+        await mesh.until_ready("us/on", 1)
+        async with (
+            aiohttp.ClientSession() as session,
+            proxy(name, [off], TIMEOUT_S) as silent,
+            proxy(name, [on], TIMEOUT_S) as kept,
+        ):
+            waits = asyncio.create_task(ending(session, kept, "kept alive"))
+            assert await ending(session, silent, "silent") == "504"
+            gate.set()
+            assert await waits == "whole"
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_routers_are_restarted_behind_a_proxy_without_one_failed_request(nats_server, name):
+    """Each of two routers ten times, in turn, under streams over kept connections."""
+    ends: list[str] = []
+    stop = asyncio.Event()
+
+    async def client(session: aiohttp.ClientSession, url: str) -> None:
+        while not stop.is_set():
+            ends.append(await ending(session, url, f"request {len(ends)}"))
+
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        names = ("r1", "r2")
+        urls = [await mesh.router("us", router, **PATIENT) for router in names]
+        await mesh.agent("us", "us-0", engine)
+        places = {"r1": "us", "r2": "us/r2"}
+        async with proxy(name, urls) as url, aiohttp.ClientSession() as session:
+            for place in places.values():
+                await mesh.until_ready(place, 1)
+            clients = [asyncio.create_task(client(session, url)) for _ in range(4)]
+            for router in names * 10:
+                old = mesh.routers[places[router]]
+                port = old.http_port
+                await old.drain()
+                await old.close()
+                await mesh.router("us", router, http_port=port, **PATIENT)
+                await mesh.until_ready(places[router], 1)
+                seen = len(ends)
+                await mesh.until(lambda seen=seen: len(ends) > seen + 8, "answers")
+            stop.set()
+            await asyncio.gather(*clients)
+    assert {*ends} == {"whole"}, {one: ends.count(one) for one in {*ends}}
+    print(f"{name}: {len(ends)} streams over 20 restarts, none failed")
