@@ -69,6 +69,8 @@ MEBIBYTE = 1024 * 1024
 # digests notice sooner; this ends the connection itself.
 PING_INTERVAL = "2s"
 PING_MAX = 2
+# Where a region of the mesh has three servers: there is another one to go to, over links too.
+PING_INTERVAL_AMONG_SEVERAL = "1s"
 WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consumer, and cut off
 LEAF_RECONNECT = "1s"
 NO_ADDRESS = "no address:1"  # a space can't be in a URL's host: the dialling server logs that
@@ -172,7 +174,7 @@ def settings(topology: Topology, name: RegionId, site: Site, number: int = 0) ->
         "max_payload": limits.max_payload_mib * MEBIBYTE,
         "max_pending": limits.max_pending_mib * MEBIBYTE,
         "write_deadline": WRITE_DEADLINE,
-        "ping_interval": PING_INTERVAL,
+        "ping_interval": _ping_interval(topology),
         "ping_max": PING_MAX,
         "jetstream": {
             "domain": name,
@@ -185,6 +187,11 @@ def settings(topology: Topology, name: RegionId, site: Site, number: int = 0) ->
         "system_account": SYSTEM_ACCOUNT,
         **_leafnodes(topology, name, site, number),
     }
+
+
+def _ping_interval(topology: Topology) -> str:
+    has_several = any(region.cluster for region in topology.regions.values())
+    return PING_INTERVAL_AMONG_SEVERAL if has_several else PING_INTERVAL
 
 
 def _cluster(topology: Topology, name: RegionId, site: Site, server: BusServer) -> dict[str, Value]:

@@ -15,6 +15,7 @@ from schemas.ids import ModelId, RegionId
 from schemas.state import ModelCard
 
 RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after the bus's return
+UNHEARD_S = RETURN_S  # by then the first frame of work that has arrived is there
 DEADLINE_PASSED = "the request's deadline has passed"
 
 
@@ -145,7 +146,10 @@ def lost_because(state: RouterState, record: RequestRecord, now: float) -> str |
         return None  # none is under way
     bus = state.replicas.bus
     silent_s = bus.silent_s(record.last_frame_at, now)
-    if silent_s > SILENCE_S_MAX:
+    # Its agent has other nats-servers than this router where a region has three: one that was lost
+    # may have had the work, while neither heard of the other's loss.
+    is_unheard = record.peer is None and record.last_frame_at == record.attempted_at
+    if silent_s > (UNHEARD_S if is_unheard else SILENCE_S_MAX):
         who = "the replica" if bus.lost_at is None else f"{UNREACHABLE}: the replica"
         return f"{who} has been silent for {silent_s:.0f} s"
     if record.last_frame_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:

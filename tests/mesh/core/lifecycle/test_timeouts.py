@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.lifecycle import timeouts
-from mesh.core.lifecycle.timeouts import RETURN_S
+from mesh.core.lifecycle.timeouts import RETURN_S, UNHEARD_S
 from mesh.core.model.settings import RouterSettings
 from mesh.core.requests.hold_queue import need_of
 from mesh.core.requests.record import RequestRecord, RequestState
@@ -33,9 +33,12 @@ def view():
 
 def tried(replica=A, peer=None, heard_at=0.0, started=False):
     life = RequestState.STARTED if started else RequestState.TRIED
-    return RequestRecord(
+    record = RequestRecord(
         request(1), life, attempt=1, replica=replica, peer=peer, last_frame_at=heard_at
     )
+    if peer is None:
+        record.attempted_at = heard_at - 0.1  # its agent has sent a frame since
+    return record
 
 
 def due(view, records, now):
@@ -71,6 +74,17 @@ def test_silence_has_a_limit_everywhere(view, record):
     record.last_frame_at = 10.0
     assert timeouts.lost_because(view.state, record, 10.0 + SILENCE_S_MAX) is None
     assert "has been silent for" in timeouts.lost_because(view.state, record, 10.1 + SILENCE_S_MAX)
+
+
+def test_work_of_which_nothing_is_heard_is_soon_lost_in_its_own_region(view):
+    """Another nats-server of the region may have had it; at a peer it may wait behind others."""
+    here, away = tried(heard_at=10.0), tried(ReplicaId("x"), EU, heard_at=10.0)
+    for record in (here, away):
+        record.attempted_at = 10.0
+        assert timeouts.lost_because(view.state, record, 10.0 + UNHEARD_S) is None
+    assert "has been silent for" in timeouts.lost_because(view.state, here, 10.1 + UNHEARD_S)
+    assert timeouts.lost_because(view.state, away, 10.1 + UNHEARD_S) is None
+    assert WORKING_S < UNHEARD_S < SILENCE_S_MAX
 
 
 def test_an_answer_that_does_not_go_on_after_the_bus_came_back_is_lost(view):
