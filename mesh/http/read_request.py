@@ -132,26 +132,6 @@ class BodyBudget:
         assert self.taken_bytes >= 0, "more was given back than taken"
 
 
-@dataclass(slots=True)
-class ParsedRequest:
-    """What a client sent, read and checked."""
-
-    request_id: RequestId
-    model: ModelId
-    path: str
-    body: bytes
-    text: PromptText
-    timeout_s: float | None
-    options: RequestOptions = DEFAULT_OPTIONS
-    kept_bytes: int = 0  # of the budget
-    adds_usage: bool = False  # see BodyFields
-    streams: bool = False
-    for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
-    previous: ResponsePlace | None = None  # of the response that it goes on with, or is about
-    model_place: ModelPlace | None = None  # as in BodyFields
-    call: ResponseCall | None = None  # about a response, with neither a model nor a body
-
-
 @dataclass(frozen=True, slots=True)
 class BodyFields:
     """The fields that the router reads. Values are plain: they cross to another process.
@@ -166,6 +146,24 @@ class BodyFields:
     adds_usage: bool = False
     streams: bool = False
     model_place: ModelPlace | None = None
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """What a client sent, read and checked."""
+
+    request_id: RequestId
+    path: str
+    body: bytes
+    fields: BodyFields  # as the client wrote them
+    model: ModelId  # that serves it
+    timeout_s: float | None
+    options: RequestOptions = DEFAULT_OPTIONS
+    kept_bytes: int = 0  # of the budget
+    for_engine: Mapping[str, str] | None = None  # headers, by their names on the bus
+    previous: ResponsePlace | None = None  # of the response that it goes on with, or is about
+    model_place: ModelPlace | None = None  # as in BodyFields
+    call: ResponseCall | None = None  # about a response, with neither a model nor a body
 
 
 def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
@@ -264,15 +262,13 @@ def parsed_request(
     of_engine = None if path in PLAIN_PATHS else headers_for_engine(path, headers)
     return ParsedRequest(
         known_id,
-        ModelId(fields.model),
         path,
         body,
-        fields.text,
+        fields,
+        ModelId(fields.model),
         timeout,
         options,
         kept_bytes,
-        fields.adds_usage,
-        fields.streams,
         of_engine,
         None if previous is None else place_of(previous),
         fields.model_place,

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.prompt_shapes import CALL_TEXT
 from mesh.core.model.served_names import KEPT_RESPONSE
-from mesh.http.read_request import LowerHeaders, ParsedRequest, read_options, timeout_s
+from mesh.http.read_request import BodyFields, LowerHeaders, ParsedRequest, read_options, timeout_s
 from schemas.http import Fault
 from schemas.ids import RequestId
 from schemas.response_calls import QUERY_CHARS_MAX, ResponseCall, is_query
@@ -36,5 +36,6 @@ def parsed_call(call: ResponseCall, headers: LowerHeaders, known_id: RequestId) 
             message = f"a response that is kept is not streamed again; leave out {name}"
             raise RequestRefused(Fault.INVALID, message, name)
     options, timeout = read_options(headers, {}), timeout_s(headers)
-    about = KEPT_RESPONSE, call.path, b"", CALL_TEXT, timeout, options
+    fields = BodyFields(KEPT_RESPONSE, {}, CALL_TEXT)
+    about = call.path, b"", fields, KEPT_RESPONSE, timeout, options
     return ParsedRequest(known_id, *about, previous=place, call=call)

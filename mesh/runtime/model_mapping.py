@@ -27,7 +27,9 @@ NOT_ONCE = "model must be there once, as a text: this name is mapped to another 
 def conversation(parsed: ParsedRequest, tenant: str | None) -> int:
     """The hash of its conversation."""
     options = parsed.options
-    return conversation_of(tenant or "", options.session, parsed.text.data, parsed.request_id)
+    return conversation_of(
+        tenant or "", options.session, parsed.fields.text.data, parsed.request_id
+    )
 
 
 class ModelMapping:

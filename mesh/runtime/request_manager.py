@@ -222,7 +222,7 @@ class RequestManager:
         self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
     ) -> ClientRequest:
         """Take a client's request in and place it; see `FrontDoor`."""
-        options, model = parsed.options, parsed.model
+        options, model, fields = parsed.options, parsed.model, parsed.fields
         residency: Labels = ()
         tenant: str | None = None
         try:
@@ -240,7 +240,7 @@ class RequestManager:
                 key=next(self.session.keys),
                 request_id=parsed.request_id,
                 model=model,
-                prompt=self._prompts.read(model, parsed.text, options.salt, tenant or ""),
+                prompt=self._prompts.read(model, fields.text, options.salt, tenant or ""),
                 arrived_at=now,
                 deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
                 hops=0,
@@ -250,7 +250,7 @@ class RequestManager:
                 session=options.session,
                 asked=asked,
                 answer_tokens=answer_tokens,
-                streams=parsed.streams,
+                streams=fields.streams,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
             )
@@ -262,14 +262,14 @@ class RequestManager:
         admitted = ClientRequest(
             request=request,
             path=parsed.path,
-            adds_usage=parsed.adds_usage,
+            adds_usage=fields.adds_usage,
             for_engine=parsed.for_engine,
             keeper=None if parsed.previous is None else parsed.previous.replica,
             call=parsed.call,
             body=parsed.body,
             model_place=parsed.model_place,
             tenant=tenant,
-            size=parsed.text.size,
+            size=fields.text.size,
             wants_decision=options.debug,
             spans=spans,
             kept_bytes=parsed.kept_bytes,

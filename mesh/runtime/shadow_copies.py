@@ -122,7 +122,7 @@ class ShadowCopies:
             key=next(self._session.keys),
             request_id=RequestId(f"{request.request_id[:ID_CHARS_MAX]}:copy"),
             model=name,
-            prompt=self._prompts.read(name, parsed.text, parsed.options.salt, tenant or ""),
+            prompt=self._prompts.read(name, parsed.fields.text, parsed.options.salt, tenant or ""),
             arrived_at=self._clock(),
             deadline=request.deadline,
             hops=0,
@@ -137,7 +137,7 @@ class ShadowCopies:
         copy = CopyRequest(
             request=copied,
             path=path,
-            adds_usage=parsed.adds_usage,
+            adds_usage=parsed.fields.adds_usage,
             for_engine=parsed.for_engine,
             body=body,
             model_place=place,

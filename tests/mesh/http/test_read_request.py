@@ -83,7 +83,7 @@ async def test_an_ask_carries_the_body_as_it_came(server):
     assert isinstance(ask, ParsedRequest)
     assert (ask.request_id, ask.model, ask.path) == ("abc-1", "tiny", CHAT)
     assert (ask.body, ask.timeout_s) == (HELLO, 2.5)
-    assert b"hi" in ask.text.data
+    assert b"hi" in ask.fields.text.data
 
 
 async def test_without_a_fit_id_it_gets_its_own(server):
@@ -211,7 +211,7 @@ async def test_a_large_body_is_read_elsewhere_and_as_well(server):
     body = HELLO[:-1] + b', "x": "' + b"y" * 400_000 + b'", "user": "me", "cache_salt": "s"}'
     ask = await post(server, io.BytesIO(body))
     assert isinstance(ask, ParsedRequest)
-    assert (ask.model, ask.body, b"hi" in ask.text.data) == ("tiny", body, True)
+    assert (ask.model, ask.body, b"hi" in ask.fields.text.data) == ("tiny", body, True)
     assert (ask.options.session, ask.options.salt) == ("me", "s")
 
 
@@ -220,8 +220,8 @@ async def test_a_large_image_is_the_same_part_wherever_its_body_is_read(server):
     fields = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
     ask = await post(server, io.BytesIO(orjson.dumps(fields)))
     assert isinstance(ask, ParsedRequest)
-    assert ask.text == prompt_text(fields, chat=True)
-    assert len(ask.text.parts) == 1
+    assert ask.fields.text == prompt_text(fields, chat=True)
+    assert len(ask.fields.text.parts) == 1
 
 
 async def test_a_large_body_that_is_wrong_is_told_what_to_change(server):

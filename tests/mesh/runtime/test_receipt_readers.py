@@ -17,7 +17,7 @@ from mesh.core.model.prompt import PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
 from mesh.core.state import RouterState
-from mesh.http.read_request import ParsedRequest, RequestOptions
+from mesh.http.read_request import BodyFields, ParsedRequest, RequestOptions
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.request_manager import RequestManager
 from schemas.decision import Decision
@@ -74,8 +74,9 @@ class Manager:
 
     def ask(self, *, debug: bool = False) -> list[str]:
         """Who is listed for a client's request."""
-        text, options = PromptText(b"hello"), RequestOptions(debug=debug)
-        ask = ParsedRequest(RequestId("q"), TINY, CHAT, BODY, text, None, options)
+        options = RequestOptions(debug=debug)
+        fields = BodyFields(TINY, {}, PromptText(b"hello"))
+        ask = ParsedRequest(RequestId("q"), CHAT, BODY, fields, TINY, None, options)
         self.requests.admit(ask, {}, lambda: None)
         return self.listed()
 
