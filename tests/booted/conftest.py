@@ -1,6 +1,8 @@
 """One installed machine for all tests here, and the count of what ran on it."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,12 @@ COUNTED = pytest.StashKey[str]()
 
 
 @pytest.fixture(scope="session")
-def machine(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[Machine]:
-    with installed(tmp_path_factory.mktemp("booted")) as machine:
+def machine(pytestconfig: pytest.Config) -> Iterator[Machine]:
+    # On a disk: file systems in memory have no devices, and a Debian is large.
+    with (
+        tempfile.TemporaryDirectory(prefix="booted-", ignore_cleanup_errors=True) as folder,
+        installed(Path(folder)) as machine,
+    ):
         yield machine
         pytestconfig.stash[COUNTED] = (
             f"{len(UNITS)} units, {len(blocks_run(machine))} of {len(blocks())} blocks of "
