@@ -27,7 +27,7 @@ from schemas.replies import PING_PREFIX
 from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
 from tests.support.until import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 QUICKSTART = Path(__file__).parents[3] / "docs/quickstart.md"
