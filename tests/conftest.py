@@ -23,8 +23,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # start. No test needs any; httpx wants one.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
 
-# JetStream waits until what it acknowledges is on its disk. In memory 20,000 lines of a job pass in a
-# third of the time, and no test waits for whoever else writes to the disk.
+# JetStream waits until what it acknowledges is on its disk. In memory 20,000 lines of a job pass in
+# a third of the time, and no test waits for whoever else writes to the disk.
 MEMORY, ROOM_BYTES = "/dev/shm", 4 * 1024**3
 if os.access(MEMORY, os.W_OK):
     found = os.statvfs(MEMORY)
