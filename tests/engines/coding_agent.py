@@ -19,7 +19,7 @@ from schemas.http import H_DEBUG, H_DECISION, H_PRIORITY, MESSAGES
 from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import BY_PREFIX, MeshOverEngines
 
-SYSTEM_CHARS, TURN_CHARS = 1600, 500
+SYSTEM_CHARS, TURN_CHARS = 1200, 350
 WITHIN_S = 60.0
 WITHIN = 0.2  # of a prompt, whose tokens the router estimates by its bytes
 CACHED, NEWLY_CACHED = "cache_read_input_tokens", "cache_creation_input_tokens"

@@ -1,14 +1,18 @@
-"""The mesh over the simulated engine's own process: the routes that it answers."""
+"""The mesh over the simulated engine's own process: the routes that it answers, and what it has
+cached of a coding agent's prompts."""
 
 import sys
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from tests.engines import coding_agent, route_table, routes
+from tests.engines import route_table, routes
+from tests.engines.contract import CodingAgentContract
 from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import mesh_over
+from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 
 class Simulated(RealEngine):
@@ -25,13 +29,14 @@ class Simulated(RealEngine):
         return [await self.processes.start(log, (*command, "--model", MODEL), ready=ready)]
 
 
-async def test_its_routes_are_those_of_the_table(tmp_path):
-    async with mesh_over(Simulated, tmp_path, ("",)) as mesh:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOverEngines]:
+    async with mesh_over(Simulated, tmp_path_factory.mktemp("simulated"), ("",)) as mesh:
+        yield mesh
+
+
+class TestSimulated(CodingAgentContract):
+    begin_alike = (True, True, True, True)
+
+    async def test_its_routes_are_those_of_the_table(self, mesh):
         route_table.check(route_table.SIMULATED, await routes.found(mesh))
-
-
-async def test_what_is_cached_of_a_coding_agents_prompts_is_expected(tmp_path):
-    async with mesh_over(Simulated, tmp_path, ("",)) as mesh:
-        _, *later = await coding_agent.asked(mesh, "simulated")
-    coding_agent.check(later)
-    assert all(found.cached > coding_agent.WITHIN for found in later)
