@@ -44,7 +44,7 @@ MODELS_EVERY_S = 1.0
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 SILENT = (FaultKind.NO_CONNECTION, FaultKind.TIMED_OUT)
-CLIENT_ERRORS_BELIEVED = 3  # one after the other, before they may be the engine's own fault
+CLIENT_ERRORS_BELIEVED = 1  # one after the other, before they may be the engine's own fault
 # Of the engine's key, model or route, and hardly of the body: never believed.
 CLIENT_ERRORS_OF_ENGINE = (401, 403, 404)
 UNREADABLE = PageFault(FaultKind.UNREADABLE, "no series of the engine's kind")

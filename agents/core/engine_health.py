@@ -157,6 +157,11 @@ class HangDetector:
         if prompt_tokens > self._tokens:
             self._tokens = float(prompt_tokens)
 
+    def shows_restart(self, progress: ProgressCounters) -> bool:
+        """Whether these counters, beside those of the last good scrape, are of a process that
+        began since."""
+        return any(new < old for old, new in zip(self._progress, progress, strict=False))
+
     def scraped(
         self,
         progress: ProgressCounters,

@@ -27,6 +27,8 @@ def scraped(state: AgentState, event: EngineScraped, now: float) -> None:
     engine.scraped(own)
     adapters.scraped(state, event, health.state)
     asleep = bool(event.reading.is_asleep)
+    if state.hangs.shows_restart(event.reading.progress):
+        _forget_answers(state, now)
     if asleep:
         health.slept(now)
         engine.results.clear()  # what it was, not what it is when it wakes up
@@ -64,9 +66,14 @@ def scrape_failed(state: AgentState, event: ScrapeFailed, now: float) -> None:
     state.health.failed(event, now)
     state.hangs.scrape_failed()
     if state.health.state is ReplicaState.DOWN:
-        state.cuts.clear()
-        state.engine.results.clear()
-        state.engine.limit.clear(now)
+        _forget_answers(state, now)
+
+
+def _forget_answers(state: AgentState, now: float) -> None:
+    """What answered, failed or said 429 is gone: another process is there, or will be."""
+    state.cuts.clear()
+    state.engine.results.clear()
+    state.engine.limit.clear(now)
 
 
 def probe_ended(state: AgentState, event: ProbeEnded, now: float) -> None:

@@ -293,6 +293,7 @@ def _on_tick(state: RouterState, event: ev.Tick, now: float) -> None:
     admission.look(state, now)
     for record in timeouts.due_for_check(state, now):
         _check(state, record, now)
+    failed_attempts.place_overdue_again(state, now)
     queue_scheduler.tick(state, now)
     cluster_events.publish_digest_if_due(state, now)
     state.gossip.tick(now)

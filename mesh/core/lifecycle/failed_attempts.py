@@ -6,7 +6,7 @@ with the stream (`continued_streams`), or a failure is the request's end. Of an 
 replicas both stages are over, and what is still under way is cancelled. The places to blame are in
 `RequestRecord.failed`.
 
-Reads: settings.
+Reads: inflight, replicas, settings.
 Writes: nothing.
 """
 
@@ -28,6 +28,7 @@ from mesh.core.requests.record import (
     STATUS_NOT_IMPLEMENTED,
     STATUS_TOO_MANY,
     RequestRecord,
+    RequestState,
     is_client_error,
 )
 from mesh.core.state import RouterState
@@ -100,6 +101,25 @@ def on_failed(
         attempts.cancel(state, record)
     failed(state, record, event.detail, now, in_prefill=event.prefill)
     queue_scheduler.place_waiting(state, now)
+
+
+def place_overdue_again(state: RouterState, now: float) -> None:
+    """Requests that wait at a silent replica while its like answer, each once (`slowness.py`)."""
+    slow = state.replicas.slow
+    for key in slow.overdue(state.replicas.by_name, now):
+        record = state.inflight.get(key)
+        if record is None or record.state is not RequestState.TRIED or record.replica is None:
+            continue
+        is_first = not record.failures and state.settings.failures_max > 1
+        if not (slow.may_place_again and is_first):
+            continue
+        if timeouts.others_serve(state, record, besides=record.replica):
+            why = f"nothing in {now - record.attempted_at:.1f} s, while others answered"
+            slow.placed_again(key)
+            attempts.cancel(state, record)
+            attempts.failed(state, record, why, now, is_sure=True)
+            failed(state, record, why, now)
+            queue_scheduler.place_waiting(state, now)
 
 
 def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, now: float) -> None:

@@ -11,7 +11,7 @@ from mesh.core.requests.record import RequestRecord
 from mesh.core.state import RouterState
 from mesh.core.view.bus_status import UNREACHABLE
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
-from schemas.ids import ModelId, RegionId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ModelCard
 
 RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after the bus's return
@@ -42,16 +42,22 @@ def model_card(state: RouterState, model: ModelId) -> ModelCard:
     return next((card for card in cards if card is not None), ModelCard())
 
 
-def others_serve(state: RouterState, record: RequestRecord, model: ModelId | None = None) -> bool:
+def others_serve(
+    state: RouterState,
+    record: RequestRecord,
+    model: ModelId | None = None,
+    besides: ReplicaId | None = None,
+) -> bool:
     """Whether a place that has not failed this request serves its model, free or not.
 
-    `model`: another one instead of its own.
+    `model`: another one instead of its own. `besides`: a replica that doesn't count.
     """
     request, residency = record.request, state.placer.residency
     model = model or request.model
     wanted = residency.wanted(request)
+    avoid = record.avoid if besides is None else record.avoid | {besides}
     for replica in state.replicas:
-        may_answer = state.replicas.may_answer(replica, model, record.avoid)
+        may_answer = state.replicas.may_answer(replica, model, avoid)
         if may_answer and residency.takes_replica(wanted, replica):
             return True
     return _may_leave(state, is_foreign=not request.kind.ends_here) and any(

@@ -152,7 +152,7 @@ class RegionalDigest:
             cards=cards,
             models_by_path=models_by_path(capacities),
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),
-            avoided=_first_own(self._replicas.avoided()),
+            avoided=_first_own(self._replicas.avoided(now)),
         )
         return self._latest
 

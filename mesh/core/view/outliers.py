@@ -47,6 +47,7 @@ class FailingPlace:
     width: int = 0  # requests that it may have at a time; 0: any number
     trying: dict[int, float] = field(default_factory=dict)  # since when each of these is there
     told: EngineResults | None = None  # by its agent, at last
+    is_told: bool = False  # by its agent's last heartbeat, too
 
     @property
     def words(self) -> str:
@@ -57,6 +58,11 @@ class FailingPlace:
 
     def is_out(self, now: float) -> bool:
         return now < self.out_until
+
+    def is_avoided(self, now: float) -> bool:
+        """Whether it has failed, for all that is known: it is left out, or being tried, or its
+        agent says so. The next request will show whether one whose time is over answers."""
+        return self.width > 0 and (self.is_out(now) or bool(self.trying) or self.is_told)
 
     def count(self, now: float, failures: int) -> None:
         """Another attempt failed."""
@@ -112,6 +118,8 @@ class FailingPlaces:
     def told(self, name: str, results: EngineResults | None, now: float) -> None:
         """Its agent reports how requests for its one model ended, those of other routers too."""
         place = self.places.get((name, ALL))
+        if place is not None:
+            place.is_told = results is not None
         if results is None or results.in_a_row < IN_A_ROW:
             if place is not None and results is not None and not results.in_a_row:
                 del self.places[name, ALL]  # it has answered since
@@ -123,7 +131,7 @@ class FailingPlaces:
             place = self._made(name, ALL)
         if place is None:
             return
-        place.told = results
+        place.told, place.is_told = results, True
         if results.in_a_row > before or results.in_a_row == RESULTS_MAX:
             place.leave_out(now)
 
@@ -165,9 +173,18 @@ class FailingPlaces:
                 return f"tried again: {place.words}"
         return None
 
+    def words(self, name: str, model: ModelId) -> str | None:
+        """Why the place gets less work than others; None if it doesn't."""
+        return next((one.words for _, one in self._known(name, model) if one.width > 0), None)
+
     def out(self) -> dict[str, str]:
         """Those that are left out for a model, or have not answered enough since, each with why."""
         return {name: one.words for (name, _), one in self.places.items() if one.width > 0}
+
+    def avoided(self, now: float) -> dict[str, str]:
+        """Those of `out` that nothing speaks for yet, each with why."""
+        places = self.places.items()
+        return {name: place.words for (name, _), place in places if place.is_avoided(now)}
 
     def _known(self, name: str, model: ModelId) -> list[tuple[Key, FailingPlace]]:
         keys = (name, model), (name, ALL)

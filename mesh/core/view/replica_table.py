@@ -190,11 +190,11 @@ class ReplicaTable:
         if known is not None and known.heartbeat is beat and has_one_model:
             self.failing.told(beat.replica, beat.results, now)
 
-    def avoided(self) -> dict[str, str]:
+    def avoided(self, now: float) -> dict[str, str]:
         """Those that get less work than others, or none for now, by their answers, with why."""
         if not (self.failing.places or self.slow.by_key):
             return {}
-        return self.slow.words() | self.failing.out()
+        return self.slow.words() | self.failing.avoided(now)
 
     def _forget_answers(self, name: ReplicaId) -> None:
         self.failing.forget(name)
@@ -403,7 +403,7 @@ class ReplicaTable:
             is_blind = self.is_blind_to(replica, now)
             return self._blind_because(replica, now) if is_blind else "heartbeat late"
         if replica.refused_at is not None:
-            return "full"
+            return self.failing.words(beat.replica, model) or "full"
         if self.adopted_by_peer and not is_adopted(beat.replica):
             return "adopted by a peer"
         pushing = self._settings.pushing

@@ -1,14 +1,15 @@
-"""Replicas whose answers come later than those of their like, and the share of work each gets.
+"""Replicas that answer later than their like, and requests that wait too long at one.
 
 An engine whose GPU throttles, or that computes one request at a time, answers everything, so it
-does not fail; and policies that don't learn speeds go on giving it as much as any other. So each
-router compares what its own clients' requests showed. Of streams the time to the first token,
-relative to what prompts with as many tokens to compute usually take, and the time per further
-token, stalls included; of plain answers the whole time, relative to that of prompts and answers as
-long. A first token that is still awaited counts with the time that it has taken so far. What three
-quarters of a replica's last WINDOW answers exceed, ANSWERS_MIN at least, is compared with its like:
-with the median of the medians of the others with the same model and kind of engine. Of the last RUN
-answers half of the least counts, if that is more: what is twice as slow is seen sooner.
+does not fail; one that is frozen answers nothing, and its HTTP server may go on. And policies that
+don't learn speeds give both as much as any other. So each router compares what its own clients'
+requests showed: of streams the time to the first token, of plain answers the whole time, both
+relative to what prompts, and answers, of that length usually take; and of streams the time per
+further token, stalls included. An answer counts by whichever is worse. A first token that is still
+awaited counts with the time that it has taken so far. What three quarters of a replica's last
+WINDOW answers exceed, ANSWERS_MIN at least, is compared with its like: with the median of the
+medians of the others with the same model and kind of engine. Of the last RUN answers half of the
+least counts, if that is more: what is twice as slow is seen sooner.
 
 Slow is three times its like (SLOW): GPUs of two generations differ by a factor of two, and the
 batches of equal replicas make about as much. Two things keep load from being taken for slowness: an
@@ -22,15 +23,27 @@ changes.
 A slow one gets (SLOW / ratio)² of an equal part, SHARE_MIN at least: a tenth where it is ten times
 as slow, about what it can compute. The share is at most halved each JUDGE_S, and grows by GROWTH
 when its answers are better or older than FRESH_S. At most half of a model's replicas are slow at a
-time, the worst ones, and one that alone could take a request may. Peers' requests are not seen
-here, and pairs of a prefill and a decode replica not judged.
+time, the worst ones, and one that alone could take a request may.
+
+A request without a byte is *overdue* where three things hold. It has waited OVERDUE times longer
+than any of the last answers to prompts of that length took on any of its like; prompts that the
+replica has to compute before it count as its own, other routers' too. The replica has brought
+nothing since it was sent. And one of its like has begun to answer a request that was sent later.
+A replica that reports a queue, then and now, is silent for that reason, unless an earlier request
+was overdue there. The caller may place the request on another replica, once, which counts as the
+replica's failure (`outliers.py`). That happens to AGAIN_SHARE of all requests at most, so few
+prompts are computed twice; and a replica that was late LATE_FREE times in a row has twice as long
+each next time, since it may have to load its model.
+
+Peers' requests are not seen here, and pairs of a prefill and a decode replica not judged.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
+from typing import NamedTuple
 
 from mesh.core.model.request import Request, Served
 from mesh.core.view.replica import Replica
@@ -46,47 +59,103 @@ WORK_MEMORY = 0.9  # of tokens computed, from one judgement to the next
 SHARE_MIN, GROWTH = 1 / 32, 1.25
 DEBT_MIN = -1.0  # of requests that only it could take
 OUTPUT_TOKENS_MIN = 8  # fewer may arrive in one burst
-USUAL_WEIGHT = 0.02  # of one more first token, once there are some
+USUAL_WEIGHT = 0.02  # of one more answer, once there are some
 PLACES_MAX, KINDS_MAX = 4096, 1024
 
+OVERDUE = 2.0
+LONGEST_HALF_S = 20.0  # in which the longest is half forgotten, by USUAL_WEIGHT an answer at most
+LATE_MIN_S = 0.2  # a request that has waited for less is never overdue
+AGAIN_SHARE, AGAIN_MAX = 0.05, 8.0  # of requests that end; most at once
+LATE_FREE, LATE_MAX = 3, 10  # times late in a row before the time is doubled; doubled no further
+
+STREAM, ANY_LENGTH = -1, 0  # instead of the bits of an answer's tokens
 Key = tuple[ReplicaId, ModelId]
-# Of answers: kind of engine, model, bits of the counts of tokens: to compute before the first one,
-# and of the whole answer; -1 of a stream.
-Kind = tuple[str, ModelId, int, int]
-Timed = tuple[float, float]  # when it was seen, and what
-Answer = tuple[float, float, Kind]
+Group = tuple[str, RegionId, ModelId]  # of like places: kind of engine, region, model
+# Of answers: group, bits of the count of prompt tokens to compute, and of the answer's.
+Kind = tuple[Group, int, int]
 
 
-@dataclass(slots=True)
-class Sent:
-    """A request under way."""
+class Usual(NamedTuple):
+    """What answers of one kind take. Seconds, with ANSWER_FLOOR_S."""
 
-    key: Key
-    engine: str
-    tokens: int  # of its prompt, to compute
-    sent_at: float
-    streams: bool
-    is_counted: bool  # nothing waited before it
-    first_at: float | None = None
+    seen: int = 0
+    mean_s: float = inf
+    longest_s: float = 0.0  # of late
+    at: float = 0.0  # of the last one
 
-    def kind(self, output_tokens: int = 0) -> Kind:
-        size = -1 if self.streams else output_tokens.bit_length()
-        return self.engine, self.key[1], self.tokens.bit_length(), size
+
+class Answer(NamedTuple):
+    """How long one took. Seconds."""
+
+    at: float
+    kind: Kind
+    time_s: float | None  # to the first token, or of the whole; None: something waited before it
+    token_s: float | None
+
+
+class Seen(NamedTuple):
+    """How long an answer took, beside others."""
+
+    time: float | None = None  # a multiple of what such answers usually take
+    pace: float | None = None  # seconds per token, with TOKEN_FLOOR_S
+    is_stream: bool = True
+
+    def ratio(self, usual_time: float, usual_pace: float) -> tuple[float, str]:
+        """How much longer than that, by whichever is worse, and what was."""
+        what = "first tokens" if self.is_stream else "plain answers"
+        by_pace = (self.pace or 0.0) / usual_pace, "tokens"
+        return max(((self.time or 0.0) / usual_time, what), by_pace)
 
 
 @dataclass(slots=True)
 class Place:
     """One replica, for one model."""
 
-    # When seen, and seconds: to first tokens, of plain answers, for each further token.
-    firsts: deque[Answer] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    plain: deque[Answer] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    paces: deque[Timed] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    key: Key
+    group: Group
+    ended: "deque[Sent]" = field(default_factory=lambda: deque(maxlen=WINDOW))  # not yet judged
+    answers: deque[Answer] = field(default_factory=lambda: deque(maxlen=WINDOW))
     new_tokens: int = 0  # computed since the last judgement
     work: float = 0.0  # tokens of late
+    heard_at: float = -inf  # it last brought a first token or an answer
+    heard_of: float = -inf  # when the latest sent request that it began to answer was sent
+    late: int = 0  # requests that were overdue there, since it was heard of
 
-    def judged(self) -> None:
-        self.work, self.new_tokens = WORK_MEMORY * self.work + self.new_tokens, 0
+    def heard(self, sent_at: float, now: float) -> None:
+        self.heard_at, self.late = now, 0
+        if sent_at > self.heard_of:
+            self.heard_of = sent_at
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that is under way, or has ended well."""
+
+    place: Place
+    tokens: int  # of its prompt, to compute
+    sent_at: float
+    streams: bool
+    is_counted: bool  # nothing waited before it
+    loads: bool  # its model may have to be loaded for it
+    first_at: float | None = None
+    ended_at: float = 0.0
+    computed_tokens: int = 0  # of its prompt
+    output_tokens: int = 0
+
+    def answer(self) -> Answer:
+        """How long it took, once it has ended."""
+        first_at, output_tokens = self.first_at or self.ended_at, self.output_tokens
+        size = STREAM if self.streams else output_tokens.bit_length()
+        kind = self.place.group, self.computed_tokens.bit_length(), size
+        time_s = first_at - self.sent_at + ANSWER_FLOOR_S if self.is_counted else None
+        has_pace = self.streams and output_tokens >= OUTPUT_TOKENS_MIN
+        token_s = (self.ended_at - first_at) / (output_tokens - 1) if has_pace else None
+        return Answer(self.ended_at, kind, time_s, token_s)
+
+    def expected(self) -> Kind:
+        """Of what is known when it is sent."""
+        size = STREAM if self.streams else ANY_LENGTH
+        return self.place.group, self.tokens.bit_length(), size
 
 
 @dataclass(slots=True)
@@ -111,44 +180,46 @@ class SlowPlaces:
     def __init__(self) -> None:
         self.by_key: dict[Key, SlowPlace] = {}
         self._places: dict[Key, Place] = {}
-        self._sent: dict[int, Sent] = {}  # by the request's key
-        self._usual: dict[Kind, tuple[int, float]] = {}  # answers seen, and their seconds
-        self._due_at = float("-inf")
+        self._sent: dict[int, Sent] = {}  # by the request's key, the first that was sent first
+        self._usual: dict[Kind, Usual] = {}
+        self._due_at = -inf
+        self._again = AGAIN_MAX  # requests that may be overdue
 
     # What happens to a client's request.
 
     def sent(self, request: Request, replica: Replica, tokens: int, now: float) -> None:
         """It goes there, with so many prompt tokens to compute; nothing of it is counted yet."""
-        beat = replica.heartbeat
-        key = beat.replica, request.model
-        loads = request.model in beat.loadable or request.model in beat.loading
+        beat, model = replica.heartbeat, request.model
+        key = beat.replica, model
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= PLACES_MAX:
+                return
+            self._places[key] = place = Place(key, (beat.engine, beat.region, model))
+        loads = model in beat.loadable or model in beat.loading
         is_counted = not (replica.pending or beat.full or loads)
-        self._sent[request.key] = Sent(key, beat.engine, tokens, now, request.streams, is_counted)
+        self._sent[request.key] = Sent(place, tokens, now, request.streams, is_counted, loads)
 
     def began(self, request: int, now: float) -> None:
         """The first token of its stream is here."""
         sent = self._sent.get(request)
         if sent is not None and sent.first_at is None:
             sent.first_at = now
+            sent.place.heard(sent.sent_at, now)
 
     def served(self, request: int, served: Served, now: float) -> None:
         """It has ended well."""
         sent, output_tokens = self._sent.get(request), served.output_tokens or 0
         if sent is None or (sent.first_at is None and (sent.streams or not output_tokens)):
             return
-        if (place := self._place(sent.key)) is None:
-            return
-        first_at, expected = sent.first_at or now, sent.kind(output_tokens)
+        place, tokens = sent.place, sent.tokens
         if served.prompt_tokens is not None and served.cached_tokens is not None:
-            sent.tokens = max(0, served.prompt_tokens - served.cached_tokens)
-        place.new_tokens += sent.tokens + output_tokens
-        if sent.is_counted:
-            seconds, kind = first_at - sent.sent_at + ANSWER_FLOOR_S, sent.kind(output_tokens)
-            (place.firsts if sent.streams else place.plain).append((now, seconds, kind))
-            for each in {expected, kind}:  # what is awaited is known by what is expected
-                self._learn(each, seconds)
-        if sent.streams and output_tokens >= OUTPUT_TOKENS_MIN:
-            place.paces.append((now, (now - first_at) / (output_tokens - 1)))
+            tokens = max(0, served.prompt_tokens - served.cached_tokens)
+        sent.ended_at, sent.computed_tokens, sent.output_tokens = now, tokens, output_tokens
+        place.heard(sent.sent_at, now)
+        place.new_tokens += tokens + output_tokens
+        place.ended.append(sent)
+        self._again = min(AGAIN_MAX, self._again + AGAIN_SHARE)
 
     def left(self, request: int) -> None:
         """It is over, however it ended."""
@@ -162,26 +233,96 @@ class SlowPlaces:
 
     # What follows.
 
+    def overdue(self, replicas: Mapping[ReplicaId, Replica], now: float) -> list[int]:
+        """Requests that another place should answer, while `may_place_again`. The caller says by
+        `placed_again` which it takes from their places."""
+        if not self.may_place_again:
+            return []
+        late: list[tuple[int, Sent, int]] = []
+        before: dict[Key, int] = {}  # tokens of the requests sent before, that one's included
+        for request, sent in self._sent.items():
+            if now - sent.sent_at < LATE_MIN_S:
+                break
+            if sent.first_at is not None:
+                continue
+            place = sent.place
+            tokens = before[place.key] = before.get(place.key, 0) + sent.tokens
+            is_silent = place.heard_at <= sent.sent_at and not sent.loads
+            if is_silent and self._is_late(sent, 0.0, now):
+                late.append((request, sent, tokens))
+        return self._more_than_late(late, replicas, now) if late else []
+
+    def _more_than_late(
+        self, late: list[tuple[int, Sent, int]], replicas: Mapping[ReplicaId, Replica], now: float
+    ) -> list[int]:
+        """Those whose like answer, and which no queue and no other router's prompt holds up."""
+        heard_of: dict[Group, float] = {}  # a late place has begun nothing since
+        for place in self._places.values():
+            heard_of[place.group] = max(place.heard_of, heard_of.get(place.group, -inf))
+        own: dict[Key, int] = {}
+        for sent in self._sent.values():
+            if sent.first_at is None:
+                own[sent.place.key] = own.get(sent.place.key, 0) + sent.tokens
+        found: list[int] = []
+        for request, sent, tokens in late:
+            place = sent.place
+            if (replica := replicas.get(place.key[0])) is None:
+                continue
+            beat = replica.heartbeat
+            has_queue = bool(beat.pending or beat.full) and not (sent.is_counted or place.late)
+            of_others = max(0, (beat.prefill_queued_tokens or 0) - own[place.key])
+            answer_others = heard_of.get(place.group, -inf) > sent.sent_at
+            ahead = tokens - sent.tokens + of_others
+            s_per_token = replica.prefill_line[0] or self._longest_s(sent) / max(1, sent.tokens)
+            ahead_s = ahead * s_per_token
+            if answer_others and not has_queue and self._is_late(sent, ahead_s, now):
+                found.append(request)
+        return found
+
+    @property
+    def may_place_again(self) -> bool:
+        """Whether another request may be taken from its place."""
+        return self._again >= 1.0
+
+    def placed_again(self, request: int) -> None:
+        """It was overdue, and leaves its place for that."""
+        if (sent := self._sent.get(request)) is not None:
+            sent.place.late += 1
+            self._again -= 1.0
+
+    def _is_late(self, sent: Sent, ahead_s: float, now: float) -> bool:
+        """Whether it has waited too long, `ahead_s` of it for prompts to be computed before."""
+        times = OVERDUE * 2.0 ** min(LATE_MAX, max(0, sent.place.late + 1 - LATE_FREE))
+        most_s = times * (self._longest_s(sent) + ahead_s)
+        return now - sent.sent_at + ANSWER_FLOOR_S > most_s
+
+    def _longest_s(self, sent: Sent) -> float:
+        """The longest that one like it took of late; inf if too few are known."""
+        group, bits, size = sent.expected()
+        for fewer in range(bits, -1, -1):
+            usual = self._usual.get((group, fewer, size))
+            if usual is not None and usual.seen >= WINDOW:
+                return usual.longest_s * 2.0 ** (bits - fewer)
+        return inf
+
     def judge(self, replicas: Mapping[ReplicaId, Replica], now: float) -> None:
         """Compare all, if it is due."""
         if now < self._due_at:
             return
         self._due_at = now + JUDGE_S
-        like: dict[tuple[str, RegionId, ModelId], list[Key]] = {}
-        running: dict[Key, int] = {}
+        like: dict[Group, dict[Key, Place]] = {}
         for key, place in list(self._places.items()):
-            if (replica := replicas.get(key[0])) is None:
+            if key[0] not in replicas:
                 self.forget(key[0])
                 continue
-            place.judged()
-            beat = replica.heartbeat
-            like.setdefault((beat.engine, beat.region, key[1]), []).append(key)
-            running[key] = beat.running or 0
+            self._learn(place)
+            like.setdefault(place.group, {})[key] = place
         waits = self._waits(now) if self._sent else {}
         worse: dict[Key, tuple[float, str]] = {}
-        for keys in like.values():
-            if len(keys) > 1:
-                worse.update(self._worse(keys, waits, running, now))
+        for places in like.values():
+            if len(places) > 1:
+                running = {key: replicas[key[0]].heartbeat.running or 0 for key in places}
+                worse.update(self._worse(places, waits, running, now))
         for key in worse.keys() - self.by_key.keys():
             self.by_key[key] = SlowPlace()
         for key, slow in list(self.by_key.items()):
@@ -215,86 +356,104 @@ class SlowPlaces:
 
     def _worse(
         self,
-        keys: Sequence[Key],
-        waits: Mapping[Key, list[Timed]],
+        places: Mapping[Key, Place],
+        waits: Mapping[Key, list[float]],
         running: Mapping[Key, int],
         now: float,
     ) -> Iterable[tuple[Key, tuple[float, str]]]:
         """Those that are slow among these, each with how slow, the worst half at most."""
-        places = self._places
-        measures = (
-            (
-                "first tokens",
-                0.0,
-                {k: self._ratios(places[k].firsts) + waits.get(k, []) for k in keys},
-            ),
-            ("plain answers", 0.0, {key: self._ratios(places[key].plain) for key in keys}),
-            ("tokens", TOKEN_FLOOR_S, {key: places[key].paces for key in keys}),
-        )
+        last = {
+            key: (self._seen(place, now - FRESH_S) + [Seen(ratio) for ratio in waits.get(key, ())])[
+                -WINDOW:
+            ]
+            for key, place in places.items()
+        }
+        times = _medians({key: [one.time for one in seen] for key, seen in last.items()}, RUN)
+        paces = _medians({key: [one.pace for one in seen] for key, seen in last.items()}, RUN)
+        # What a batch computes in a second, other routers' requests included.
+        rates = {key: running[key] / pace for key, pace in paces.items()}
+        least_time, least_pace = (SLOW * min(of.values(), default=inf) for of in (times, paces))
         found: dict[Key, tuple[float, str]] = {}
-        for what, floor, seen in measures:
-            last = {key: _last(seen[key], now - FRESH_S) for key in keys}
-            medians = {key: floor + median(each) for key, each in last.items() if each}
-            least = SLOW * min(medians.values(), default=0.0)
-            # What a batch computes in a second, other routers' requests included.
-            rates = {key: running[key] / medians[key] for key in medians} if floor else {}
-            for key, each in last.items() if len(medians) > 1 else ():
-                if not each or floor + max(each) < least or self._works_more(key, keys):
-                    continue
-                if rates and rates[key] > MORE_WORK * _of_others(rates, key):
-                    continue
-                ratio = (floor + _own(each)) / _of_others(medians, key)
-                if ratio >= SLOW and ratio > found.get(key, (0.0, ""))[0]:
-                    found[key] = ratio, f"{what} {ratio:.1f}× its like"
-        known = [key for key in keys if key in self.by_key]
+        for key, seen in last.items():
+            if len(seen) < RUN or not any(
+                (one.time or 0.0) >= least_time or (one.pace or 0.0) >= least_pace for one in seen
+            ):
+                continue
+            if _is_more({other: place.work for other, place in places.items()}, key):
+                continue
+            usual_time, usual_pace = _of_others(times, key), _of_others(paces, key)
+            own_paces = [one.pace for one in seen if one.pace is not None]
+            if own_paces and _is_more({**rates, key: running[key] / median(own_paces)}, key):
+                usual_pace = inf
+            ratio, what = _own([one.ratio(usual_time, usual_pace) for one in seen])
+            if ratio >= SLOW:
+                found[key] = ratio, f"{what} {ratio:.1f}× its like"
+        known = [key for key in places if key in self.by_key]
         new = sorted(found.keys() - known, key=lambda key: -found[key][0])
-        most = max(0, len(keys) // 2 - len(known))
+        most = max(0, len(places) // 2 - len(known))
         return [(key, found[key]) for key in (*known, *new[:most]) if key in found]
 
-    def _works_more(self, key: Key, keys: Collection[Key]) -> bool:
-        work = {each: self._places[each].work for each in keys}
-        return work[key] > MORE_WORK * _of_others(work, key)
-
-    def _ratios(self, seen: Iterable[Answer]) -> list[Timed]:
-        """How long answers took, as multiples of what such ones usually take."""
-        usual = self._usual
-        return [(at, seconds / usual[kind][1]) for at, seconds, kind in seen if kind in usual]
-
-    def _waits(self, now: float) -> dict[Key, list[Timed]]:
-        """How long first tokens are awaited, where that is longer than usual."""
-        found: dict[Key, list[Timed]] = {}
-        for sent in self._sent.values():
-            if sent.streams and sent.is_counted and sent.first_at is None:
-                _, usual_s = self._usual.get(sent.kind(), (0, inf))
-                seconds = now - sent.sent_at + ANSWER_FLOOR_S
-                if seconds > usual_s:
-                    found.setdefault(sent.key, []).append((now, seconds / usual_s))
+    def _seen(self, place: Place, since: float) -> list[Seen]:
+        """Of its last answers: how long they took, as multiples of what such ones usually take."""
+        usual, found = self._usual, list[Seen]()
+        for at, kind, time_s, token_s in place.answers:
+            time = time_s / usual[kind].mean_s if time_s is not None and kind in usual else None
+            pace = None if token_s is None else TOKEN_FLOOR_S + token_s
+            if at >= since and not (time is None and pace is None):
+                found.append(Seen(time, pace, is_stream=kind[2] == STREAM))
         return found
 
-    def _learn(self, kind: Kind, seconds: float) -> None:
-        seen, usual = self._usual.get(kind, (0, seconds))
-        if seen == 0 and len(self._usual) >= KINDS_MAX:
-            self._usual.clear()
-        usual += max(USUAL_WEIGHT, 1.0 / (seen + 1)) * (seconds - usual)
-        self._usual[kind] = seen + 1, usual
+    def _waits(self, now: float) -> dict[Key, list[float]]:
+        """How long first tokens are awaited, as multiples of the usual, where it is longer."""
+        found: dict[Key, list[float]] = {}
+        for sent in self._sent.values():
+            if sent.streams and sent.is_counted and sent.first_at is None:
+                usual = self._usual.get(sent.expected())
+                seconds = now - sent.sent_at + ANSWER_FLOOR_S
+                if usual is not None and seconds > usual.mean_s:
+                    found.setdefault(sent.place.key, []).append(seconds / usual.mean_s)
+        return found
 
-    def _place(self, key: Key) -> Place | None:
-        if key not in self._places and len(self._places) < PLACES_MAX:
-            self._places[key] = Place()
-        return self._places.get(key)
+    def _learn(self, place: Place) -> None:
+        """Take in what it has answered since the last judgement."""
+        place.work, place.new_tokens = WORK_MEMORY * place.work + place.new_tokens, 0
+        for sent in place.ended:
+            answer = sent.answer()
+            place.answers.append(answer)
+            if answer.time_s is not None:
+                for kind in {sent.expected(), answer.kind}:  # what is awaited is known by the first
+                    self._count(kind, answer.time_s, answer.at)
+        place.ended.clear()
+
+    def _count(self, kind: Kind, time_s: float, at: float) -> None:
+        usual = self._usual.get(kind)
+        if usual is None:
+            if len(self._usual) >= KINDS_MAX:
+                self._usual.clear()
+            usual = Usual(0, time_s, time_s, at)
+        mean_s = usual.mean_s + max(USUAL_WEIGHT, 1.0 / (usual.seen + 1)) * (time_s - usual.mean_s)
+        kept = max(1.0 - USUAL_WEIGHT, 0.5 ** (max(0.0, at - usual.at) / LONGEST_HALF_S))
+        longest_s = max(time_s, kept * usual.longest_s)
+        self._usual[kind] = Usual(usual.seen + 1, mean_s, longest_s, at)
 
 
-def _last(seen: Collection[Timed], since: float) -> list[float]:
-    """The last WINDOW of them that are newer; none of too few."""
-    fresh = [value for at, value in seen if at >= since][-WINDOW:]
-    return fresh if len(fresh) >= RUN else []
+def _medians(values: Mapping[Key, Sequence[float | None]], least: int) -> dict[Key, float]:
+    """Of each that has so many."""
+    known = {key: [one for one in seen if one is not None] for key, seen in values.items()}
+    return {key: median(seen) for key, seen in known.items() if len(seen) >= least}
 
 
-def _own(last: Sequence[float]) -> float:
+def _own(last: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """What a replica's last answers show of it."""
-    run = min(last[-RUN:]) / 2.0
+    ratio, what = min(last[-RUN:])
+    run = ratio / 2.0, what
     return run if len(last) < ANSWERS_MIN else max(run, sorted(last)[len(last) // 4])
 
 
 def _of_others(values: Mapping[Key, float], key: Key) -> float:
-    return median([value for other, value in values.items() if other != key])
+    others = [value for other, value in values.items() if other != key]
+    return median(others) if others else inf
+
+
+def _is_more(values: Mapping[Key, float], key: Key) -> bool:
+    return values[key] > MORE_WORK * _of_others(values, key)

@@ -146,4 +146,4 @@ async def test_a_client_error_is_doubted_where_the_last_requests_all_had_one() -
             await made.relay.run()
             doubted.append(made.head.doubted)
         client.close()
-    assert doubted == [0, 0, 0, 1, 0, 1, 0, 0, 1]
+    assert doubted == [0, 1, 1, 1, 0, 1, 0, 0, 1]

@@ -154,6 +154,17 @@ def test_another_engine_in_its_place_begins_anew() -> None:
     assert bench.beat.results is None
 
 
+def test_an_engine_that_was_started_anew_between_two_scrapes_begins_anew() -> None:
+    bench = ready()
+    bench.read(replace(IDLE, progress=(40.0, 7.0)))
+    for number in range(5):
+        one(bench, number, verdict=FAILED)
+    bench.read(replace(IDLE, progress=(41.0, 7.0)))
+    assert bench.beat.results is not None
+    bench.read(replace(IDLE, progress=(0.0, 0.0)))
+    assert bench.beat.results is None
+
+
 def test_an_engine_that_wakes_up_begins_anew() -> None:
     bench = ready()
     for number in range(5):

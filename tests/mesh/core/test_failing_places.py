@@ -98,6 +98,17 @@ def test_the_healthy_ones_get_the_work(bad, status, policy):
     assert wasted <= 12 * len(bad)
 
 
+def test_the_receipt_says_that_it_fails_and_not_that_it_is_full():
+    world = World({"a"}, "least-load", status=None)
+    for _ in range(50):
+        world.ask()
+    world.router.replicas.refused("a", world.now)
+    effects = world.router.handle(ev.RequestArrived(request(1000)), world.now)
+    [decided] = [one for one in effects if isinstance(one, fx.Decided)]
+    whys = {one.name: one.why for one in decided.decision.candidates}
+    assert whys["a"].startswith("failing: ")
+
+
 def test_where_all_fail_all_are_tried():
     world = World(set(NAMES))
     assert [world.ask() for _ in range(60)] == ["error"] * 60

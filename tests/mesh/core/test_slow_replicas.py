@@ -29,6 +29,9 @@ class World:
         self.inside: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.taken: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.given: list[str] = []
+        self.where: dict[tuple[int, int], str] = {}  # attempts under way
+        self.waited_s: dict[int, float] = {}  # by request: to its first token
+        self.again: set[int] = set()
         self.digests: list[fx.PublishDigest] = []
 
     def run(self, seconds: float) -> None:
@@ -39,7 +42,9 @@ class World:
             if self.due and self.due[0][0] <= self.now:
                 event = heappop(self.due)[2]
                 if isinstance(event, ev.AnswerEnded):
-                    self.inside[self.given[event.key - 1]] -= 1
+                    self.left(event.key, event.attempt)
+                elif (event.key, event.attempt) in self.where:
+                    self.waited_s[event.key] += self.now
                 self.take(self.router.handle(event, self.now))
             elif tick_at <= self.now:
                 tick_at += 0.1
@@ -53,6 +58,7 @@ class World:
                 asked_at += 1.0 / PER_S
                 self.key += 1
                 text = "".join(self.dice.choice("ABCDEFGH") for _ in range(40))
+                self.waited_s[self.key] = -self.now
                 asked = request(self.key, text, arrived_at=self.now, session=text)
                 self.take(self.router.handle(ev.RequestArrived(asked), self.now))
                 self.take(self.router.finish())
@@ -63,12 +69,20 @@ class World:
                 self.digests.append(one)
             if isinstance(one, fx.Dispatch):
                 self.given.append(one.replica)
+                self.where[one.key, one.attempt] = one.replica
                 self.inside[one.replica] += 1
                 self.taken[one.replica] = one.handoff
                 first_at = self.now + self.ttft_s[one.replica]
                 answered = ev.AnswerEnded(one.key, one.attempt, Served(100, 0, 16))
                 self.at(first_at, ev.AnswerStarted(one.key, one.attempt))
                 self.at(first_at + 0.5, answered)
+            if isinstance(one, fx.CancelAttempt):
+                self.left(one.key, one.attempt)
+                self.again.add(one.key)
+
+    def left(self, key: int, attempt: int) -> None:
+        if (name := self.where.pop((key, attempt), None)) is not None:
+            self.inside[name] -= 1
 
     def at(self, when: float, event: object) -> None:
         self.order += 1
@@ -88,7 +102,7 @@ def test_a_slow_one_gets_less_and_comes_back(policy):
     given = world.given[before:].count(name)
     assert given <= 0.05 * (len(world.given) - before), "of a third"
     whys = [one.digest.avoided.get(name, "") for one in world.digests]
-    assert any(why.startswith("slow: first tokens ") for why in whys)
+    assert any(why.startswith(("slow: first tokens ", "failing: ")) for why in whys)
     world.ttft_s[name] = 0.2
     world.run(120.0)
     assert not world.router.replicas.slow.by_key
@@ -104,3 +118,31 @@ def test_the_receipt_says_why():
     [decided] = [one for one in effects if isinstance(one, fx.Decided)]
     whys = {one.name: one.why for one in decided.decision.candidates}
     assert whys["a"].startswith("slow: first tokens ")
+
+
+@pytest.mark.parametrize("policy", ["mesh", "least-load", "gorgo"])
+def test_what_waits_at_a_silent_one_is_answered_by_others(policy):
+    world = World(policy)
+    world.run(20.0)
+    assert not world.again
+    [name, *_], before = world.given, world.key
+    world.ttft_s[name] = float("inf")
+    world.run(60.0)
+    waits = sorted(wait for key, wait in world.waited_s.items() if key > before)
+    assert 1 <= len(world.again) <= 15
+    assert all(wait < 0.0 or wait < 1.5 for wait in waits[: int(0.98 * len(waits))])
+    whys = [one.digest.avoided.get(name, "") for one in world.digests]
+    assert any(why.startswith("failing: 3 of its last ") and "nothing in" in why for why in whys)
+    world.ttft_s[name] = 0.2
+    world.run(200.0)
+    assert world.digests[-1].digest.avoided == {}
+    assert world.given[-60:].count(name) >= 5
+
+
+@pytest.mark.parametrize("policy", ["mesh", "least-load"])
+def test_where_all_are_slow_nothing_is_placed_again(policy):
+    world = World(policy)
+    world.run(20.0)
+    world.ttft_s = dict.fromkeys(NAMES, 4.0)
+    world.run(30.0)
+    assert not world.again

@@ -153,6 +153,22 @@ def test_an_answer_that_its_agent_tells_of_ends_it() -> None:
     assert not places.places
 
 
+def test_it_is_avoided_until_its_time_is_over_and_nothing_speaks_against_it() -> None:
+    places = FailingPlaces()
+    fail(places)
+    assert places.avoided(0.0) == places.out()
+    assert places.avoided(OUT_S) == {}, "the next request will show it"
+    assert places.words(A, M) == "failing: 3 of its last 3, HTTP 500"
+    places.tries(A, M, 1, OUT_S)
+    assert places.avoided(OUT_S) == places.out()
+    places.left(A, M, 1)
+    places.told(A, results(9), OUT_S)
+    later = OUT_S + OUT_S_MAX
+    assert places.avoided(later) == places.out(), "its agent says so"
+    places.told(A, None, later)
+    assert places.avoided(later) == {}
+
+
 def test_what_failed_long_ago_is_forgotten() -> None:
     places = FailingPlaces()
     fail(places)

@@ -8,6 +8,8 @@ import pytest
 from mesh.core.model.request import Served
 from mesh.core.view.replica import Replica
 from mesh.core.view.slowness import (
+    AGAIN_MAX,
+    AGAIN_SHARE,
     ANSWERS_MIN,
     FRESH_S,
     GROWTH,
@@ -253,3 +255,132 @@ def test_equal_replicas_are_never_slow(seed):
                 fleet.answers(name, 0.1 + dice.expovariate(4.0), dice.uniform(0.01, 0.025))
         fleet.later(JUDGE_S)
         assert not fleet.slow.by_key
+
+
+class Silent(Fleet):
+    """Of three alike, `a` has fallen silent; what waits there is placed again if it is overdue."""
+
+    def __init__(self, **beats: dict[str, object]) -> None:
+        super().__init__("a", "b", "c", **beats)
+        self.rounds(20)
+        self.sent_at: dict[int, float] = {}
+        self.again: dict[int, float] = {}  # how long each had waited
+
+    def send(self, name: str, tokens: int = 100, streams: bool = True) -> int:
+        self.request += 1
+        asked = request(self.request, model=M, streams=streams)
+        self.slow.sent(asked, self.replicas[ReplicaId(name)], tokens, self.now)
+        self.sent_at[self.request] = self.now
+        return self.request
+
+    def run(self, seconds: float, *answering: str) -> None:
+        """Each of these answers a request every 0.1 s, in 0.2 s."""
+        for _ in range(round(seconds / 0.1)):
+            for name in answering:
+                self.answers(name, 0.2)
+            self.later(0.1)
+            for key in self.slow.overdue(self.replicas, self.now):
+                if self.slow.may_place_again:
+                    self.slow.placed_again(key)
+                    self.slow.left(key)
+                    self.again[key] = self.now - self.sent_at[key]
+
+
+def test_a_request_at_a_silent_replica_is_overdue_once_its_like_answered_later_ones():
+    fleet = Silent()
+    stuck = fleet.send("a")
+    fleet.run(3.0)
+    assert not fleet.again, "nobody answers: the region may be slow, or this router stood still"
+    fleet.run(0.2, "b")
+    assert set(fleet.again) == {stuck}
+
+
+def test_it_takes_twice_what_any_of_its_like_took():
+    fleet = Silent()
+    fleet.answers("c", 0.9)
+    fleet.later(JUDGE_S)
+    stuck = fleet.send("a")
+    fleet.run(10.0, "b", "c")
+    assert 1.2 < fleet.again[stuck] < 2.0
+
+
+def test_a_replica_that_brings_something_is_not_silent():
+    fleet = Silent()
+    stuck = fleet.send("a")
+    other = fleet.send("a")
+    fleet.slow.began(other, fleet.now + 0.1)
+    fleet.run(10.0, "b", "c")
+    assert stuck not in fleet.again
+
+
+@pytest.mark.parametrize("field", [{"pending": 3}, {"loading": {"m": 40.0}}])
+def test_what_waits_for_others_or_for_a_load_is_not_overdue(field):
+    fleet = Silent(a=field)
+    fleet.send("a")
+    fleet.run(30.0, "b", "c")
+    assert not fleet.again
+
+
+def test_what_came_behind_an_overdue_one_is_overdue_too():
+    fleet = Silent()
+    first = fleet.send("a")
+    beat_of = fleet.replicas[ReplicaId("a")]
+    beat_of.update(beat("a", 2, pending=1), fleet.now)
+    second = fleet.send("a")
+    fleet.run(3.0, "b", "c")
+    assert list(fleet.again) == [first, second]
+
+
+def test_long_prompts_have_longer_whosever_they_are():
+    fleet = Silent()
+    fleet.send("a", tokens=3200)
+    fleet.run(8.0, "b", "c")
+    assert not fleet.again
+    fleet = Silent(a={"prefill_queued_tokens": 3200})
+    fleet.send("a")
+    fleet.run(8.0, "b", "c")
+    assert not fleet.again, "another router's prompt is before it"
+    fleet = Silent()
+    fleet.send("a", tokens=3200)
+    fleet.later(0.1)
+    fleet.send("a")
+    fleet.run(8.0, "b", "c")
+    assert not fleet.again, "it waits for the one before"
+
+
+def test_a_plain_answer_has_as_long_as_the_longest_ones():
+    fleet = Silent()
+    long = Served(prompt_tokens=100, cached_tokens=0, output_tokens=900)
+    for _ in range(10):
+        fleet.answers("b", 0.0, served=long, streams=False)
+        fleet.answers("c", 0.0, served=ALIKE, streams=False)
+        fleet.later(JUDGE_S)
+    stuck = fleet.send("a", streams=False)
+    fleet.run(30.0, "b", "c")
+    assert fleet.again[stuck] > 15.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_requests_are_placed_again_whatever_a_replica_does(seed):
+    """And one that was late often has longer each time: it may have to load its model."""
+    dice, fleet, sent = Random(seed), Silent(), 0
+    for _ in range(600):
+        if dice.random() < 0.5:
+            fleet.send("a")
+        fleet.run(0.1, *(name for name in "bc" if dice.random() < 0.9))
+        sent = fleet.request
+    assert 0 < len(fleet.again) <= AGAIN_SHARE * sent + AGAIN_MAX
+    waits = list(fleet.again.values())
+    assert max(waits) > 20 * min(waits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_region_whose_replicas_are_alike_few_are_overdue(seed):
+    """Whatever load slows all of them down."""
+    dice, fleet = Random(seed), Silent()
+    for step in range(400):
+        slower = 5.0 if 100 < step < 300 else 1.0
+        for name in fleet.replicas:
+            fleet.answers(name, slower * (0.1 + dice.expovariate(10.0)), 0.01)
+        fleet.run(0.5)
+    assert not fleet.again
