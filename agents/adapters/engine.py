@@ -200,8 +200,8 @@ class EngineClient:
             asks_page and (reading is not None),
             self._fault(reading),
         )
-        verdict = self._pages.looked(look, self._clock())
-        if verdict is ScrapeResult.UP:
+        result = self._pages.looked(look, self._clock())
+        if result is ScrapeResult.UP:
             if isinstance(known, FailedRead):
                 known = NOT_READ
                 self._models_due_at = self._clock() + self._pages.models_again_s
@@ -221,7 +221,7 @@ class EngineClient:
             rest = self.last_content_at, frozenset(self.held), *told, bool(self._moves_turns)
             return EngineScraped(began_at, reading, models, known.cards, paths, *rest)
         self.refresh_models()  # what comes back may be another engine
-        if verdict is ScrapeResult.FAILED:
+        if result is ScrapeResult.FAILED:
             self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
             self._moves_turns = None if self.kind.may_move_turns else False
             self.left_out = NO_USAGE
@@ -234,7 +234,7 @@ class EngineClient:
             last_content_at=self.last_content_at,
             timed_out=all(each.fault.kind is FaultKind.TIMED_OUT for each in problems),
             detail=problems[0].detail,
-            is_up=verdict is ScrapeResult.WAIT,
+            is_up=result is ScrapeResult.WAIT,
             wants_proof=self._pages.seen.wants_proof,
         )
 

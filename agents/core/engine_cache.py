@@ -67,15 +67,15 @@ class EngineCache:
 
     def live(self, seq: int, payload: bytes) -> int | None:
         """A batch arrived as it was published."""
-        verdict = self._order.live(seq)
-        if verdict is BatchUse.RESTARTED:
+        use = self._order.live(seq)
+        if use is BatchUse.RESTARTED:
             self._restart()
-            verdict = BatchUse.TAKE if seq == 0 else BatchUse.REPLAY
+            use = BatchUse.TAKE if seq == 0 else BatchUse.REPLAY
             self._is_behind = True
-        if verdict is BatchUse.TAKE:
+        if use is BatchUse.TAKE:
             self._is_behind = False
             self._apply(seq, payload)
-        elif verdict is BatchUse.REPLAY:
+        elif use is BatchUse.REPLAY:
             self._waiting = seq, payload
             self._replays = 0
             return self._ask()

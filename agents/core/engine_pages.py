@@ -144,21 +144,21 @@ class EnginePages:
 
     def looked(self, look: Look, now: float) -> ScrapeResult:
         """Take in a scrape."""
-        verdict = self._judged(look, now)
+        result = self._judged(look, now)
         if look.asked_metrics and look.metrics is not None:
             self._again_at = now + RETRY_S
-        if verdict is ScrapeResult.UP:
+        if result is ScrapeResult.UP:
             self._was_up = True
-        elif verdict is ScrapeResult.FAILED and look.asked_models and look.models is not None:
+        elif result is ScrapeResult.FAILED and look.asked_models and look.models is not None:
             self._was_up = False
             self._metrics.restart()
         is_answering = look.last_content_at > look.began_at
         self._failures = (
-            self._failures + 1 if verdict is ScrapeResult.FAILED and not is_answering else 0
+            self._failures + 1 if result is ScrapeResult.FAILED and not is_answering else 0
         )
         failures = self._metrics.failures + self._models.failures
-        self.asks_both = verdict is not ScrapeResult.UP or failures > 0
-        return verdict
+        self.asks_both = result is not ScrapeResult.UP or failures > 0
+        return result
 
     def _judged(self, look: Look, now: float) -> ScrapeResult:
         models, metrics = look.models, look.metrics
