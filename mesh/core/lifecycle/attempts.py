@@ -143,6 +143,9 @@ def _begin_pair(
     handoff = state.replicas.hand_off(first, tokens, place.prefill_tokens, now)
     reserved = state.replicas.reserve(second, tokens)
     stage = PrefillStage(first, handoff, now, choice.pair, reserved)
+    if state.replicas.failing.places:
+        for replica in (first, second):
+            state.replicas.failing.tries(replica, request.model, request.key, now)
     destination = Destination(CandidateKind.REPLICA, second)
     record.dispatch(destination, None, now, stage)
     decided(state, request, place, attempt=record.attempt, held_s=record.held_s)
@@ -217,8 +220,8 @@ def leave(state: RouterState, record: RequestRecord, now: float) -> None:
     """Release what the attempt under way occupies. The record's next transition follows."""
     state.replicas.slow.left(record.request.key)
     if state.replicas.failing.places or state.peers.failing.places:
-        place, model = record.peer or record.replica or "", record.request.model
-        _failing_of(state, record).left(place, model, record.request.key)
+        for place in _places_of(record):
+            _failing_of(state, record).left(place, record.request.model, record.request.key)
     if record.handoff is not None and record.replica is not None:
         state.replicas.over(record.replica, record.handoff)
     if record.prefill is not None:
@@ -238,16 +241,26 @@ def _judge(state: RouterState, record: RequestRecord, served: Served, now: float
             if _is_there(state, suspect.place, is_peer=suspect.is_peer):
                 table.failed(suspect.place, model, suspect.what, now)
     if state.replicas.failing.places or state.peers.failing.places:
-        _failing_of(state, record).answered(record.peer or record.replica or "", model)
+        for place in _places_of(record):
+            _failing_of(state, record).answered(place, model)
 
 
 def failed(
-    state: RouterState, record: RequestRecord, what: str, now: float, *, is_sure: bool
+    state: RouterState,
+    record: RequestRecord,
+    what: str,
+    now: float,
+    *,
+    is_sure: bool,
+    in_prefill: bool = False,
 ) -> None:
     """The attempt under way failed. `is_sure`: by its place's fault; else an answer elsewhere
-    has to show it. Pairs are not judged: the fault may be either one's."""
-    place = record.peer or record.replica
-    if record.prefill is not None or place is None:
+    has to show it. `in_prefill`: in the prefill stage of a pair. An error that the decode engine of
+    a pair answers with may be of the transfer, and so of either one: neither is judged."""
+    stage, place = record.prefill, record.peer or record.replica
+    if stage is not None and in_prefill:
+        place = stage.replica
+    if place is None or (stage is not None and not (in_prefill or is_sure)):
         return
     is_peer = record.peer is not None
     if not is_sure:
@@ -263,6 +276,12 @@ def _is_there(state: RouterState, place: str, *, is_peer: bool) -> bool:
 
 def _failing_of(state: RouterState, record: RequestRecord) -> FailingPlaces:
     return state.replicas.failing if record.peer is None else state.peers.failing
+
+
+def _places_of(record: RequestRecord) -> tuple[str, ...]:
+    """Of the attempt under way: of a pair both replicas."""
+    place = record.peer or record.replica or ""
+    return (place,) if record.prefill is None else (place, record.prefill.replica)
 
 
 def _leave_prefill(state: RouterState, record: RequestRecord, stage: PrefillStage) -> None:

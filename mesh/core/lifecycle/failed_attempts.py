@@ -125,13 +125,16 @@ def place_overdue_again(state: RouterState, now: float) -> None:
 def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, now: float) -> None:
     """What the failure says of its place. An error that the engine answered with may be the
     request's fault: another place's answer will show."""
-    if (status := event.status) is None:
-        attempts.failed(state, record, event.detail, now, is_sure=True)
+    status, in_prefill = event.status, event.prefill
+    if status is None:
+        what, is_sure = event.detail, True
     elif not is_client_error(status):
-        attempts.failed(state, record, f"HTTP {status}", now, is_sure=False)
+        what, is_sure = f"HTTP {status}", False
     elif status in TO_EVERYBODY or record.request.prompt.tokens <= SHORT_TOKENS:
-        what = f"HTTP {status} to what others answer"
-        attempts.failed(state, record, what, now, is_sure=False)
+        what, is_sure = f"HTTP {status} to what others answer", False
+    else:
+        return
+    attempts.failed(state, record, what, now, is_sure=is_sure, in_prefill=in_prefill)
 
 
 def failed(

@@ -104,6 +104,15 @@ class Pairs:
         ]
         if not found or not request.is_whole_here:
             return None
+        failing = self._replicas.failing
+        if failing.places:
+            good = [
+                one
+                for one in found
+                if failing.bars(one.heartbeat.replica, request.model, now, has_failed=bool(avoid))
+                is None
+            ]
+            found = good or found
         return Prefill(tuple(targets_of(found)))
 
 

@@ -104,6 +104,44 @@ def test_a_held_request_goes_back_to_a_doubted_decode_replica_when_the_other_one
     )
 
 
+@pytest.mark.parametrize(
+    ("at", "status", "bad"),
+    [
+        ("prefill", None, "p1"),
+        ("prefill", 500, "p1"),
+        ("decode", None, "d1"),
+        ("decode", 500, None),
+    ],
+)
+def test_a_replica_of_pairs_whose_stages_fail_is_left_out(nixl, at, status, bad):
+    """Unless it may be the other one's fault, or the transfer's."""
+    given = []
+    for key in range(1, 31):
+        nixl.now += 0.1
+        for name in ("p1", "p2", "d1", "d2"):
+            nixl.says(name)
+        attempt, [work] = 1, only(nixl.asks(key), fx.DispatchPrefill)
+        given.append((work.work.replica, nixl.core.inflight[key].replica))
+        for _ in range(3):
+            prefill, decode = work.work.replica, nixl.core.inflight[key].replica
+            is_bad = "1" in (prefill if at == "prefill" else decode)
+            if at == "decode" or not is_bad:
+                nixl.feed(ev.PrefillEnded(key, attempt))
+            if not is_bad:
+                break
+            event = ev.AttemptFailed(key, attempt, "it broke", status, prefill=at == "prefill")
+            works = only(nixl.feed(event), fx.DispatchPrefill)
+            if not works:
+                break
+            [work], attempt = works, attempt + 1
+        if key in nixl.core.inflight:
+            nixl.feed(ev.AnswerStarted(key, attempt))
+            nixl.feed(ev.AnswerEnded(key, attempt, Served(100, 0, 16)))
+    assert set(nixl.core.replicas.failing.out()) == ({bad} if bad else set())
+    if bad:
+        assert sum(bad in pair for pair in given[10:]) == 0
+
+
 def test_a_prefill_replica_that_is_lost_takes_the_attempt_with_it(nixl):
     [first] = only(nixl.asks(1), fx.DispatchPrefill)
     effects = nixl.says(first.work.replica, state=ReplicaState.GONE)
