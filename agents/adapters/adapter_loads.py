@@ -16,8 +16,8 @@ from agents.adapters.http_client import HttpBroken
 from agents.adapters.listed_models import MODELS_PATH
 from agents.adapters.listed_models import served as read_models
 from agents.core.effects import LoadAdapter
-from agents.core.engine_statuses import SUCCESS
 from agents.core.events import AdapterLoadEnded
+from schemas.http_statuses import SUCCESS
 from schemas.ids import ModelId
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from agents.adapters.moved_turns import moves_system_turns
 from agents.adapters.optional_paths import OptionalPaths, smallest_request
 from agents.adapters.served_models import ServedModels
 from agents.core.engine_pages import EnginePages, FaultKind, Look, PageFault, ScrapeResult
-from agents.core.engine_statuses import OK, PATH_UNKNOWN, SERVER_ERROR, SUCCESS, UNAUTHORIZED
 from agents.core.events import (
     NO_USAGE,
     NOTHING_KNOWN,
@@ -34,6 +33,7 @@ from agents.core.events import (
 from agents.core.loaded_models import NO_STATES
 from agents.core.stream_end import PromisedEnds
 from agents.core.usage import with_own_field
+from schemas.http_statuses import OK, PATH_UNKNOWN, SERVER_ERROR, SUCCESS, UNAUTHORIZED
 from schemas.ids import ModelId
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,6 @@ from agents.core.engine_results import (
     Verdict,
     by_status,
 )
-from agents.core.engine_statuses import SUCCESS
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.stream_content import OPENING_BYTES_MAX, StreamContent, starts_events
 from agents.core.stream_end import PromisedEnds, has_last_event, incomplete, is_cut_json
@@ -31,6 +30,7 @@ from agents.core.stream_errors import StreamError, last_error
 from agents.core.usage import read_early_usage, read_usage
 from schemas.engine_routes import EARLY_USAGE_PATHS, ENGINE_PATHS, GENERATING_PATHS, SERVER_PATHS
 from schemas.exchange import Outcome, Refused
+from schemas.http_statuses import SUCCESS
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from agents.adapters.engine_kinds import KINDS
 from agents.adapters.exchange import UnexpectedAnswer, fetched
 from agents.adapters.http_client import HttpBroken, origin
 from agents.adapters.listed_models import MODELS_PATH
-from agents.core.engine_statuses import OK, UNAUTHORIZED
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
 from agents.core.loaded_models import NO_STATES, ModelState
 from schemas.http import REGIONS
+from schemas.http_statuses import OK, UNAUTHORIZED
 from schemas.ids import ModelId
 from schemas.state import KnownRoutes, ModelCard
 

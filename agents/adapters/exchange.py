@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from agents.adapters.http_client import HttpClient
 from agents.core.engine_pages import FaultKind
-from agents.core.engine_statuses import LOGINS
+from schemas.http_statuses import LOGINS
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 JSON_BODY = {"Content-Type": "application/json"}

@@ -9,10 +9,10 @@ from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken
 from agents.core.answer_stream import TAIL_BYTES
 from agents.core.effects import MeasurePrompt
-from agents.core.engine_statuses import SUCCESS
 from agents.core.events import PromptMeasured
 from agents.core.usage import read_usage
 from schemas.http import COMPLETIONS
+from schemas.http_statuses import SUCCESS
 
 
 async def measured(

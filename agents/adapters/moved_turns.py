@@ -11,8 +11,8 @@ import orjson
 
 from agents.adapters.exchange import UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
-from agents.core.engine_statuses import OK, SERVER_ERROR
 from schemas.http import TOKENIZE
+from schemas.http_statuses import OK, SERVER_ERROR
 from schemas.ids import ModelId
 
 ALWAYS = "0.23."

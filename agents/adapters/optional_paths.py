@@ -10,7 +10,10 @@ import orjson
 
 from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
-from agents.core.engine_statuses import (
+from agents.core.loaded_models import States, loads_on_demand
+from agents.core.model_routes import ModelRoutes, is_about_model
+from schemas.engine_routes import ENGINE_ROUTES
+from schemas.http_statuses import (
     INVALID,
     NOT_IMPLEMENTED,
     NOT_THIS_PATH,
@@ -20,9 +23,6 @@ from agents.core.engine_statuses import (
     TOO_MANY,
     UNAUTHORIZED,
 )
-from agents.core.loaded_models import States, loads_on_demand
-from agents.core.model_routes import ModelRoutes, is_about_model
-from schemas.engine_routes import ENGINE_ROUTES
 from schemas.ids import ModelId
 from schemas.state import KnownRoutes, ModelCard
 

@@ -11,8 +11,8 @@ import orjson
 
 from agents.adapters.exchange import exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
-from agents.core.engine_statuses import OK
 from schemas.http import TOKENIZE
+from schemas.http_statuses import OK
 
 TOKENIZE_S = 10.0
 BODY_BYTES_MAX = 4 * 1024 * 1024

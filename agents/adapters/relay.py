@@ -30,7 +30,14 @@ from agents.core.answer_stream import FlowWindow
 from agents.core.effects import StartRelay
 from agents.core.engine_limit import retry_after_s
 from agents.core.engine_results import BROKEN, CUT, NO_ANSWER, NO_CONNECTION, by_status
-from agents.core.engine_statuses import (
+from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
+from agents.core.kv_stages import ANSWER_BYTES_MAX, StageInvalid, handed_out
+from agents.core.stream_content import OPENING_BYTES_MAX, starts_events
+from agents.core.stream_errors import StreamError
+from agents.core.usage import UsageEventRemoval
+from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
+from schemas.exchange import H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
+from schemas.http_statuses import (
     CLIENT_ERRORS,
     NOT_FOUND,
     NOT_IMPLEMENTED,
@@ -39,13 +46,6 @@ from agents.core.engine_statuses import (
     TOO_MANY,
     UNAUTHORIZED,
 )
-from agents.core.events import NO_USAGE, RelayBegan, RelayEnded, TokenUsage
-from agents.core.kv_stages import ANSWER_BYTES_MAX, StageInvalid, handed_out
-from agents.core.stream_content import OPENING_BYTES_MAX, starts_events
-from agents.core.stream_errors import StreamError
-from agents.core.usage import UsageEventRemoval
-from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
-from schemas.exchange import H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.ids import ModelId
 from schemas.kv_transfer import KvRole
 from schemas.wire import encode

@@ -31,7 +31,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     effects, events  the interface
 
 Beside these, for the adapters: answer_stream, stream_content, stream_end, stream_errors, usage
-(what is read out of an answer's bytes), engine_statuses, engine_pages, engine_cache, held_blocks,
+(what is read out of an answer's bytes), engine_pages, engine_cache, held_blocks,
 held_log, kv_events, kv_stages, name_claim; latency_predictor and slo_profile are parts that the
 simulated engine uses too.
 

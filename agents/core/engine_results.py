@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
-from agents.core.engine_statuses import NOT_IMPLEMENTED, SERVER_ERROR, TOO_MANY
+from schemas.http_statuses import NOT_IMPLEMENTED, SERVER_ERROR, TOO_MANY
 from schemas.state import FAILING_IN_A_ROW, FAILURE_CHARS_MAX, RESULTS_MAX, EngineResults
 
 WINDOW_S = 30.0

@@ -12,8 +12,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from agents.core.engine_statuses import INVALID, NOT_FOUND, SERVER_ERROR, TOO_MANY, UNAUTHORIZED
 from schemas.http import DONE_LINES
+from schemas.http_statuses import INVALID, NOT_FOUND, SERVER_ERROR, TOO_MANY, UNAUTHORIZED
 
 BOM = b"\xef\xbb\xbf"
 EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other

@@ -29,6 +29,7 @@ import orjson
 
 from mesh.session.record import Ending
 from schemas.decision import Decision
+from schemas.http_statuses import INVALID
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ RETRY_S = 0.02  # of a descriptor that some other process made non-blocking
 VALUES_CACHED = 4096
 VALUE_CHARS_MAX = 256
 STDOUT = 1
-STATUS_BAD_REQUEST = 400
 REFUSED = "refused"
 
 _is_bare = re.compile(r"[!#-<>-\[\]-~]+").fullmatch  # without quote, equals sign and backslash
@@ -65,7 +65,7 @@ def quoted_once(text: str) -> str:
 
 def shown_outcome(outcome: str, status: int) -> str:
     """Of an engine's 4xx, which the mesh passed on as it should: it refused the request."""
-    return REFUSED if outcome == "ok" and status >= STATUS_BAD_REQUEST else outcome
+    return REFUSED if outcome == "ok" and status >= INVALID else outcome
 
 
 @lru_cache(VALUES_CACHED)  # the same for most requests

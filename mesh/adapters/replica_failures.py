@@ -8,11 +8,11 @@ from prometheus_client.registry import Collector
 
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Outcome
+from schemas.http_statuses import NOT_IMPLEMENTED, SERVER_ERRORS
 from schemas.ids import ReplicaId
 
 NO_CONNECTION, BROKEN, SERVER_ERROR = "connection", "broken", "server_error"
 KINDS = (SERVER_ERROR, BROKEN, NO_CONNECTION)
-STATUS_SERVER_ERROR, STATUS_NOT_IMPLEMENTED = 500, 501
 # By what an agent names; other outcomes are no failure of an engine.
 _BY_OUTCOME: dict[str, str] = {
     Outcome.ENGINE_LOST: NO_CONNECTION,
@@ -29,7 +29,7 @@ def kind_of(status: int | None, outcome: str) -> str | None:
     """
     if status is None:
         return _BY_OUTCOME.get(outcome)
-    is_failure = status >= STATUS_SERVER_ERROR and status != STATUS_NOT_IMPLEMENTED
+    is_failure = status in SERVER_ERRORS and status != NOT_IMPLEMENTED
     return SERVER_ERROR if is_failure else None
 
 

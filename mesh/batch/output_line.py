@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from schemas.http_statuses import INVALID
+
 ID_HEX_DIGITS = 32
 ENGINE_TEXT_CHARS_MAX = 2000  # of an engine's error answer that is no JSON
 NO_ANSWER = 0  # the status of a line that has no answer
-STATUS_ERROR = 400
 TOKENS_MAX = 2**32  # of one line; an engine that reports more is not believed
 
 # Codes of lines without an answer, beside those of `job_file`.
@@ -48,7 +49,7 @@ class Result(NamedTuple):
 
 def is_error(status: int) -> bool:
     """Whether a result of that status belongs to the error file."""
-    return status == NO_ANSWER or status >= STATUS_ERROR
+    return status == NO_ANSWER or status >= INVALID
 
 
 def answered(
@@ -58,7 +59,7 @@ def answered(
     try:
         content: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        if status < STATUS_ERROR:
+        if status < INVALID:
             message = f"The engine answered {status} with a body that is no JSON."
             return unanswered(job, number, custom_id, BROKEN, message)
         text = body.decode(errors="replace")[:ENGINE_TEXT_CHARS_MAX]

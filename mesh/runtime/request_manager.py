@@ -53,6 +53,7 @@ from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
 from schemas.held import HeldAsk
 from schemas.http import Fault, Readiness
+from schemas.http_statuses import SERVER_ERROR
 from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
@@ -64,7 +65,6 @@ log = logging.getLogger(__name__)
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
-STATUS_SERVER_ERROR = 500
 INBOX_SECRET_BYTES = 12
 
 
@@ -377,7 +377,7 @@ class RequestManager:
             is_shed = record.failure.fault in SHED and record.first_byte_at is None
             outcome = "shed" if is_shed else "failed"
             kind = record.failure.fault.value.code
-        if outcome == "failed" and status < STATUS_SERVER_ERROR:
+        if outcome == "failed" and status < SERVER_ERROR:
             kind = ""  # the client's mistake
         if self.session.end(record, outcome, status, kind, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING

@@ -26,12 +26,12 @@ from mesh.session.said import Said
 from mesh.session.session import Session
 from schemas.engine_routes import CONTINUING_KINDS
 from schemas.http import CHAT, COMPLETIONS
+from schemas.http_statuses import OK
 from schemas.settings import ContinueStreams
 
 STREAM_BYTES_MAX = 1024 * 1024  # of one stream: its body and what was said
 GROWN_BYTES = 32 * 1024  # of an answer, between two looks at what is kept of it
 CHUNK_BYTES = 64  # that keeping a piece takes beside it
-STATUS_OK = 200
 NOT_KEPT = "it has said more than is kept"
 
 
@@ -59,7 +59,7 @@ class StreamContinuations:
         if record.said is None:
             if record.path not in (CHAT, COMPLETIONS) or self._rule(record) is ContinueStreams.OFF:
                 return
-            if answer.head is None or answer.head.status != STATUS_OK:
+            if answer.head is None or answer.head.status != OK:
                 return
             kept = len(record.body) + GROWN_BYTES
             if kept > STREAM_BYTES_MAX or not self._bodies.has_half(kept - record.kept_bytes):

@@ -21,6 +21,7 @@ from mesh.core.model.request import Served
 from mesh.session.said import Splice
 from schemas import exchange, http, wire
 from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
+from schemas.http_statuses import CLIENT_ERRORS, SERVER_ERROR, TOO_MANY
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.passed_headers import as_mapping
 from schemas.state import Digest, decode_digest
@@ -28,9 +29,7 @@ from schemas.state import Digest, decode_digest
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
 PROGRESS_S = 0.5  # between two progress events to the core
-STATUS_CLIENT_ERROR, STATUS_TRY_AGAIN = 400, 429
 DOUBTED = 1  # of a head
-STATUS_SERVER_ERROR = 500
 ENGINES_FAULT = (Outcome.ENGINE_LOST, Outcome.ENGINE_BROKEN, Outcome.ENGINE_FAILED)
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
@@ -298,10 +297,10 @@ class AnswerReceiver:
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
-        is_client_error = STATUS_CLIENT_ERROR <= head.status < STATUS_SERVER_ERROR
+        is_client_error = head.status in CLIENT_ERRORS
         is_doubted = is_client_error and head.doubted == DOUBTED
-        is_busy = head.status == STATUS_TRY_AGAIN
-        self._is_error = head.status >= STATUS_SERVER_ERROR or is_busy or is_doubted
+        is_busy = head.status == TOO_MANY
+        self._is_error = head.status >= SERVER_ERROR or is_busy or is_doubted
         if self.splice is not None and not head.content_type.startswith(EVENT_STREAM):
             self._is_error = True  # whatever it is: a stream is to go on
         # No error answer is read event by event.

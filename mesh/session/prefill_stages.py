@@ -18,13 +18,11 @@ import orjson
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.session.answer import STATUS_SERVER_ERROR, STATUS_TRY_AGAIN, AnswerReceiver
+from mesh.session.answer import AnswerReceiver
 from mesh.session.record import NO_TRACE, OpenRequest, nobody_waits
 from schemas import exchange
+from schemas.http_statuses import CLIENT_ERRORS, TOO_MANY
 from schemas.kv_transfer import PARAMS_BYTES_MAX, ROOM_MAX, KvRole
-
-STATUS_CLIENT_ERROR = 400
-CLIENT_ERRORS = range(STATUS_CLIENT_ERROR, STATUS_SERVER_ERROR)
 
 
 def opened(whole: OpenRequest, answer: AnswerReceiver) -> OpenRequest:
@@ -69,7 +67,7 @@ def outcome(stage: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> ev.E
     whole, head = stage.stage_of, answer.head
     if head is None or whole is None:
         return ev.AttemptFailed(key, attempt, "the prefill stage was lost", prefill=True)
-    if head.status in CLIENT_ERRORS and head.status != STATUS_TRY_AGAIN:
+    if head.status in CLIENT_ERRORS and head.status != TOO_MANY:
         return ev.PrefillEnded(key, attempt)
     params = params_text(answer.take())
     if params is None:

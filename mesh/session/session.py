@@ -38,8 +38,6 @@ from schemas.state import Digest, encode_state
 SUCCESS = range(200, 300)
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal: half of what a control message may have
 
-STATUS_OK, STATUS_CLIENT_ERROR = 200, 400
-
 
 class Session:
     """One router's, from its start to its end."""

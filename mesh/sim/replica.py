@@ -21,7 +21,6 @@ from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, S
 from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
-from mesh.session.session import STATUS_OK
 from mesh.sim.agent_config import agent_config
 from mesh.sim.engine import (
     REFUSED_CONNECTION,
@@ -43,6 +42,7 @@ from schemas.exchange import (
     Refused,
 )
 from schemas.held import HeldAsk
+from schemas.http_statuses import OK
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
@@ -365,14 +365,14 @@ class SimReplica:
             if isinstance(event, PrefillFinished):
                 running.cached_tokens = event.cached_tokens
                 if not (running.offline or running.is_prefill):
-                    self._begin(running, STATUS_OK)
+                    self._begin(running, OK)
             else:
                 self._finished(event.request_id)
 
     def _begin(self, running: RunningAnswer, status: int) -> None:
         running.began = True
         running.last_message_at = self._queue.now
-        is_ok = status == STATUS_OK
+        is_ok = status == OK
         is_stream = is_ok and not (running.offline or running.is_prefill)
         content_type = EVENT_STREAM if is_stream else ""
         head = Head(status, content_type, self.site, self.name)
@@ -391,12 +391,12 @@ class SimReplica:
         if (watch := self._world.watch_cached) is not None:
             watch(node.prompt_tokens, running.predicted_tokens, running.cached_tokens)
         if running.offline:
-            self._begin(running, STATUS_OK)
+            self._begin(running, OK)
         self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)
 
     def _answer_prefill(self, running: RunningAnswer, params: bytes, usage: TokenUsage) -> None:
         if self._running.get(running.inbox) is running:
-            self._begin(running, STATUS_OK)
+            self._begin(running, OK)
             self._send(running.receiver, running.receiver.receive, running.inbox, params)
             self._end(running.inbox, Outcome.DONE, "", usage, streamed=False)
 

@@ -12,7 +12,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.replay.tally import RequestOutcome
-from mesh.session.session import STATUS_OK, Session
+from mesh.session.session import Session
 from mesh.sim.config import MODEL
 from mesh.sim.network import BUS_S
 from mesh.sim.session_host import SessionHost, TwinRequest
@@ -22,6 +22,7 @@ from mesh.sim.workload import (
 )
 from schemas.exchange import Priority
 from schemas.http import Fault
+from schemas.http_statuses import OK
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat
 
@@ -188,8 +189,8 @@ def _complete(record: TwinRequest) -> RequestEnd:
     assert answer is not None and answer.head is not None and answer.end is not None
     status = answer.head.status
     return RequestEnd(
-        RequestOutcome.OK if status == STATUS_OK else RequestOutcome.FAILED,
-        "" if status == STATUS_OK else f"http_{status}",
+        RequestOutcome.OK if status == OK else RequestOutcome.FAILED,
+        "" if status == OK else f"http_{status}",
         replica=answer.replica,
         cached_tokens=max(0, answer.end.cached_tokens),
         hops=int(answer.asked is not None),

@@ -25,8 +25,6 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import KEPT_RESPONSE, is_keeper_name, model_of
 from mesh.core.requests.record import (
-    STATUS_NOT_IMPLEMENTED,
-    STATUS_TOO_MANY,
     RequestRecord,
     RequestState,
     is_client_error,
@@ -34,11 +32,12 @@ from mesh.core.requests.record import (
 from mesh.core.state import RouterState
 from schemas.exchange import Refusal
 from schemas.http import Fault
+from schemas.http_statuses import NOT_IMPLEMENTED, TOO_MANY
 from schemas.ids import ReplicaId
 
 KEEPER_GONE = "the replica that kept that response is gone"
 # Of engines: too many requests, and what it never does.
-NOT_ITS_FAULT = (STATUS_TOO_MANY, STATUS_NOT_IMPLEMENTED)
+NOT_ITS_FAULT = (TOO_MANY, NOT_IMPLEMENTED)
 # Client errors that depend on the engine's key, model or adapter, and hardly on the request: others
 # may come of a smaller context, if the prompt is not short.
 TO_EVERYBODY = (401, 403, 404)

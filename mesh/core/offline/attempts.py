@@ -20,9 +20,9 @@ from mesh.core.offline.jobs import served_tokens
 from mesh.core.offline.lines import Attempt, LineRecord, LineState
 from mesh.core.offline.room import term
 from mesh.core.offline.state import RunnerState
-from mesh.core.requests.record import STATUS_TOO_MANY
 from schemas.exchange import SILENCE_S_MAX, Priority, Refusal
 from schemas.http import Fault
+from schemas.http_statuses import TOO_MANY
 from schemas.ids import RegionId, ReplicaId
 
 PEER_REPLY_S_MAX = 5.0  # for a peer to place or refuse a line
@@ -196,7 +196,7 @@ def failed(state: RunnerState, event: ev.AttemptFailed, now: float) -> None:
         else:
             _penalize_place(state, record.attempt, now)
         _put_back(state, record, computed=True)
-    elif event.status == STATUS_TOO_MANY:
+    elif event.status == TOO_MANY:
         state.counts.refused += 1
         _penalize_place(state, record.attempt, now)
         _put_back(state, record)

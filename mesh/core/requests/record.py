@@ -24,20 +24,17 @@ from mesh.core.model.request import Request
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import Destination
 from schemas.decision import CandidateKind
+from schemas.http_statuses import CLIENT_ERRORS, NOT_IMPLEMENTED, SERVER_ERRORS, TOO_MANY
 from schemas.ids import RegionId, ReplicaId
 
 REFUSED_S = 0.1  # about one heartbeat, or one digest
-STATUS_NOT_IMPLEMENTED = 501
-SERVER_ERRORS = range(500, 600)
-CLIENT_ERRORS = range(400, 500)
 CLIENT_ERRORS_MAX = 3  # of the places that one request was tried on, by what others got there
-STATUS_TOO_MANY = 429
 SERVER_ERRORS_MAX = 2  # of the engines that one request, or line, was tried on
 
 
 def is_client_error(status: int | None) -> bool:
     """Whether an engine says by it that the request is wrong."""
-    return status in CLIENT_ERRORS and status != STATUS_TOO_MANY
+    return status in CLIENT_ERRORS and status != TOO_MANY
 
 
 class RequestState(Enum):
@@ -133,7 +130,7 @@ class Failures:
         the request's fault; 429 means that this engine is full, which others may not be. A client
         error that arrives as a failure is what that engine says to everybody: one more is tried.
         """
-        if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
+        if self.failures >= failures_max or self.engine_status == NOT_IMPLEMENTED:
             return False
         if is_client_error(self.engine_status):
             return self.client_errors < CLIENT_ERRORS_MAX

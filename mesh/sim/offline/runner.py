@@ -15,12 +15,13 @@ from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastState
 from mesh.session.record import OpenRequest
-from mesh.session.session import STATUS_CLIENT_ERROR, Session
+from mesh.session.session import Session
 from mesh.sim.config import MODEL
 from mesh.sim.network import BUS_S
 from mesh.sim.offline.store import ACK_WAIT_S, LineOutcome, LineResult, StoredJob
 from mesh.sim.session_host import SessionHost, TwinRequest
 from mesh.sim.workload import OpenTree, RequestNode, SentRequest, keys_of
+from schemas.http_statuses import INVALID
 from schemas.ids import RegionId, RequestId, RouterId
 from schemas.state import Heartbeat, OfflineState
 
@@ -210,7 +211,7 @@ class SimBatchRunner(SessionHost):
             detail = effect.message or effect.code or str(effect.settlement)
             return LineResult(outcome=LineOutcome.FAILED, at=now, detail=detail)
         end, head = answer.end, answer.head
-        is_good = head.status < STATUS_CLIENT_ERROR
+        is_good = head.status < INVALID
         return LineResult(
             outcome=LineOutcome.ANSWERED if is_good else LineOutcome.FAILED,
             at=now,
