@@ -38,6 +38,7 @@ H_FROM = "Mesh-From"  # the router that handed off, a router of the region that 
 H_HANDOFF = "Mesh-Handoff"  # its number, rising for each replica: see Heartbeat.taken
 H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by the router's estimate
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
+H_WINDOW = "Mesh-Window"  # how far its answer may run ahead at first; WINDOW_BYTES when missing
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: decides its place in a peer's queue
 H_HELD_MS = "Mesh-Held-Ms"  # of those, in other regions' queues: attempts that failed don't count
@@ -71,6 +72,7 @@ LARGE_BYTES = 256 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
+WINDOW_BYTES_MIN = 1024  # the least that `H_WINDOW` may say
 ALIVE_S = 0.5  # between a router's keepalives
 ALL_REPLICAS = "*"  # in `Alive.drained`; no replica has this name
 WORKING_S = 5.0
@@ -78,6 +80,12 @@ HELD_S = 1.0  # half of what a router waits for a peer's PLACED
 SILENCE_S_MAX = 16.0  # three of them missing
 FRAME_HEADER = struct.Struct(">BI")
 _HEADER_BYTES = FRAME_HEADER.size
+
+
+def window_bytes(first: int, consumed: int) -> int:
+    """How far an answer may run ahead of a client that has consumed so much of it: at first `first`
+    bytes, later as many as were consumed. Both sides of a link count by this."""
+    return min(WINDOW_BYTES, max(first, consumed))
 
 
 class Priority(StrEnum):

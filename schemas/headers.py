@@ -83,6 +83,12 @@ REQUEST = (
             "body.",
         ),
         Header(
+            exchange.H_WINDOW,
+            r"^[0-9]{4,6}$",
+            "Over a link: so many bytes of the answer may be sent before the first credit; later "
+            "as many as were credited, up to 262144.",
+        ),
+        Header(
             exchange.H_PRIORITY,
             rf"^({'|'.join(exchange.Priority)})$",
             "Which requests go first; normal when missing.",

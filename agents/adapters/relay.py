@@ -80,7 +80,10 @@ class Relay:
         self._started_at = clock()
         self._first_byte_at: float | None = None
         self._answer = EngineAnswer(work.path, work.request_id, is_call=work.call is not None)
-        self._window = FlowWindow()
+        self._window = FlowWindow(work.first_window)
+        self._unsent = bytearray()  # beyond the window
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
         # Whether a chunk shows that the engine computes.
         self._shows_work: Callable[[bytes], bool] = _nothing
         self._goes_on = H_KEEPER in start.headers
@@ -94,6 +97,11 @@ class Relay:
 
     def credit(self, consumed_bytes: int) -> None:
         self._window.credit(consumed_bytes)
+        if self._unsent and self._window.open:
+            chunk, self._unsent = bytes(self._unsent), bytearray()
+            self._send(chunk, self._clock())
+        if not self._unsent:
+            self._all_sent.set()
         if self._window.open and self._response is not None:
             self._response.resume()
             self._engine.held.discard(self._inbox)
@@ -228,13 +236,23 @@ class Relay:
             self._pass_on(first)
         self._watch_work(has_content=has_content)
         try:
-            await response.stream_to(self._pass_on)
+            await self._pass_all(response)
         except (OSError, HttpBroken, asyncio.CancelledError):
-            if response.is_ended or answer.has_last_event:
+            if not self._unsent and (response.is_ended or answer.has_last_event):
                 judged = self._judged(response)
                 self._received = judged if response.is_ended or judged is DONE else None
             raise
         return self._judged(response)
+
+    async def _pass_all(self, response: Connection) -> None:
+        """Pass on the rest of the body, and wait until all of it is sent, also where the engine's
+        connection breaks. A cancel does not wait."""
+        try:
+            await response.stream_to(self._pass_on)
+        except (OSError, HttpBroken):
+            await self._all_sent.wait()
+            raise
+        await self._all_sent.wait()
 
     def _watch_work(self, *, has_content: bool) -> None:
         """From here on content shows that the engine computes; so does the first, if it came."""
@@ -343,6 +361,7 @@ class Relay:
         self._removal = None
         await self._send_head(ResponseHead(error.status, JSON))
         self._pass_on(error.body)
+        await self._all_sent.wait()
         return DONE
 
     async def _send_head(self, head: ResponseHead) -> None:
@@ -380,9 +399,24 @@ class Relay:
             chunk = self._removal.without_event(chunk)
             if not chunk:
                 return
-        is_open = self._window.send(len(chunk))
-        self._frames.data(chunk, now)
-        if not is_open and self._response is not None:
+        self._send(chunk, now)
+
+    def _send(self, chunk: bytes, now: float) -> None:
+        if self._window.send(len(chunk)):
+            self._frames.data(chunk, now)
+        else:
+            self._send_within(chunk, now)
+
+    def _send_within(self, chunk: bytes, now: float) -> None:
+        """A chunk that was counted as sent and closes the window: send as much as it has room for,
+        and keep the rest until the next credit."""
+        if over := self._window.take_back():
+            self._unsent += chunk[len(chunk) - over :]
+            self._all_sent.clear()
+            chunk = chunk[: len(chunk) - over]
+        if chunk:
+            self._frames.data(chunk, now)
+        if self._response is not None:
             self._response.pause()
             self._engine.held.add(self._inbox)
 

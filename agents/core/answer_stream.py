@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from schemas.exchange import WINDOW_BYTES
+from schemas.exchange import WINDOW_BYTES, window_bytes
 
 TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
 
@@ -11,10 +11,11 @@ class FlowWindow:
     """How far the agent may run ahead of one client: a byte window as in HTTP/2 (RFC 9113, section
     5.2), with absolute positions, so that a credit that is lost or repeated does no harm."""
 
-    __slots__ = ("_consumed", "_ends_at", "_size", "sent")
+    __slots__ = ("_consumed", "_ends_at", "_first", "sent")
 
-    def __init__(self, size: int = WINDOW_BYTES) -> None:
-        self._size = self._ends_at = size
+    def __init__(self, first: int = WINDOW_BYTES) -> None:
+        """`first`: bytes that may go before the first credit."""
+        self._first = self._ends_at = first
         self.sent = 0  # bytes
         self._consumed = 0
 
@@ -28,10 +29,18 @@ class FlowWindow:
         self.sent = sent = self.sent + size
         return sent < self._ends_at
 
+    def take_back(self) -> int:
+        """How many of the bytes that were sent last are beyond the window: they count as not sent,
+        and are to be sent once it is open."""
+        over = max(0, self.sent - self._ends_at)
+        self.sent -= over
+        return over
+
     def credit(self, consumed: int) -> None:
         """The client has consumed so many bytes. Claims beyond what was sent change nothing."""
         if self._consumed < consumed <= self.sent:
-            self._consumed, self._ends_at = consumed, consumed + self._size
+            self._consumed = consumed
+            self._ends_at = consumed + window_bytes(self._first, consumed)
 
 
 class Tail:

@@ -31,6 +31,9 @@ from schemas.exchange import (
     H_RESIDENCY,
     H_STAGE,
     H_TERM,
+    H_WINDOW,
+    WINDOW_BYTES,
+    WINDOW_BYTES_MIN,
 )
 from schemas.ids import (
     ModelId,
@@ -77,6 +80,7 @@ class WorkRequest:
     stage: KvStage | None = None  # of a pair's two, the one that this engine computes
     continues: bool = False  # goes on with its last message, which is the assistant's
     call: ResponseCall | None = None  # about a response that the engine keeps: of whatever model
+    first_window: int = WINDOW_BYTES  # bytes of the answer that may go before the first credit
 
     @property
     def generates(self) -> bool:
@@ -134,6 +138,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         stage=_stage(headers, path) if H_STAGE in headers else None,
         request_id=known_id,
         call=call,
+        first_window=_first_window(headers) if H_WINDOW in headers else WINDOW_BYTES,
     )
 
 
@@ -184,6 +189,11 @@ def _deadline_s(headers: Mapping[str, str]) -> float:
     if left_ms is None:
         raise BadWork(f"{H_DEADLINE_MS} {text[:40]!r} is not a number of milliseconds")
     return min(left_ms / 1000, DEADLINE_S_MAX)
+
+
+def _first_window(headers: Mapping[str, str]) -> int:
+    wanted = _number(headers[H_WINDOW])
+    return WINDOW_BYTES if wanted is None else min(WINDOW_BYTES, max(WINDOW_BYTES_MIN, wanted))
 
 
 def _body_bytes(headers: Mapping[str, str]) -> int | None:

@@ -30,7 +30,7 @@ from infra.bus import (
 from infra.process import end_all
 from infra.services import ProcessService
 from mesh.adapters import streams
-from mesh.adapters.paced_bodies import PacedBodies
+from mesh.adapters.paced_links import PacedLinks
 from mesh.core.model.request import Request
 from mesh.session.answer import Held
 from mesh.session.record import OpenRequest
@@ -126,7 +126,7 @@ class RouterBus:
         self._outbox_bytes = 0
         self._sender: asyncio.Task[None] | None = None
         self._returned = asyncio.Event()
-        self.paced_bodies = PacedBodies(region, router, peers, self.publish)
+        self.paced_links = PacedLinks(region, router, peers, self.publish)
 
     @property
     def client(self) -> BusClient:
@@ -205,7 +205,7 @@ class RouterBus:
 
     async def close(self) -> None:
         """Send what is in the outbox, then disconnect; don't wait for a bus that is gone."""
-        self.paced_bodies.close()
+        self.paced_links.close()
         await _soon(self._send_the_rest())
         if self._sender is not None:
             await end_all([self._sender])
@@ -261,6 +261,7 @@ class RouterBus:
         body, room = record.body, self.payload_bytes_max
         if region != self.region:  # one that this router has adopted
             room = min(room, LARGE_BYTES)
+            self.paced_links.expect_answer(record, region, headers)
         if exchange.H_KV_PARAMS in headers:
             room -= len(headers[exchange.H_KV_PARAMS])
         if len(body) > room:
@@ -272,6 +273,7 @@ class RouterBus:
     ) -> bool:
         """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
         body, request = record.body, record.request
+        self.paced_links.expect_answer(record, peer, headers)
         if len(body) > LARGE_BYTES:
             headers[exchange.H_BODY_BYTES] = str(len(body))
             prompt = request.prompt
@@ -294,7 +296,7 @@ class RouterBus:
         """Its body in parts, to the agent that requested them; over a link at the link's pace."""
         subject = subjects.body(region, replica)
         if region != self.region:
-            return self.paced_bodies.send(record, region, subject, inbox, is_wanted)
+            return self.paced_links.send_body(record, region, subject, inbox, is_wanted)
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
         return True

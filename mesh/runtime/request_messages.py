@@ -80,8 +80,8 @@ class RequestMessages:
         token = subject.rpartition(".")[2]
         if token.startswith(PING_PREFIX):
             if has_no_subscriber:
-                self._bus.paced_bodies.unanswered(token)
-            elif self._bus.paced_bodies.passed(token, msg.data):
+                self._bus.paced_links.unanswered(token)
+            elif self._bus.paced_links.passed(token, msg.data):
                 return
         is_taken = any(take(token, msg) for take in self.takers)
         if not is_taken and not has_no_subscriber:

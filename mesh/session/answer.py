@@ -20,7 +20,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.request import Served
 from mesh.session.said import Splice
 from schemas import exchange, http, wire
-from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
+from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome, window_bytes
 from schemas.http_statuses import CLIENT_ERRORS, SERVER_ERROR, TOO_MANY
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.passed_headers import as_mapping
@@ -37,6 +37,7 @@ LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\
 LAST_BYTES = 4096  # of what was given out that are kept; any last event is shorter
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
+PACED_CREDIT_BYTES = 16 * 1024  # at most, over a link, where more than this waits for its turn
 HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
 _HEADER_BYTES = FRAME_HEADER.size
@@ -122,6 +123,14 @@ class AnswerReceiver:
         self.body_sent = False  # in parts, as the agent requested
         self.keep: Callable[[bytes], None] = _nothing  # what is given out
         self.splice: Splice | None = None  # it goes on with a stream that broke
+        self._first_window = WINDOW_BYTES
+        # Of an answer that comes over a link: takes it when a credit is due, and sends that later.
+        self.pace: Callable[[AnswerReceiver], None] | None = None
+
+    def begin_small(self, first_window: int, pace: Callable[["AnswerReceiver"], None]) -> None:
+        """It comes over a link, and its agent is told to send `first_window` bytes at first."""
+        self._first_window, self.pace = first_window, pace
+        self.credit_at_bytes = first_window // 2
 
     @property
     def is_between_events(self) -> bool:
@@ -221,19 +230,43 @@ class AnswerReceiver:
         is_long = len(data) - whole > EVENT_BYTES_MAX and self.splice is None
         return len(data) if is_long else whole
 
-    def credit_due(self) -> exchange.Credit | None:
-        """The credit that is due to the agent once the taken bytes have left for the client.
+    @property
+    def is_credit_due(self) -> bool:
+        """Whether the agent is to be sent a credit, once the taken bytes have left for the client.
 
         Short answers never need it: half a window must have gone by.
         """
-        waiting = 0 if self.is_event_stream else self.buffered_bytes
-        passed = self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
-        again, self._credit_may_be_lost = self._credit_may_be_lost, False
-        if self.end is not None or (passed - self.credited_bytes < CREDIT_BYTES and not again):
-            return None
+        if self.end is not None:
+            return False
+        return self._credit_may_be_lost or self._passed_bytes() >= self.credit_at_bytes
+
+    def credit_due(self) -> exchange.Credit | None:
+        """The credit that is due, if one is: the agent is taken to have it."""
+        return self.next_credit() if self.is_credit_due else None
+
+    def next_credit(self) -> exchange.Credit:
+        """The credit that is due."""
+        self._credit_may_be_lost = False
+        passed = self._passed_bytes()
+        step = CREDIT_BYTES
+        if self.pace is not None:
+            passed = min(passed, self.credited_bytes + PACED_CREDIT_BYTES)
+            step = min(PACED_CREDIT_BYTES, window_bytes(self._first_window, passed) // 2)
         self.credited_bytes = passed
-        self.credit_at_bytes = passed + CREDIT_BYTES
+        self.credit_at_bytes = passed + step
         return exchange.Credit(self.inbox, passed)
+
+    @property
+    def granted_bytes(self) -> int:
+        """How far the agent may send, by the last credit."""
+        return self.credited_bytes + window_bytes(self._first_window, self.credited_bytes)
+
+    def _passed_bytes(self) -> int:
+        """What has left for the client, and what waits for more of the answer."""
+        waiting = self.buffered_bytes
+        if self.is_event_stream:  # an event may be longer than a window that begins small
+            waiting = 0 if self.pace is None else min(waiting, EVENT_BYTES_MAX)
+        return self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
 
     def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
         """Take in one frame. Returns the core's event, or which frames are missing, if any.

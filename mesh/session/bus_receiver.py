@@ -200,7 +200,8 @@ class BusReceiver:
                     return
             if event is not None:
                 self._received(record, answer, event)
-            if kind is Frame.WORKING or (kind is Frame.DATA and not answer.is_event_stream):
+            waits = not answer.is_event_stream or answer.pace is not None
+            if kind is Frame.WORKING or (kind is Frame.DATA and waits):
                 self.give_credit(answer)
         except wire.WireError as error:
             self._unreadable_frame(answer.inbox, error)
@@ -240,10 +241,13 @@ class BusReceiver:
         return ""
 
     def give_credit(self, answer: AnswerReceiver) -> None:
-        """Send the agent a credit if one is due."""
+        """Send the agent a credit if one is due; over a link when there is room on it."""
         if answer.region is None or answer.replica is None:
             return
-        if (credit := answer.credit_due()) is not None:
+        if answer.pace is not None:
+            if answer.is_credit_due:
+                answer.pace(answer)
+        elif (credit := answer.credit_due()) is not None:
             self._bus.send_credit(answer.region, answer.replica, credit)
 
     def tick(self) -> None:

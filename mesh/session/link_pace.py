@@ -1,9 +1,12 @@
-"""How many bytes of bodies may be on their way to one peer region, so that nothing waits for them.
+"""How many bytes of bodies may be on their way to a peer region, and of answers from it, so that
+nothing waits for them.
 
 One leaf link carries everything between two regions, in order. What waits in it delays the words
 of routers and agents behind it: digests, keepalives, where a request was placed. So bodies go in
 small parts, and no more of them than the link carries in a round trip and QUEUE_S. Behind each part
-a ping leaves; its answer says that the part has passed the link, and how long that took.
+a ping leaves; its answer says that the part has passed the link, and how long that took. Of answers
+the parts are credits: the answer to the ping behind each one waits in the same queue as what agents
+sent by earlier credits.
 
 The window follows these times: what was on its way when a part left, over the time until it had
 passed, is what the link carries; by how much that time is beyond the shortest one is the queue.
@@ -30,6 +33,11 @@ SHORTEST_S = 30.0  # for so long a shortest time holds
 IDLE_S = 5.0  # after it nothing is known of what the link carries now
 LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
 BLIND_S = 0.013  # for a part, at least
+# What an answer may send before its first credit, which nothing paces: many that begin at once are
+# to fit a link of 10 Mbit/s, the slowest that regions may have.
+FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES_MIN = 16 * 1024, 4 * 1024
+FIRST_BYTES_MAX = 128 * 1024  # of these windows at once
+FIRST_BYTES_PER_S = 1_250_000
 
 
 class _Sent(NamedTuple):
@@ -112,3 +120,20 @@ class LinkPace:
         while (due_at := self.due_at) is not None and due_at <= now:
             self.unanswered()
             self.unpassed_bytes -= self._sent.popleft().size
+
+
+class FirstWindows:
+    """How much each answer from one peer region may send before its first credit."""
+
+    def __init__(self) -> None:
+        self._left_bytes: float = FIRST_BYTES_MAX
+        self._at = float("-inf")
+
+    def next(self, now: float) -> int:
+        """Of the answer to a request that leaves now."""
+        gained = (now - self._at) * FIRST_BYTES_PER_S
+        self._left_bytes, self._at = min(FIRST_BYTES_MAX, self._left_bytes + gained), now
+        is_full = self._left_bytes < FIRST_WINDOW_BYTES
+        first = FIRST_WINDOW_BYTES_MIN if is_full else FIRST_WINDOW_BYTES
+        self._left_bytes = max(0.0, self._left_bytes - first)
+        return first

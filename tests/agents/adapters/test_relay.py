@@ -22,6 +22,7 @@ from agents.core.work_message import WorkRequest
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import (
     H_MODEL,
+    H_WINDOW,
     WINDOW_BYTES,
     End,
     Frame,
@@ -387,18 +388,66 @@ async def test_a_flood_stops_at_the_window_until_credit_comes() -> None:
 
     async with calling(script) as (made, _):
         relay = asyncio.create_task(made.relay.run())
-        largest = 256 * 1024  # what one read of the socket may bring
         await made.until(lambda: len(made.text) >= WINDOW_BYTES)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(relay), 0.3)
-        assert WINDOW_BYTES <= len(made.text) <= WINDOW_BYTES + largest
+        assert len(made.text) == WINDOW_BYTES
         while not relay.done():
             sent = len(made.text)
             made.relay.credit(sent)
             await asyncio.wait([relay], timeout=0.005)
-            assert len(made.text) <= sent + WINDOW_BYTES + largest
+            assert len(made.text) <= sent + WINDOW_BYTES
         assert (await relay).outcome is Outcome.DONE
     assert made.text == piece * count
+
+
+SMALL = {H_WINDOW: "4096"}
+
+
+async def test_over_a_link_a_window_begins_small_and_grows_with_what_was_consumed() -> None:
+    body = b'{"a":"' + b"x" * 500_000 + b'"}'
+    async with calling(whole(plain(200, body)), **SMALL) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        await made.until(lambda: len(made.text) >= 4096)
+        assert len(made.text) == 4096
+        for consumed, ends_at in ((2048, 6144), (6144, 12288), (12288, 24576)):
+            made.relay.credit(consumed)
+            await made.until(lambda ends_at=ends_at: len(made.text) >= ends_at)
+            assert len(made.text) == ends_at
+        while not relay.done():
+            made.relay.credit(len(made.text))
+            await asyncio.wait([relay], timeout=0.005)
+        assert (await relay).outcome is Outcome.DONE
+    assert made.text == body
+
+
+async def test_an_answer_of_which_the_last_bytes_wait_ends_when_they_were_sent() -> None:
+    events = b"data: " + b"x" * 5000 + b"\n\n" + b"data: [DONE]\n\n"
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED)
+        await talk.send(chunk(events))
+        talk.close()  # an engine that closes instead of ending the body
+
+    async with calling(script, **SMALL) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        await made.until(lambda: len(made.text) >= 4096)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(relay), 0.2)
+        made.relay.credit(4096)
+        assert (await relay).outcome is Outcome.DONE
+    assert made.text == events
+
+
+async def test_an_answer_that_is_cancelled_while_bytes_wait_is_not_done() -> None:
+    body = b'{"a":"' + b"x" * 5000 + b'"}'
+    async with calling(whole(plain(200, body)), **SMALL) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        await made.until(lambda: len(made.text) >= 4096)
+        await asyncio.sleep(0)
+        made.relay.abort(Outcome.CANCELLED, "")
+        assert (await relay).outcome is Outcome.CANCELLED
+    assert made.text == body[:4096]
 
 
 async def test_a_large_plain_answer_is_cut_into_frames() -> None:

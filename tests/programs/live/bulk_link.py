@@ -125,8 +125,11 @@ async def play(load: Load, directory: Path) -> Found:
         target = str(mesh_file.regions[link.acceptor].leaf[0])
 
         def through_proxy(region: str, config: dict[str, Any]) -> None:
-            for remote in config.get("leafnodes", {}).get("remotes", []):
+            leafnodes = config.get("leafnodes", {})
+            for remote in leafnodes.get("remotes", []):
                 remote["url"] = remote["url"].replace(target, str(wan.address))
+            if leafnodes.get("advertise") == target:  # which is dialled, too, after a cut
+                leafnodes["advertise"] = str(wan.address)
 
         regions = NatsRegions(mesh_file, directory, edit=through_proxy)
         await regions.start()

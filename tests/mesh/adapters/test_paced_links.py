@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mesh.adapters.paced_bodies import PacedBodies
+from mesh.adapters.paced_links import PacedLinks
 from mesh.core.model import effects as fx
 from mesh.session.link_pace import PART_BYTES, WINDOW_BYTES_START
 from mesh.session.record import Home, Identifiers, OpenRequest
@@ -25,7 +25,7 @@ class Sent:
 
     def __init__(self):
         self.parts, self.pings, self.takes = [], [], True
-        self.bodies = PacedBodies("us", "r1", ("eu", "ap"), self.publish)
+        self.bodies = PacedLinks("us", "r1", ("eu", "ap"), self.publish)
 
     def publish(self, subject, payload=b"", *, reply="", headers=None):
         if not self.takes:
@@ -44,7 +44,7 @@ class Sent:
     def send(self, inbox, size):
         body = bytes(range(256)) * (size // 256)
         record = SimpleNamespace(body=body)
-        self.bodies.send(record, "eu", subjects.body("eu", "eu-0"), inbox, lambda: True)
+        self.bodies.send_body(record, "eu", subjects.body("eu", "eu-0"), inbox, lambda: True)
         return record
 
     def answer(self):
@@ -84,9 +84,9 @@ async def test_regions_that_only_a_frame_names_get_no_part_and_no_ping(sent):
     record = SimpleNamespace(body=b"x" * PART_BYTES)
     for number in range(1000):
         name = f"made-up-{number}"
-        assert not sent.bodies.send(record, name, subjects.body(name, "r"), "a", lambda: True)
+        assert not sent.bodies.send_body(record, name, subjects.body(name, "r"), "a", lambda: True)
     assert (sent.parts, sent.pings, sent.bodies._links) == ([], [], {})
-    assert sent.bodies.send(record, "eu", subjects.body("eu", "eu-0"), "a", lambda: True)
+    assert sent.bodies.send_body(record, "eu", subjects.body("eu", "eu-0"), "a", lambda: True)
     assert len(sent.parts) == 1
 
 
@@ -125,7 +125,7 @@ class Asking:
 
     def send_body(self, record, region, replica, inbox, is_wanted):
         to = subjects.body(region, replica)
-        return self.sent.bodies.send(record, region, to, inbox, is_wanted)
+        return self.sent.bodies.send_body(record, region, to, inbox, is_wanted)
 
     def frame(self, kind, number, message):
         frame = pack_frame(kind, number, wire.encode(message))
