@@ -67,6 +67,13 @@ STREAM_READS = (
     "$JS.API.DIRECT.GET.{}",
 )
 STREAM_WRITES = tuple(f"$JS.API.STREAM.{verb}.{{}}" for verb in ("CREATE", "UPDATE", "DELETE"))
+# Of `nats stream backup` and `restore`: the calls, and the acknowledgements and parts that follow.
+STREAM_BACKUPS = (
+    "$JS.API.STREAM.SNAPSHOT.{}",
+    "$JS.SNAPSHOT.ACK.{}.*",
+    "$JS.API.STREAM.RESTORE.{}",
+    "$JS.SNAPSHOT.RESTORE.{}.*",
+)
 ACCOUNT_READS = (API_INFO, "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST")
 STREAM_EVENTS = "$JS.EVENT.ADVISORY.>"  # who created, altered or deleted a stream
 
@@ -208,8 +215,8 @@ def admin() -> Permissions:
 
 
 def setup() -> Permissions:
-    """Creates the streams and repairs them; no process of the mesh has this login."""
-    calls = (*STREAM_WRITES, *STREAM_READS)
+    """Creates the streams, repairs them, backs them up; no process of the mesh has this login."""
+    calls = (*STREAM_WRITES, *STREAM_READS, *STREAM_BACKUPS)
     own = [call.format(name) for call in calls for name in STREAMS]
     return Permissions(publish=widest([*own, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
 

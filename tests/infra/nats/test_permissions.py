@@ -114,7 +114,7 @@ def test_watchers_publish_questions_alone_and_receive_state_alone(allowed):
 
 def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
     setup = permissions.setup()
-    assert all(pattern.startswith("$JS.API.") for pattern in setup.publish)
+    assert all(pattern.startswith(("$JS.API.", "$JS.SNAPSHOT.")) for pattern in setup.publish)
     assert setup.subscribe == ("_INBOX.>",)
 
 
