@@ -22,7 +22,6 @@ from agents.core.work_message import WorkRequest
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import (
     H_MODEL,
-    H_WINDOW,
     WINDOW_BYTES,
     End,
     Frame,
@@ -62,13 +61,15 @@ class Call:
         headers,
         path: str = "/v1/completions",
         stage: KvStage | None = None,
+        first_window: int = WINDOW_BYTES,
     ) -> None:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[RelayBegan] = []
         self.sent = asyncio.Event()
         self.client = client
         model = decode_model(headers[H_MODEL]) if H_MODEL in headers else ""
-        work = WorkRequest(model, path, "q-1", 10.0, None, stage=stage)
+        kept = {"stage": stage, "first_window": first_window}
+        work = WorkRequest(model, path, "q-1", 10.0, None, **kept)
         hand = StartRelay(INBOX, work, headers, b'{"prompt": "hi"}')
         self.relay = Relay(
             hand,
@@ -117,6 +118,7 @@ async def calling(
     kind: str = "openai",
     asks_usage: bool | None = None,
     stage: KvStage | None = None,
+    first_window: int = WINDOW_BYTES,
     **headers: str,
 ) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
     async with running(script) as engine:
@@ -128,7 +130,7 @@ async def calling(
             options=EngineOptions(asks_usage=asks_usage),
         )
         try:
-            yield Call(engine, client, headers, path, stage), engine
+            yield Call(engine, client, headers, path, stage, first_window), engine
         finally:
             client.close()
 
@@ -401,12 +403,9 @@ async def test_a_flood_stops_at_the_window_until_credit_comes() -> None:
     assert made.text == piece * count
 
 
-SMALL = {H_WINDOW: "4096"}
-
-
 async def test_over_a_link_a_window_begins_small_and_grows_with_what_was_consumed() -> None:
     body = b'{"a":"' + b"x" * 500_000 + b'"}'
-    async with calling(whole(plain(200, body)), **SMALL) as (made, _):
+    async with calling(whole(plain(200, body)), first_window=4096) as (made, _):
         relay = asyncio.create_task(made.relay.run())
         await made.until(lambda: len(made.text) >= 4096)
         assert len(made.text) == 4096
@@ -429,7 +428,7 @@ async def test_an_answer_of_which_the_last_bytes_wait_ends_when_they_were_sent()
         await talk.send(chunk(events))
         talk.close()  # an engine that closes instead of ending the body
 
-    async with calling(script, **SMALL) as (made, _):
+    async with calling(script, first_window=4096) as (made, _):
         relay = asyncio.create_task(made.relay.run())
         await made.until(lambda: len(made.text) >= 4096)
         with pytest.raises(TimeoutError):
@@ -441,7 +440,7 @@ async def test_an_answer_of_which_the_last_bytes_wait_ends_when_they_were_sent()
 
 async def test_an_answer_that_is_cancelled_while_bytes_wait_is_not_done() -> None:
     body = b'{"a":"' + b"x" * 5000 + b'"}'
-    async with calling(whole(plain(200, body)), **SMALL) as (made, _):
+    async with calling(whole(plain(200, body)), first_window=4096) as (made, _):
         relay = asyncio.create_task(made.relay.run())
         await made.until(lambda: len(made.text) >= 4096)
         await asyncio.sleep(0)

@@ -4,6 +4,7 @@ import pytest
 
 from agents.core.routers import HandoffNumber
 from agents.core.work_message import BadWork, WorkRequest, parse_handoff, parse_work
+from schemas.exchange import WINDOW_BYTES, WINDOW_BYTES_MIN
 from schemas.http import RESPONSES
 from schemas.response_calls import RESPONSE, ResponseCall
 from schemas.response_ids import response_id
@@ -82,3 +83,17 @@ def test_a_wild_request_id_is_left_out() -> None:
 )
 def test_handoffs(headers, expected) -> None:
     assert parse_handoff(headers) == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "first_window"),
+    [
+        ({}, WINDOW_BYTES),
+        ({"Mesh-Window": "16384"}, 16384),
+        ({"Mesh-Window": "0"}, WINDOW_BYTES_MIN),
+        ({"Mesh-Window": "999999999"}, WINDOW_BYTES),
+        ({"Mesh-Window": "some"}, WINDOW_BYTES),
+    ],
+)
+def test_the_first_window_is_what_the_router_says_within_bounds(headers, first_window) -> None:
+    assert parse_work({**GOOD, **headers}, b"{}").first_window == first_window
