@@ -37,7 +37,7 @@ BLIND_S = 0.013  # for a part, at least
 # to fit a link of 10 Mbit/s, the slowest that regions may have.
 FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES_MIN = 16 * 1024, 4 * 1024
 FIRST_BYTES_MAX = 128 * 1024  # of these windows at once
-FIRST_BYTES_PER_S = 1_250_000
+SLOWEST_BYTES_PER_S = 1_250_000
 
 
 class _Sent(NamedTuple):
@@ -131,7 +131,7 @@ class FirstWindows:
 
     def next(self, now: float) -> int:
         """Of the answer to a request that leaves now."""
-        gained = (now - self._at) * FIRST_BYTES_PER_S
+        gained = (now - self._at) * SLOWEST_BYTES_PER_S
         self._left_bytes, self._at = min(FIRST_BYTES_MAX, self._left_bytes + gained), now
         is_full = self._left_bytes < FIRST_WINDOW_BYTES
         first = FIRST_WINDOW_BYTES_MIN if is_full else FIRST_WINDOW_BYTES

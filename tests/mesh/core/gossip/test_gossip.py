@@ -6,6 +6,7 @@ from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model import effects as fx
 from mesh.core.model.settings import RouterSettings
+from mesh.session.link_pace import SLOWEST_BYTES_PER_S
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import REGION_ROUTERS_MAX
@@ -120,6 +121,30 @@ def test_the_routers_of_a_region_share_the_budget_of_a_link():
     for (speaker, to), sent in net.sent_bytes.items():
         if speaker != to:
             assert sent <= 8192 / 2 * (net.now - began) + 4 * 8192 / 2 + 4096
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gossip_and_its_repairs_take_a_sixteenth_of_the_slowest_link(seed):
+    """With a router's default settings, whatever is new, cut or restarted."""
+    net = Net(seed, nodes=3, trie_blocks_max=16_384)
+    sent, links = [], [(a, b) for a in net.nodes for b in net.nodes if a is not b]
+    for _ in range(48):
+        for node in net.nodes:
+            path = tuple(net.dice.getrandbits(64) for _ in range(net.dice.choice((0, 50, 3000))))
+            node.gossip.outgoing.used(path, net.now)
+        a, b = net.dice.choice(links)
+        net.cuts = {frozenset((a.region, b.region))} if net.dice.random() < 0.5 else set()
+        if net.dice.random() < 0.1:
+            a.restart()
+        net.rest(0.25)
+        sent.append((net.now, dict(net.sent_bytes)))
+    burst = 4 * 65_536
+    for (began, before), (ended, after) in zip(sent, sent[16:], strict=False):
+        for link, total in after.items():
+            if link[0] == link[1]:
+                continue
+            bytes_sent = total - before.get(link, 0)
+            assert bytes_sent <= SLOWEST_BYTES_PER_S / 16 * (ended - began) + burst, link
 
 
 def test_an_origin_above_its_limit_is_ignored_and_asked_later():
