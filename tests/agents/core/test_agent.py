@@ -407,3 +407,13 @@ def test_what_was_taken_before_the_change_of_hands_is_finished(bench) -> None:
     bench.work(1)
     bench.feed(events.AliveArrived("eu", "r1", 1, 5))
     assert bench.end(1) == [] and bench.beat.served_total == 1
+
+
+@pytest.mark.parametrize(("engine", "takes"), [("vllm", True), ("openai", False)])
+def test_only_kinds_that_go_on_with_an_assistants_message_are_asked_to(engine, takes) -> None:
+    bench = Bench(engine=engine)
+    bench.read()
+    [taken] = bench.work(1, **{"Mesh-Continues": "1"})
+    assert isinstance(taken, effects.StartRelay) is takes
+    if not takes:
+        assert taken.message.reason is Refusal.WRONG_MODEL

@@ -118,3 +118,34 @@ def test_usage_is_included_only_in_streams_that_request_it():
 def test_the_model_may_be_left_out_or_named_by_any_of_its_names():
     assert chat().model == "m"
     assert chat(model="alias").model == "alias"
+
+
+@pytest.mark.parametrize("limit", [20, None])
+def test_a_beginning_of_its_answer_is_gone_on_with(limit):
+    whole = chat(max_tokens=limit)
+    for said in range(1, whole.answer.tokens):
+        text = whole.answer.text[: 4 * said].rstrip()
+        rest = chat(
+            messages=[*HELLO, {"role": "assistant", "content": text}],
+            continue_final_message=True,
+            add_generation_prompt=False,
+            max_tokens=None if limit is None else limit - said + 1,  # the space is said again
+        )
+        shown = [rest.answer.shown(at, at + 1) for at in range(rest.answer.tokens)]
+        assert text + "".join(shown) == whole.answer.text
+        assert rest.answer.finish_reason == whole.answer.finish_reason
+        assert rest.prompt_tokens == whole.prompt_tokens + said
+
+
+def test_gone_on_with_is_only_an_assistants_message_without_a_generation_prompt():
+    said = [*HELLO, {"role": "assistant", "content": "x"}]
+    for messages, more in (
+        (said, {}),
+        (HELLO, {"add_generation_prompt": False}),
+        (said, {"add_generation_prompt": False, "stamp": True}),
+    ):
+        with pytest.raises(ApiError) as caught:
+            chat(messages=messages, continue_final_message=True, **more)
+        assert caught.value.status == 400
+    nothing = chat(messages=said, continue_final_message=True, add_generation_prompt=False)
+    assert nothing.answer.visible == 0, "it is no beginning of the answer to that prompt"
