@@ -69,7 +69,15 @@ def waited_s(life: RequestLife) -> float | None:
 
 
 def decisions(life: RequestLife) -> list[tuple[LifeStep, Decision]]:
-    return [(step, step.decision) for step in life.steps if step.decision is not None]
+    """Up to its first byte: later ones are of a stream that broke, and went on elsewhere."""
+    until = float("inf") if life.started_at is None else life.started_at
+    made = [(step, step.decision) for step in life.steps if step.decision is not None]
+    return [(step, decision) for step, decision in made if step.at <= until]
+
+
+def _went_on(life: RequestLife) -> bool:
+    """Whether its answer is of another engine in the end than in the beginning."""
+    return len(decisions(life)) < sum(step.decision is not None for step in life.steps)
 
 
 def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part, ...]:
@@ -108,7 +116,7 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
-    if life.agent_ttft_s is not None:
+    if life.agent_ttft_s is not None and not _went_on(life):
         does = "the prompt" if prefill_s is None else "the transfer of the KV cache"
         where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
         take("engine_s", life.agent_ttft_s, where)
@@ -173,7 +181,8 @@ def _server(life: RequestLife, last: Decision) -> str:
     """Who answers, or was to: both of a pair that has not."""
     if life.started_at is None and life.prefill_s is None and last.prefill:
         return place_name(last.replica, last.prefill)
-    return life.served_by_replica or last.replica or last.peer or "its place"
+    served_by = None if _went_on(life) else life.served_by_replica
+    return served_by or last.replica or last.peer or "its place"
 
 
 @dataclass(frozen=True, slots=True)

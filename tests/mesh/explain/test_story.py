@@ -254,3 +254,12 @@ def test_without_a_first_byte_both_of_a_pair_were_waited_for_until_the_prompt_is
         "computing the prompt on us-0",
         "without an answer of us-1",
     ]
+
+
+def test_the_wait_for_the_first_token_ends_before_a_stream_goes_on_elsewhere():
+    went_on = replace(
+        FORWARDED, served_by_region="us", served_by_replica="us-1", started_at=101.75, peer_held_s=0
+    )
+    found = {part.name: (part.seconds, part.where) for part in parts(went_on)}
+    assert [name for name, (seconds, _) in found.items() if seconds] == ["held_s", "attempt_s"]
+    assert "to us-0 to the first byte" in found["attempt_s"][1]
