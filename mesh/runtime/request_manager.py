@@ -110,7 +110,8 @@ class RequestManager:
         self.continuations = StreamContinuations(
             session, prompts, self.bodies, metrics, lambda: core.state.targets
         )
-        self.feed = session.feed
+        session.grew = self.continuations.grew
+        self.feed, self.passed = session.feed, session.passed
         self.buffered_bytes = session.buffered_bytes
         self.routing = RouterRouting(config.settings, self.feed)
         self._regions = regions = Regions(config, core.peers, bus, clock, self.routing.shown)
@@ -333,11 +334,6 @@ class RequestManager:
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
         return self._config.record is not None or logs_decisions()
-
-    def passed(self, record: ClientRequest) -> None:
-        self.session.passed(record)
-        if record.said is not None:
-            self.continuations.grew(record)
 
     def started(self, record: ClientRequest) -> None:
         self.continuations.begun(record)

@@ -240,15 +240,20 @@ class BusReceiver:
             raise wire.WireError(f"{region} wants a body and is no peer")
         return ""
 
-    def give_credit(self, answer: AnswerReceiver) -> None:
-        """Send the agent a credit if one is due; over a link when there is room on it."""
+    def give_credit(self, answer: AnswerReceiver) -> bool:
+        """Send the agent a credit if one is due, and say whether it is; over a link it is sent when
+        there is room on it."""
         if answer.region is None or answer.replica is None:
-            return
+            return False
         if answer.pace is not None:
-            if answer.is_credit_due:
+            if is_due := answer.is_credit_due:
                 answer.pace(answer)
-        elif (credit := answer.credit_due()) is not None:
-            self._bus.send_credit(answer.region, answer.replica, credit)
+            return is_due
+        credit = answer.credit_due()
+        if credit is None:
+            return False
+        self._bus.send_credit(answer.region, answer.replica, credit)
+        return True
 
     def tick(self) -> None:
         """Request again what was lost and has still not come."""

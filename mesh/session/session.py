@@ -39,6 +39,10 @@ SUCCESS = range(200, 300)
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal: half of what a control message may have
 
 
+def nothing_more(record: OpenRequest) -> None:
+    """The `grew` of a host that keeps nothing of what is said."""
+
+
 class Session:
     """One router's, from its start to its end."""
 
@@ -55,7 +59,7 @@ class Session:
     ) -> None:
         """`keep_alive_s`: how long a client's stream may be silent; 0: as long as it is. The host
         adds to `performers` those of effects that concern no request (digests, gossip,
-        leases)."""
+        leases), and may set `grew`, which is called where a credit is due for a client's answer."""
         self.region, self.router, _ = home
         self._decide, self.clock = decide, clock
         self._bus = bus
@@ -74,6 +78,7 @@ class Session:
             home, self._streams, bus, clock, self._observer, self.feed, self._attempt_over
         )
         self.performers = self._performers()
+        self.grew: Callable[[Any], object] = nothing_more
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         bus = self._bus
@@ -167,8 +172,8 @@ class Session:
 
     def passed(self, record: OpenRequest) -> None:
         """Bytes have left for the client: the agent may send more."""
-        if record.answer is not None:
-            self.answers.give_credit(record.answer)
+        if record.answer is not None and self.answers.give_credit(record.answer):
+            self.grew(record)
 
     def close(self, record: OpenRequest) -> bool:
         """It is over, and nothing is told of it. False if it was before."""
