@@ -24,7 +24,7 @@ TABLES = (
 )
 # Hosts of addresses have no pattern that all readers of JSON Schemas know, and replicas have two
 # forms in a file: tests/infra/test_topology_schema.py.
-NOT_IN_THE_SCHEMA = {"http", "nats", "leaf", "monitor", "metrics", "console", "replicas"}
+NOT_IN_THE_SCHEMA = {"http", "nats", "leaf", "cluster", "monitor", "metrics", "console", "replicas"}
 FIELDS = [
     (table, name)
     for table in TABLES
