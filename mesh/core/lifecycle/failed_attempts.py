@@ -114,7 +114,7 @@ def place_overdue_again(state: RouterState, now: float) -> None:
             continue
         if timeouts.others_serve(state, record, besides=record.replica):
             why = f"nothing in {now - record.attempted_at:.1f} s, while others answered"
-            slow.placed_again(key)
+            slow.placed_again(key, now)
             attempts.cancel(state, record)
             attempts.failed(state, record, why, now, is_sure=True)
             failed(state, record, why, now)

@@ -33,7 +33,7 @@ A replica that reports a queue, then and now, is silent for that reason, unless 
 was overdue there. The caller may place the request on another replica, once, which counts as the
 replica's failure (`outliers.py`). That happens to AGAIN_SHARE of all requests at most, so few
 prompts are computed twice; and a replica that was late LATE_FREE times in a row has twice as long
-each next time, since it may have to load its model.
+each next time, since it may have to load its model, for requests sent after the first of them.
 
 Peers' requests are not seen here, and pairs of a prefill and a decode replica not judged.
 """
@@ -120,6 +120,7 @@ class Place:
     heard_at: float = -inf  # it last brought a first token or an answer
     heard_of: float = -inf  # when the latest sent request that it began to answer was sent
     late: int = 0  # requests that were overdue there, since it was heard of
+    late_at: float = -inf  # the first of them was
 
     def heard(self, sent_at: float, now: float) -> None:
         self.heard_at, self.late = now, 0
@@ -284,15 +285,19 @@ class SlowPlaces:
         """Whether another request may be taken from its place."""
         return self._again >= 1.0
 
-    def placed_again(self, request: int) -> None:
+    def placed_again(self, request: int, now: float) -> None:
         """It was overdue, and leaves its place for that."""
         if (sent := self._sent.get(request)) is not None:
+            if not sent.place.late:
+                sent.place.late_at = now
             sent.place.late += 1
             self._again -= 1.0
 
     def _is_late(self, sent: Sent, ahead_s: float, now: float) -> bool:
         """Whether it has waited too long, `ahead_s` of it for prompts to be computed before."""
-        times = OVERDUE * 2.0 ** min(LATE_MAX, max(0, sent.place.late + 1 - LATE_FREE))
+        place, times = sent.place, OVERDUE
+        if sent.sent_at > place.late_at:
+            times *= 2.0 ** min(LATE_MAX, max(0, place.late + 1 - LATE_FREE))
         most_s = times * (self._longest_s(sent) + ahead_s)
         return now - sent.sent_at + ANSWER_FLOOR_S > most_s
 

@@ -281,7 +281,7 @@ class Silent(Fleet):
             self.later(0.1)
             for key in self.slow.overdue(self.replicas, self.now):
                 if self.slow.may_place_again:
-                    self.slow.placed_again(key)
+                    self.slow.placed_again(key, self.now)
                     self.slow.left(key)
                     self.again[key] = self.now - self.sent_at[key]
 
@@ -329,6 +329,17 @@ def test_what_came_behind_an_overdue_one_is_overdue_too():
     second = fleet.send("a")
     fleet.run(3.0, "b", "c")
     assert list(fleet.again) == [first, second]
+
+
+def test_those_that_were_sent_before_the_first_was_overdue_have_no_longer_for_it():
+    fleet = Silent()
+    for _ in range(7):
+        fleet.send("a")
+    fleet.run(20.0, "b", "c")
+    waits = sorted(fleet.again.values())
+    assert len(waits) == 7
+    steps = [after - before for before, after in pairwise(waits)]
+    assert max(steps) < 1.5 * min(step for step in steps if step), "each has those before it"
 
 
 def test_long_prompts_have_longer_whosever_they_are():
