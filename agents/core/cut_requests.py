@@ -7,8 +7,8 @@ until its estimated end or a good answer to a later request; engines answer one 
 other, or are free enough. Streams stop at once.
 
 Which engines stop is learned: where STOPS_AFTER such answers in a row came long before the
-estimated end, nothing is counted, until one comes late. What is counted never keeps the last
-request away, without which nothing would be learned.
+estimated end, nothing is counted, until one comes late. However many count, the agent takes one
+more request: only its answer can teach.
 """
 
 import re

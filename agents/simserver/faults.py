@@ -27,6 +27,7 @@ class Break(StrEnum):
     NONE = "none"
     CUT = "cut"  # the connection ends in the middle of an event
     GARBAGE = "garbage"  # bytes that are no events, then a proper end
+    ERROR = "error"  # an error event, [DONE] and a proper end, as a vLLM whose engine core died
     NO_DONE = "no_done"  # a proper end, but without finish reason and [DONE]
 
 

@@ -167,6 +167,7 @@ class SseRenderer:
 
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_ERROR = b'data: {"error":{"message":"the engine core is dead","code":500}}\n\ndata: [DONE]\n\n'
 _GARBAGE = b"<html><body>502 Bad Gateway</body></html>\n\xff\xfe\x00 not: an event\n\n"
 _HALF_EVENT = b'data: {"id":"chatcm'
 
@@ -216,6 +217,10 @@ async def _send_broken(
         return
     if breaks is Break.GARBAGE:
         payload += _GARBAGE
+    if breaks is Break.ERROR:
+        await response.write(payload)
+        await stream.wait(after_tokens)
+        payload = _ERROR
     if payload:
         await response.write(payload)
     await response.write_eof()

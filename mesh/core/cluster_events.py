@@ -1,6 +1,8 @@
 """Heartbeats, digests and leases: what they change, and what peers and agents receive.
 
-Requests are `router.py`'s. Those whose replica is lost are `failed_attempts`'.
+Requests are `router.py`'s: those of a replica that restarted or left go to
+`failed_attempts.replica_lost`, those of one that fell silent are found at ticks
+(`timeouts.lost_because`).
 
 Reads: digest, draining, handed_back, held, inflight, models, ownership, peers, placer, region,
 replicas, subscribed.
@@ -102,7 +104,7 @@ def _hand_back(state: RouterState, region: RegionId, now: float) -> None:
         if split_replica_name(record.replica).region == region:
             attempt = AdoptedAttempt(record.request.key, record.attempt)
             ours.setdefault(record.replica, []).append(attempt)
-            attempts.hand_back(state, record, now)
+            attempts.leave_to_its_region(state, record, now)
     for name in state.replicas.names_of(region):
         if (replica := state.replicas.get(name)) is not None:
             state.handed_back.keep(replica, ours.get(name, ()), now)

@@ -36,6 +36,7 @@ EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
 LAST_BYTES = 4096  # of what was given out that are kept; any last event is shorter
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+ERROR_EVENT = b'data: {"error"'  # what engines write where they fail inside a stream
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
 PACED_CREDIT_BYTES = 16 * 1024  # at most, over a link, where more than this waits for its turn
 HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
@@ -182,7 +183,7 @@ class AnswerReceiver:
         if not frame.startswith(_frame_header(_DATA, self.next_number)):
             return b""
         data = frame[_HEADER_BYTES:]
-        if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
+        if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS) or ERROR_EVENT in data:
             return b""
         self.next_number += 1
         self.taken_bytes += len(data)
@@ -201,6 +202,10 @@ class AnswerReceiver:
             if whole < len(data):
                 self._chunks.append(data[whole:])
                 data = data[:whole]
+        if ERROR_EVENT in data and self._may_go_on:
+            at = data.find(ERROR_EVENT)
+            self._chunks.insert(0, data[at:])
+            data = data[:at]
         if data:
             self.taken_bytes += len(data)
             self.buffered_bytes -= len(data)
@@ -209,6 +214,12 @@ class AnswerReceiver:
             self._given_out_last = data[-LAST_BYTES:]
             self.keep(data)
         return data
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether another engine may go on with the stream, if this one fails: an error event of
+        the engine's is held back until it is known whether it ends the stream."""
+        return self.keep is not _nothing and self.end is None
 
     def broke(self) -> None:
         """Of a stream that is to go on elsewhere: only whole events of it are given out any more,
@@ -387,7 +398,13 @@ class AnswerReceiver:
 
     def _end(self, end: exchange.End) -> ev.Event:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
-            self.end = end  # the engine's own error event has reached the client
+            rest = b"".join(self._chunks)
+            at = rest.find(ERROR_EVENT)
+            if at >= 0 and self._may_go_on:
+                self._chunks, self.buffered_bytes = [rest[:at]] if at else [], at
+                self.failed_as = end.outcome
+                return ev.AttemptFailed(self.key, self.attempt, end.detail, SERVER_ERROR)
+            self.end = end  # the engine's own error event has reached the client, or does soon
             return ev.AnswerEnded(self.key, self.attempt, None)
         if end.outcome != Outcome.DONE:
             self.failed_as = end.outcome

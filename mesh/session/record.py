@@ -99,9 +99,10 @@ UNKNOWN: Numbers = -1, -1, -1, -1.0
 class Ending(NamedTuple):
     """How a request ended, and all that is told of it afterwards: no prompt, and no key.
 
-    It is set once, by `Session.end`, and whoever tells of the request reads it: the access log,
-    metrics, spans and the requests that are kept. Times are seconds on the event loop's clock; -1
-    and "" where unknown.
+    It is set once, by `Session.end`, of a peer's request where it is placed or refused; whoever
+    tells of the request reads it: the access log, metrics, spans and the requests that are kept.
+    Those refused before they are admitted have one by `EndedRequests.refused`. Times are seconds on
+    the event loop's clock; -1 and "" where unknown.
     """
 
     outcome: str

@@ -334,7 +334,7 @@ def cancel(state: RouterState, record: RequestRecord) -> None:
     )
 
 
-def hand_back(state: RouterState, record: RequestRecord, now: float) -> None:
+def leave_to_its_region(state: RouterState, record: RequestRecord, now: float) -> None:
     """Its adopted replica belongs to its own region again."""
     assert record.replica is not None, "an attempt on an adopted replica"
     region, replica = split_replica_name(record.replica)

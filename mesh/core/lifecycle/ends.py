@@ -84,7 +84,7 @@ def refuse(state: RouterState, request: Request, why: Refusal, now: float) -> No
     state.emit(fx.RefusePeer(request.key, inbox, why, fresh_digest(state, now)))
 
 
-def hand_back(state: RouterState, record: RequestRecord, now: float) -> None:
+def refuse_as_elsewhere(state: RouterState, record: RequestRecord, now: float) -> None:
     """Let the peer place its request elsewhere, which was held here."""
     end(state, record, now)
     refuse(state, record.request, Refusal.ELSEWHERE, now)

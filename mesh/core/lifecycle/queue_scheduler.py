@@ -159,7 +159,7 @@ def begin(
     request = record.request
     if record.held_since is not None:
         if not request.kind.ends_here and place.placement is Placement.PEER:
-            ends.hand_back(state, record, now)
+            ends.refuse_as_elsewhere(state, record, now)
             return
         admission.released(state, request, now)
     may_be_late = request.slo_ttft_s is not None or place.placement is not Placement.LOCAL

@@ -5,13 +5,13 @@ Those with little to compute go first. The mean wait is least if the shortest is
 needs 0.1 s wait for many that need 5 s, and under overload answers them all when their clients are
 about to give up. And while a cached prompt waits, others may evict what it came for.
 
-A request gives way to those of its model and class that came at most SHORTER_FACTOR times as much
-later as its own prompt takes to compute, and at most SHORTER_S_MAX, half of the longest hold or of
-its own limit for the first token, or the limit of queue delay later, so that nobody is held until
-it is shed. Turns of models and classes are by `effective_arrival`: which request of a model and
-class has one is decided here, among the first SORTED_MAX. Rejected: nothing held for a queue, which
-had the same effect (short prompts went first where memory was full) without any limit on engines'
-queues.
+A request gives way to shorter ones of its model and class that came within SHORTER_FACTOR times the
+time that its own prompt takes to compute. So that nobody is held until it is shed, they came no
+later than the least of SHORTER_S_MAX, half of the longest hold, half of its own limit for the first
+token, and the limit of queue delay. Turns of models and classes are by `effective_arrival`: which
+request of a model and class has one is decided here, among the first SORTED_MAX. Rejected: nothing
+held for a queue, which had the same effect (short prompts went first where memory was full) without
+any limit on engines' queues.
 
 Reads: held, newcomer, placer, replicas, s_per_token, settings, turns, uncached.
 Writes: newcomer, s_per_token, turns, uncached.

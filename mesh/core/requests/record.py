@@ -157,7 +157,7 @@ class RequestRecord(Failures):
     place: PlacementResult | None = None  # the last decision, while held
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
-    maybe_innocent: frozenset[str] = frozenset()  # of these, decode replicas
+    maybe_innocent: frozenset[str] = frozenset()  # of `avoid`: the transfer may have failed it
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
     may_continue: bool = False  # the edge keeps what was said, so that another may go on with it

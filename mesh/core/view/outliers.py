@@ -2,12 +2,12 @@
 
 A replica that answers every request at once with an error is idle and quick, so it would attract
 the work. As in Envoy's outlier detection, a place is left out after IN_A_ROW failures one after the
-other, or when half of its last WINDOW ended so: for OUT_S, twice as long each time, OUT_S_MAX at
-most. A failure that a client saw, inside its answer, counts as two. Then it gets one request; each
-that it answers doubles how many it may have at a time, until WIDTH_MAX, when it is like any other
-again; a failure leaves it out once more. Every router judges by the attempts that it made, and by
-what a replica's heartbeat tells of all (`told`). Whether a place may be left out at all is the
-caller's to decide: the last one that serves a model never is.
+other, or when the weights of its last WINDOW answers come to SHARE_MIN: for OUT_S, twice as long
+each time, OUT_S_MAX at most. A failure weighs 1, and 2 where a client saw it inside its answer.
+Then it gets one request; each that it answers doubles how many it may have at a time, until
+WIDTH_MAX, when it is like any other again; a failure leaves it out once more. Every router judges
+by the attempts that it made, and by what a replica's heartbeat tells of all (`told`). Whether a
+place may be left out at all is the caller's to decide: the last one that serves a model never is.
 
 A place is judged for each model by itself: an engine may fail one of several. What a heartbeat
 tells is of all its models, so it counts only where that is one. A place without a failure among its
@@ -21,7 +21,7 @@ from schemas.state import FAILING_IN_A_ROW, RESULTS_MAX, EngineResults
 
 IN_A_ROW = FAILING_IN_A_ROW
 WINDOW = 10  # last answers, good and failed
-SHARE_MIN = 5  # failures among them
+SHARE_MIN = 5  # the weights of failures among them
 OUT_S = 5.0
 OUT_S_MAX = 80.0
 WIDTH_MAX = 16
@@ -40,14 +40,14 @@ class FailingPlace:
 
     what: str = ""  # of the last failure, for people
     in_a_row: int = 0  # failures
-    ends: list[int] = field(default_factory=list)  # the last WINDOW, the latest last: failures
+    ends: list[int] = field(default_factory=list)  # weights of the last WINDOW, the latest last
     failed_at: float = 0.0
     times: int = 0  # that it was left out
     out_until: float = float("-inf")
     width: int = 0  # requests that it may have at a time; 0: any number
     trying: dict[int, float] = field(default_factory=dict)  # since when each of these is there
-    told: EngineResults | None = None  # by its agent, at last
-    is_told: bool = False  # by its agent's last heartbeat, too
+    told: EngineResults | None = None  # what its agent reported, if that put it out
+    is_told: bool = False  # whether its latest heartbeat still reports failures
 
     @property
     def words(self) -> str:

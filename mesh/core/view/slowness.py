@@ -6,24 +6,23 @@ don't learn speeds give both as much as any other. So each router compares what 
 requests showed: of streams the time to the first token, of plain answers the whole time, both
 relative to what prompts, and answers, of that length usually take; and of streams the time per
 further token, stalls included. An answer counts by whichever is worse. A first token that is still
-awaited counts with the time that it has taken so far. What three quarters of a replica's last
-WINDOW answers exceed, ANSWERS_MIN at least, is compared with its like: with the median of the
-medians of the others with the same model and kind of engine. Of the last RUN answers half of the
-least counts, if that is more: what is twice as slow is seen sooner.
+awaited counts with the time that it has taken so far. The lower quartile of a replica's last WINDOW
+answers, ANSWERS_MIN at least, or half of the least of its last RUN, whichever is more, is compared
+with its like: with the median of the medians of the others with the same model and kind of engine.
 
 Slow is three times its like (SLOW): GPUs of two generations differ by a factor of two, and the
 batches of equal replicas make about as much. Two things keep load from being taken for slowness: an
 answer's time counts only where nothing waited before it, by the replica's own report, and a replica
 that computes more than its like (MORE_WORK) is not judged: by the tokens of this router's requests
 that have ended, and of the time per token by requests in its batch, as it reports them, over that
-time, since another router may have filled it. ANSWER_FLOOR_S and TOKEN_FLOOR_S, added
-to both sides, keep differences of milliseconds from being ratios. Where nobody is slow nothing
-changes.
+time, since another router may have filled it. ANSWER_FLOOR_S and TOKEN_FLOOR_S, added to both
+sides, keep differences of milliseconds from being ratios. Where nobody is slow nothing changes.
 
 A slow one gets (SLOW / ratio)² of an equal part, SHARE_MIN at least: a tenth where it is ten times
 as slow, about what it can compute. The share is at most halved each JUDGE_S, and grows by GROWTH
-when its answers are better or older than FRESH_S. At most half of a model's replicas are slow at a
-time, the worst ones, and one that alone could take a request may.
+when its answers are better or older than FRESH_S. Of each group of like replicas at most half are
+slow at a time: those that were already, then the worst of the others. One that alone could take a
+request may.
 
 A request without a byte is *overdue* where three things hold. It has waited OVERDUE times longer
 than any of the last answers to prompts of that length took on any of its like; prompts that the
@@ -184,7 +183,7 @@ class SlowPlaces:
         self._sent: dict[int, Sent] = {}  # by the request's key, the first that was sent first
         self._usual: dict[Kind, Usual] = {}
         self._due_at = -inf
-        self._again = AGAIN_MAX  # requests that may be overdue
+        self._again = AGAIN_MAX  # overdue requests that may be placed again, a bucket
 
     # What happens to a client's request.
 

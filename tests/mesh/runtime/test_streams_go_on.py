@@ -34,11 +34,14 @@ class Engine(NamedTuple):
     url: str
 
 
-async def engine(mesh: SmallMesh, *, cut_after: int | None = None) -> Engine:
-    """A simulated engine that cuts every stream after so many tokens."""
-    cut = Break.NONE if cut_after is None else Break.CUT
+async def engine(
+    mesh: SmallMesh, *, cut_after: int | None = None, how: Break = Break.CUT
+) -> Engine:
+    """A simulated engine that breaks off every stream after so many tokens."""
+    cut = Break.NONE if cut_after is None else how
     faults = Faults(stream=cut, stream_after_tokens=cut_after or 1)
-    config = SimConfig(profile=PROFILE, models=(MODEL,), time_scale=20.0, faults=faults)
+    time_scale = 20.0 if how is Break.CUT else 1.0  # the error comes by itself
+    config = SimConfig(profile=PROFILE, models=(MODEL,), time_scale=time_scale, faults=faults)
     runner = web.AppRunner(SimServer(config).app(), handler_cancellation=True)
     await runner.setup()
     mesh.stack.push_async_callback(runner.cleanup)
@@ -102,6 +105,33 @@ async def test_engines_that_break_off_here_and_abroad_are_not_noticed(tmp_path) 
             counted = dict(line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
             # Engines that fail are left out soon.
             assert float(counted['mesh_streams_continued_total{outcome="whole"}']) >= 1
+
+
+async def test_an_engines_own_error_within_a_stream_is_not_noticed_either(nats_server) -> None:
+    mesh = SmallMesh({"us": nats_server})
+    async with mesh.stack:
+        await mesh.router("us", **PATIENT)
+        await mesh.agent("us", "us-0", await engine(mesh, cut_after=5, how=Break.ERROR))
+        await mesh.agent("us", "us-1", await engine(mesh))
+        await mesh.until_ready("us", 2, MODEL)
+        parser = RequestParser(models=(MODEL,), max_model_len=10**6, seed=0)
+        for name in ("one", "two", "three"):
+            body = BODY | {"messages": [{"role": "user", "content": name}]}
+            told = await asked(mesh, name)
+            assert text_of(told) == parser.chat(orjson.dumps(body)).answer.text
+            assert told[-1] == {"done": True} and not any("error" in one for one in told)
+
+
+async def test_where_no_other_engine_is_left_the_engines_words_end_the_stream(nats_server) -> None:
+    mesh = SmallMesh({"us": nats_server})
+    async with mesh.stack:
+        await mesh.router("us", **PATIENT)
+        await mesh.agent("us", "us-0", await engine(mesh, cut_after=5, how=Break.ERROR))
+        await mesh.until_ready("us", 1, MODEL)
+        told = await asked(mesh, "one")
+        assert len(text_of(told)) == 20
+        [error] = [one["error"] for one in told if "error" in one]
+        assert "the engine core is dead" in error["message"]
 
 
 async def test_a_model_may_have_its_broken_streams_end(nats_server) -> None:
