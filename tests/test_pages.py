@@ -42,6 +42,7 @@ NOT_RUN = {
     ".venv/bin/mesh-agent profile ": "minutes; tests/agents/profiler runs it",
     "set -a; . .mesh/config/us/credentials/observer.env": NATS,
     "set -a; . rendered/us/credentials/observer.env": NATS,
+    "set -a; . rendered/us/credentials/setup.env": NATS,
     "set -a; . .mesh/config/us/credentials/batch-observer.env": NATS,
     "mesh-agent profile ": "needs an idle engine for ten minutes",
     "vllm serve MODEL --kv-events-config ": "needs vLLM: tests/engines/test_vllm_kv_events.py",

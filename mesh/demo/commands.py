@@ -37,7 +37,6 @@ PRELOADED = (
     "mesh.cli.batch_runner",
     "mesh.cli.router",
 )
-PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process printed before it died
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,6 @@ class Commands:
             preloaded=True,
             command=_python("agents.cli", "engine-sim", *words, "--ready-file", str(ready_file)),
             ready=FileWritten(ready_file),
-            environment=PYTHON_ENVIRONMENT,
         )
 
     def agent(
@@ -211,7 +209,7 @@ class Commands:
 
     def _as_user(self, region: str, user: str) -> dict[str, str]:
         credentials = self.files[RegionId(region)].credentials[user]
-        return {**PYTHON_ENVIRONMENT, **read_environment(credentials)}
+        return dict(read_environment(credentials))
 
 
 def engine_url(program: Program) -> str:

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import logging
 import os
 import select
 import signal
@@ -28,6 +29,8 @@ import orjson
 
 from mesh.supervisor import parent_death
 from mesh.supervisor.program import Program
+
+logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 65536  # a command line and the environment that a program adds to ours
 
@@ -55,6 +58,8 @@ class PreloadedPrograms:
         self._modules = modules
         self._log = log
         self._socket: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._started: asyncio.Future[ForkedProcess]  # of the fork that was asked for last
@@ -71,7 +76,8 @@ class PreloadedPrograms:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         async with self._one_at_a_time:
             if self._socket is None:
-                await self.close()
+                if self._reading is not None:
+                    await self._reading
                 self._socket = await self._start()
             socket.send_fds(self._socket, [message], [log])
             self._started = asyncio.get_running_loop().create_future()
@@ -79,9 +85,10 @@ class PreloadedPrograms:
 
     async def close(self) -> None:
         """End the preloaded process; what still runs of its children dies."""
-        if self._socket is not None:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        if self._reading is not None:
+        self._is_closing = True
+        if self._process is not None and self._reading is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()  # whatever it does, it holds nothing
             await self._reading
 
     async def _start(self) -> socket.socket:
@@ -95,6 +102,7 @@ class PreloadedPrograms:
                     parent_death.__file__,
                     str(os.getpid()),
                     sys.executable,
+                    "-u",  # a log shows what a process printed before it died
                     "-m",
                     __name__,
                     str(theirs.fileno()),
@@ -109,6 +117,7 @@ class PreloadedPrograms:
             ours.close()
             raise
         ours.setblocking(False)
+        self._process = process
         self._reading = asyncio.create_task(self._read(ours, process))
         return ours
 
@@ -122,7 +131,11 @@ class PreloadedPrograms:
         self._socket = None  # the next fork starts another
         if not self._started.done():
             self._started.set_exception(OSError(f"the preloaded process ended, see {self._log}"))
-        await process.wait()
+        status = await process.wait()
+        if not self._is_closing:
+            logger.error(
+                "the preloaded process ended (%d), and all it forked: %s", status, self._log
+            )
         for forked in self._running.values():
             forked.exit_code.set_result(-signal.SIGKILL)
         self._running.clear()

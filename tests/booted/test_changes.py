@@ -31,7 +31,7 @@ RELOADED = (NATS, ROUTER)
 RENDER = block("mesh infra nats --config mesh.toml").strip()
 CONFIGURE = line("install -D -o mesh")
 # Section 5; the second one with `system.env`.
-LOOK, LOOK_DEEPER = block("set -a; . rendered/us"), block("nats server list")
+LOOK, LOOK_DEEPER = block("set -a; . rendered/us/credentials/observer"), block("nats server list")
 NOT_RUN_HERE = {  # by their beginning
     "mesh router --credentials": "tests/booted/test_units.py, each line for itself",
     "mesh infra nats --config infra/k8s/mesh.toml": "needs a cluster: tests/infra/k8s",

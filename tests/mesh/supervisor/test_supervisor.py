@@ -102,6 +102,7 @@ class Stage:
 @pytest.fixture
 async def stage(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")  # of the preloaded process
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     stage = Stage(tmp_path)
     yield stage
     stage.supervisor.hurry()
@@ -254,7 +255,7 @@ async def test_a_killed_program_is_restarted_with_its_current_command(stage):
 
 async def test_preloaded_programs_are_forks_of_one_process(stage):
     """Each with the name, arguments, environment and log of its own, in a group of its own."""
-    say = "print(sys.argv[0], os.environ['GREETING'], flush=True)" + WELL_BEHAVED
+    say = "print(sys.argv[0], os.environ['GREETING'])" + WELL_BEHAVED
     for name in ("one", "two"):
         program = stage.preloaded(name, say.replace("def end(*_)", "global end\ndef end(*_)"))
         await stage.supervisor.start(replace(program, environment={"GREETING": f"I am {name}"}))
@@ -306,14 +307,28 @@ async def test_a_deaf_preloaded_program_is_killed_after_its_grace(stage, monkeyp
     assert caplog.messages == ["deaf did not end in time and is killed"]
 
 
-async def test_when_the_preloaded_process_is_killed_its_programs_start_again(stage):
+async def test_when_the_preloaded_process_is_killed_its_programs_start_again(stage, caplog):
     await stage.supervisor.start(stage.preloaded("engine", DEAF))
     first = stage.supervisor.pids["engine"]
     parent = int(Path(f"/proc/{first}/stat").read_text().split()[3])
     os.kill(parent, signal.SIGKILL)
     await until(lambda: stage.supervisor.pids.get("engine", first) != first)
     assert [death.how for death in stage.deaths()] == ["was ended by SIGKILL"]
+    assert "the preloaded process ended (-9), and all it forked" in caplog.text
     await until(lambda: not alive(first))
+
+
+async def test_a_preloaded_process_that_hangs_keeps_nobody(stage, monkeypatch):
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
+    monkeypatch.setattr("mesh.supervisor.supervisor.KILLED_WITHIN_S", 0.2)
+    await stage.supervisor.start(stage.preloaded("engine", WELL_BEHAVED))
+    pid = stage.supervisor.pids["engine"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
+    os.kill(parent, signal.SIGSTOP)
+    async with asyncio.timeout(20):
+        await stage.supervisor.stop()
+    assert not alive(parent)
+    await until(lambda: not alive(pid))
 
 
 async def test_a_preloaded_process_that_can_not_import_says_where_it_is_written(tmp_path):
