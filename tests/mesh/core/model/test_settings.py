@@ -16,6 +16,7 @@ MAY_BE_ZERO = {
     "hops_max",
     "trie_bytes_per_s",
     "siblings_bytes_per_s",
+    "continuations_max",
     "lease_s",
     "queue_delay_s_max",
 }
