@@ -28,10 +28,10 @@ class Billing(IntEnum):
 
 class PromptWriting(NamedTuple):
     """How an engine writes such prompts. `system_first`: system turns among the messages go to the
-    end of the system prompt."""
+    end of the system prompt; None where engines of a model differ in that."""
 
     billing: Billing = Billing.LEFT_OUT
-    system_first: bool = False
+    system_first: bool | None = False
 
 
 BILLING: Mapping[str, Billing] = MappingProxyType(
@@ -52,4 +52,5 @@ def common_writing(engines: Iterable[tuple[str, bool]]) -> PromptWriting:
     if not different:
         return PromptWriting()
     billing = max(BILLING.get(kind, Billing.KEPT) for kind, _ in different)
-    return PromptWriting(billing, any(moves for _, moves in different))
+    moves = {moves for _, moves in different}
+    return PromptWriting(billing, moves.pop() if len(moves) == 1 else None)

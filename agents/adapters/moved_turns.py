@@ -12,7 +12,7 @@ import orjson
 from agents.adapters.exchange import UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
 from schemas.http import TOKENIZE
-from schemas.http_statuses import OK, SERVER_ERROR
+from schemas.http_statuses import INVALID, NOT_THIS_PATH, OK, UNPROCESSABLE
 from schemas.ids import ModelId
 
 ALWAYS = "0.23."
@@ -26,12 +26,14 @@ async def moves_system_turns(
     if version is not None and version.startswith(ALWAYS):
         return True
     plain = await _status(api, {"model": model, "messages": _TURNS[:2]}, timeout_s)
-    if plain is None or plain >= SERVER_ERROR:
-        return None
-    if plain != OK:
+    if plain in NOT_THIS_PATH:
         return False  # no such route, or no template
+    if plain != OK:
+        return None
     mixed = await _status(api, {"model": model, "messages": _TURNS}, timeout_s)
-    return None if mixed is None or mixed >= SERVER_ERROR else mixed != OK
+    if mixed == OK:
+        return False
+    return True if mixed in (INVALID, UNPROCESSABLE) else None  # only these are the template's
 
 
 async def _status(api: HttpClient, asked: dict[str, Any], timeout_s: float) -> int | None:

@@ -142,7 +142,7 @@ def as_written(text: PromptText, writing: PromptWriting) -> PromptText:
     if (asides := text.asides) is None:
         return text
     data, (begin, end) = text.data, asides.system
-    billing, turns = asides.billing, asides.turns if writing.system_first else ()
+    billing, turns = asides.billing, () if writing.system_first is False else asides.turns
     if writing.billing is Billing.LEFT_OUT:
         billing = ""
     elif writing.billing is Billing.MASKED:
@@ -150,6 +150,8 @@ def as_written(text: PromptText, writing: PromptWriting) -> PromptText:
     if not (billing or turns):
         return text
     moved = b"".join(data[start + len(SYSTEM_TURN) : stop] for start, stop in turns)
+    if writing.system_first is None and turns:  # alike in place, and the same turns are moved
+        moved, turns = hashlib.blake2b(moved, digest_size=HASH_BYTES).digest(), ()
     system = billing.encode("utf-8", "surrogatepass") + data[begin:end] + moved
     if not data.endswith(SYSTEM_TURN, 0, begin):
         system = SYSTEM_TURN + system

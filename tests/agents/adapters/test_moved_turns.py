@@ -41,6 +41,7 @@ class Tokenizer:
         ("sglang", (200, 400), True, 2),
         ("vllm", (400, 400), False, 1),  # a model without a template answers no chat
         ("vllm", (404, 404), False, 1),
+        ("vllm", (501, 501), False, 1),
         ("llamacpp", (200, 400), False, 0),
     ],
 )
@@ -59,8 +60,11 @@ async def test_an_engine_is_asked_once_what_its_template_takes(kind, statuses, m
     assert tokenizer.asked == asked
 
 
-async def test_an_engine_that_could_not_say_is_asked_again():
-    tokenizer, now = Tokenizer(503, 200), 0.0
+@pytest.mark.parametrize(
+    "statuses", [(503, 200), (401, 401), (429, 200), (200, 408), (200, 429), (200, 500)]
+)
+async def test_an_engine_that_could_not_say_is_asked_again(statuses):
+    tokenizer, now = Tokenizer(*statuses), 0.0
     async with running(tokenizer.script) as server:
         server.metrics, server.also_serves = LOAD, ("/tokenize",)
         client = EngineClient(server.url, f"{server.url}/metrics", KINDS["vllm"], lambda: now)

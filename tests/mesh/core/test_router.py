@@ -225,4 +225,4 @@ def test_prompts_are_written_as_the_engines_of_their_model_do():
     assert router.prompt_writing(MODEL) == PromptWriting(Billing.MASKED)
     assert router.prompt_writing(other) == PromptWriting(Billing.LEFT_OUT, system_first=True)
     fed(router, ev.HeartbeatSeen(beat("a", 2, engine="llamacpp", models=(MODEL, other))))
-    assert router.prompt_writing(other) == PromptWriting(Billing.MASKED, system_first=True)
+    assert router.prompt_writing(other) == PromptWriting(Billing.MASKED, system_first=None)

@@ -1,9 +1,14 @@
 """Prompts of Messages and Responses: the chat of the same words, parts that are no text, limits."""
 
+from itertools import combinations, takewhile
+from operator import eq
+
 import pytest
 
 from mesh.core.model.prompt import (
+    HASH_BYTES,
     PIECES_MAX,
+    SYSTEM_TURN,
     PromptInvalid,
     PromptReader,
     PromptText,
@@ -98,8 +103,22 @@ def test_parts_stay_where_their_bytes_are():
 
 def test_engines_that_differ_are_never_taken_to_hold_what_one_of_them_does_not():
     assert common_writing([]) == common_writing([("vllm", False)] * 2) == IN_PLACE
-    assert common_writing([("llamacpp", False), ("vllm", True)]) == (Billing.MASKED, True)
+    assert common_writing([("llamacpp", True), ("vllm", True)]) == (Billing.MASKED, True)
     assert common_writing([("sglang", False)]) == common_writing([("of later", False)]) == KEPT
+
+    user, long = {"role": "user", "content": "a" * 500}, LATER | {"content": "b" * 700}
+    prompts = [user, long, user], [long, user, user], [user, user], [user, user, long], [long]
+
+    def alike(one: PromptWriting, a: list, b: list) -> int:
+        """Bytes that both prompts begin with."""
+        return sum(takewhile(bool, map(eq, written(one, a).data, written(one, b).data)))
+
+    both = common_writing([("vllm", True), ("vllm", False)])
+    slack = HASH_BYTES + len(SYSTEM_TURN)  # the digest of the turns, and what marks one
+    for a, b in combinations(prompts, 2):
+        assert alike(both, a, b) <= min(alike(IN_PLACE, a, b), alike(MOVED, a, b)) + slack
+    same = [LATER, *WORDS]
+    assert alike(both, same, [*same, WORDS[0]]) == len(written(both, same).data)
 
 
 def test_only_prompts_that_engines_write_differently_are_asked_about():
