@@ -68,6 +68,7 @@ STREAM_READS = (
 )
 STREAM_WRITES = tuple(f"$JS.API.STREAM.{verb}.{{}}" for verb in ("CREATE", "UPDATE", "DELETE"))
 # Of `nats stream backup` and `restore`: the calls, and the acknowledgements and parts that follow.
+# Of operators' orders alone: all else comes again by itself, and an old lease must not come back.
 STREAM_BACKUPS = (
     "$JS.API.STREAM.SNAPSHOT.{}",
     "$JS.SNAPSHOT.ACK.{}.*",
@@ -215,10 +216,11 @@ def admin() -> Permissions:
 
 
 def setup() -> Permissions:
-    """Creates the streams, repairs them, backs them up; no process of the mesh has this login."""
-    calls = (*STREAM_WRITES, *STREAM_READS, *STREAM_BACKUPS)
+    """Creates the streams, repairs them, backs up the orders; no process of the mesh has this login."""
+    calls = (*STREAM_WRITES, *STREAM_READS)
     own = [call.format(name) for call in calls for name in STREAMS]
-    return Permissions(publish=widest([*own, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
+    backups = [call.format(subjects.STREAM_CONTROL) for call in STREAM_BACKUPS]
+    return Permissions(publish=widest([*own, *backups, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
 
 
 def batch() -> Permissions:

@@ -114,7 +114,14 @@ def test_watchers_publish_questions_alone_and_receive_state_alone(allowed):
 
 def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
     setup = permissions.setup()
-    assert all(pattern.startswith(("$JS.API.", "$JS.SNAPSHOT.")) for pattern in setup.publish)
+    backups = {one for one in setup.publish if "SNAPSHOT" in one or "RESTORE" in one}
+    assert backups == {
+        "$JS.API.STREAM.SNAPSHOT.CONTROL",
+        "$JS.SNAPSHOT.ACK.CONTROL.*",
+        "$JS.API.STREAM.RESTORE.CONTROL",
+        "$JS.SNAPSHOT.RESTORE.CONTROL.*",
+    }
+    assert all(pattern.startswith("$JS.API.") for pattern in {*setup.publish} - backups)
     assert setup.subscribe == ("_INBOX.>",)
 
 
