@@ -9,6 +9,7 @@ import ipaddress
 from typing import NamedTuple
 
 PORT_MAX = 65535
+SERVERS = 3  # of a region's bus, where it is more than one: R3 streams outlive the loss of any
 
 
 class Address(NamedTuple):
@@ -45,7 +46,9 @@ def parse_address(text: object) -> Address:
 
 
 def parse_addresses(given: object) -> tuple[Address, ...]:
-    """The one address, or those of a list. Raises ValueError as `parse_address` does."""
+    """The one address, or the SERVERS of a list. Raises ValueError as `parse_address` does."""
+    if isinstance(given, list) and len(given) != SERVERS:
+        raise ValueError("write one address, or a list of three")
     if isinstance(given, list | tuple) and not isinstance(given, Address):
         return tuple(map(parse_address, given))
     return (parse_address(given),)

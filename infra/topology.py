@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from infra.address import Address, parse_address, parse_addresses
+from infra.address import SERVERS, Address, parse_address, parse_addresses
 from infra.batch_table import BatchTable, Price, RunnerNames, jetstream_disk_mib
 from infra.tenant_table import TENANTS_MAX, KeyHolder, LabelList, TenantTable
 from infra.toml_positions import TomlPositions, key_path, key_text
@@ -81,7 +81,6 @@ HostPort = Annotated[
         }
     ),
 ]
-SERVERS = 3  # of a region's bus, where it is more than one: R3 streams outlive the loss of any
 _ADDRESS_JSON = {"type": "string", "pattern": HOST_PORT_PATTERN}
 HostPorts = Annotated[
     tuple[Address, ...],

@@ -216,7 +216,7 @@ def admin() -> Permissions:
 
 
 def setup() -> Permissions:
-    """Creates the streams, repairs them, backs up the orders; no process of the mesh has this login."""
+    """Creates the streams, repairs them, backs up the orders; no process has this login."""
     calls = (*STREAM_WRITES, *STREAM_READS)
     own = [call.format(name) for call in calls for name in STREAMS]
     backups = [call.format(subjects.STREAM_CONTROL) for call in STREAM_BACKUPS]

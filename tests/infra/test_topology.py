@@ -157,7 +157,18 @@ MISTAKES = {
     "two nats-servers": (
         'nats = "127.0.0.1:4101"',
         'nats = ["127.0.0.1:4101", "127.0.0.1:4104"]',
-        "regions.us.nats: 2 addresses; write one, or a list of three",
+        "regions.us.nats: write one address, or a list of three "
+        "(there is ['127.0.0.1:4101', '127.0.0.1:4104'])",
+    ),
+    "a list of no nats-server": (
+        'nats = "127.0.0.1:4101"',
+        "nats = []",
+        "regions.us.nats: write one address, or a list of three (there is [])",
+    ),
+    "a list of one nats-server": (
+        'nats = "127.0.0.1:4101"',
+        'nats = ["127.0.0.1:4101"]',
+        "regions.us.nats: write one address, or a list of three (there is ['127.0.0.1:4101'])",
     ),
     "one nats-server with an address for others of its region": (
         'leaf = "127.0.0.1:4201"',

@@ -11,9 +11,10 @@ from typing import Any
 from nats.aio.client import Client
 
 from infra import bus, topology
+from infra.address import SERVERS
 from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
-from infra.topology import SERVERS, Topology
+from infra.topology import Topology
 from mesh.adapters import streams
 from schemas import subjects
 from tests.support.ports import free_ports
