@@ -21,7 +21,7 @@ from schemas import exchange, subjects, wire
 from schemas.ids import RegionId, RouterId
 from schemas.replies import PING_BYTES, PING_PREFIX
 
-PINGS_MAX = 256  # remembered of each direction; a whole window are 128
+PINGS_MAX = 256  # remembered of each direction; a whole window of bodies' parts are 128
 Publish = Callable[..., bool]  # as `RouterBus.publish`
 
 
@@ -62,12 +62,11 @@ class _Body:
 @dataclass(slots=True)
 class _Answer:
     answer: AnswerReceiver
-    is_wanted: Callable[[], bool]
     waits: bool = False  # for its turn
 
     def send_part(self, publish: Publish) -> int:
         answer, self.waits = self.answer, False
-        if answer.region is None or answer.replica is None or not self.is_wanted():
+        if answer.region is None or answer.replica is None or not answer.is_wanted:
             return 0
         if not answer.is_credit_due:
             return 0
@@ -115,6 +114,7 @@ class PacedLinks:
         self._peers = frozenset(peers)  # adopted regions are some of these
         self._publish = publish
         self._links: dict[RegionId, _Link] = {}  # of peers only
+        self._is_closed = False
 
     def send_body(
         self,
@@ -138,20 +138,22 @@ class PacedLinks:
         answer = record.answer
         if answer is None or region not in self._peers:
             return
-        link = self._link(region)
-        first = link.first_windows.next(asyncio.get_running_loop().time())
+        first = self._link(region).first_windows.next(asyncio.get_running_loop().time())
         headers[exchange.H_WINDOW] = str(first)
-        paced = _Answer(answer, lambda: record.answer is answer)
+        paced = _Answer(answer)
 
-        def pace(_: AnswerReceiver) -> None:
+        def pace() -> None:
             if not paced.waits:
                 paced.waits = True
-                self._wait(link.back, paced)
+                # The peer may have placed it at a region that it adopted.
+                sender = answer.region if answer.region in self._peers else region
+                self._wait(self._link(sender).back, paced)
 
         answer.begin_small(first, pace)
 
     def close(self) -> None:
         """Send nothing more."""
+        self._is_closed = True
         for link in self._links.values():
             for way in (link.there, link.back):
                 way.waiting.clear()
@@ -190,6 +192,8 @@ class PacedLinks:
         return () if link is None else (link.there, link.back)
 
     def _wait(self, way: _Direction, paced: _Paced) -> None:
+        if self._is_closed:
+            return
         way.waiting.append(paced)
         self._go_on(way)
 

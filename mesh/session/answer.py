@@ -125,10 +125,11 @@ class AnswerReceiver:
         self.keep: Callable[[bytes], None] = _nothing  # what is given out
         self.splice: Splice | None = None  # it goes on with a stream that broke
         self._first_window = WINDOW_BYTES
-        # Of an answer that comes over a link: takes it when a credit is due, and sends that later.
-        self.pace: Callable[[AnswerReceiver], None] | None = None
+        self.is_wanted = True  # until its attempt is over
+        # Of an answer that comes over a link: called when a credit is due, which it sends later.
+        self.pace: Callable[[], None] | None = None
 
-    def begin_small(self, first_window: int, pace: Callable[["AnswerReceiver"], None]) -> None:
+    def begin_small(self, first_window: int, pace: Callable[[], None]) -> None:
         """It comes over a link, and its agent is told to send `first_window` bytes at first."""
         self._first_window, self.pace = first_window, pace
         self.credit_at_bytes = first_window // 2
@@ -275,7 +276,8 @@ class AnswerReceiver:
     def _passed_bytes(self) -> int:
         """What has left for the client, and what waits for more of the answer."""
         waiting = self.buffered_bytes
-        if self.is_event_stream:  # an event may be longer than a window that begins small
+        # An event may be longer than a window that begins small. With a splice it is always held.
+        if self.is_event_stream and self.splice is None:
             waiting = 0 if self.pace is None else min(waiting, EVENT_BYTES_MAX)
         return self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
 
@@ -394,6 +396,9 @@ class AnswerReceiver:
         self.buffered_bytes += len(payload)
         if self.buffered_bytes > BUFFERED_BYTES_MAX:
             return self._failed("the replica sent more than flow control allows")
+        is_long = self.splice is not None and self.buffered_bytes > PLAIN_BYTES_MAX
+        if is_long and not _events_bytes(b"".join(self._chunks)):
+            return self._failed("a stream that goes on has too long an event", blameless=True)
         return self._progressed(now)
 
     def _end(self, end: exchange.End) -> ev.Event:

@@ -200,7 +200,7 @@ class BusReceiver:
                     return
             if event is not None:
                 self._received(record, answer, event)
-            waits = not answer.is_event_stream or answer.pace is not None
+            waits = not answer.is_event_stream or bool(answer.pace or answer.splice)
             if kind is Frame.WORKING or (kind is Frame.DATA and waits):
                 self.give_credit(answer)
         except wire.WireError as error:
@@ -247,7 +247,7 @@ class BusReceiver:
             return False
         if answer.pace is not None:
             if is_due := answer.is_credit_due:
-                answer.pace(answer)
+                answer.pace()
             return is_due
         credit = answer.credit_due()
         if credit is None:

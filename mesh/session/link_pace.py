@@ -48,7 +48,8 @@ class _Sent(NamedTuple):
 
 
 class LinkPace:
-    """Of the bodies that one router sends to one peer region. Parts are numbered from 1."""
+    """Of what one router sends to one peer region, bodies, or has sent from it, answers. Parts are
+    numbered from 1."""
 
     def __init__(self) -> None:
         self.window_bytes = WINDOW_BYTES_START

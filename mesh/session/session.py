@@ -212,6 +212,7 @@ class Session:
         """Nothing more of its attempt is wanted."""
         if record.answer is not None:
             self._streams.pop(record.answer.inbox, None)
+            record.answer.is_wanted = False
 
     def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""

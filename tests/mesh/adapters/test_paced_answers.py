@@ -107,7 +107,7 @@ class Sending:
         self.answer.feed(frame, self.link.loop.time())
         self.answer.take()
         if self.answer.is_credit_due:
-            self.answer.pace(self.answer)
+            self.answer.pace()
         if self.answer.taken_bytes == self.ends * len(EVENT):
             self.answer.receive(exchange.End(Outcome.DONE, "", 1, 0, 1, 0.1), 0.0)
             self.over.set_result(self.link.loop.time())

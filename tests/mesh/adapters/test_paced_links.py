@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from agents.core.answer_stream import FlowWindow
 from mesh.adapters.paced_links import PacedLinks
 from mesh.core.model import effects as fx
-from mesh.session.link_pace import PART_BYTES, WINDOW_BYTES_START
+from mesh.session.link_pace import FIRST_WINDOW_BYTES, PART_BYTES, WINDOW_BYTES_START
 from mesh.session.record import Home, Identifiers, OpenRequest
+from mesh.session.said import Said, Splice
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, Outcome, Refusal, pack_frame
@@ -198,3 +200,81 @@ async def test_answers_that_are_no_ones_are_left_to_others(sent):
     assert not sent.bodies.passed(PING_PREFIX + "ap", sent.pings[0][1])
     assert sent.bodies.passed(PING_PREFIX + "eu", sent.pings[0][1])
     assert not sent.bodies.passed(PING_PREFIX + "eu", sent.pings[0][1]), "once"
+
+
+ANSWER_ENDS = {
+    "cancelled": ENDS["cancelled"],
+    "another attempt": ENDS["another attempt"],
+    "its client left": ENDS["its client left"],
+}
+
+
+def credits_of(asking):
+    """What is published from now on. Its answer is expected from eu."""
+    sent, published = asking.sent, []
+    sent.bodies._publish = lambda subject, *args, **more: not published.append(subject)
+    sent.bodies.expect_answer(asking.record, EU, {})
+    return published
+
+
+@pytest.mark.parametrize("end", ANSWER_ENDS)
+async def test_an_answer_that_nobody_waits_for_any_more_gets_no_credit(sent, end):
+    asking = Asking(sent)
+    answer, published = asking.record.answer, credits_of(asking)
+    answer.region, answer.replica = EU, ReplicaId("eu-0")
+    answer.taken_bytes = answer.credit_at_bytes
+    ANSWER_ENDS[end](asking)
+    sent.bodies._links.clear()  # no body before it
+    answer.pace()
+    assert published == []
+
+
+async def test_after_the_close_no_credit_leaves(sent):
+    asking = Asking(sent)
+    answer, published = asking.record.answer, credits_of(asking)
+    answer.region, answer.replica = EU, ReplicaId("eu-0")
+    answer.taken_bytes = answer.credit_at_bytes
+    sent.bodies.close()
+    answer.pace()
+    assert published == []
+
+
+async def test_credits_for_a_region_that_the_peer_adopted_are_paced_on_the_link_to_it(sent):
+    asking = Asking(sent)
+    answer, published = asking.record.answer, credits_of(asking)
+    answer.region, answer.replica = "ap", ReplicaId("ap-0")
+    answer.taken_bytes = answer.credit_at_bytes
+    answer.pace()
+    assert published == [subjects.credit("ap", "ap-0"), subjects.ping("ap")]
+
+
+@pytest.mark.parametrize("over_a_link", [False, True])
+@pytest.mark.parametrize("kib", [600, 4096])
+async def test_a_stream_that_goes_on_does_not_wait_for_ever_at_a_long_event(sent, over_a_link, kib):
+    """It comes whole, or its attempt fails: its agent is never left without a credit."""
+    asking = Asking(sent)
+    answer, number = asking.record.answer, count(2)
+    said = Said(b'{"messages": [{"role": "user", "content": "hello"}]}', is_chat=True)
+    said.chunks.append(b'data: {"choices": [{"index": 0, "delta": {"content": "one"}}]}\n\n')
+    said.read()
+    answer.splice = Splice(said, "one", 1, is_closing=False, more=1)
+    window = FlowWindow(FIRST_WINDOW_BYTES if over_a_link else exchange.WINDOW_BYTES)
+    give = lambda credit: window.credit(credit.consumed_bytes)  # noqa: E731
+    asking.send_credit = lambda region, replica, credit: give(credit)
+    if over_a_link:
+        answer.begin_small(FIRST_WINDOW_BYTES, lambda: give(answer.next_credit()))
+    asking.frame(Frame.HEAD, 1, exchange.Head(200, "text/event-stream", "eu", "eu-0"))
+    text = b"x" * (kib * 1024)
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "' + text + b'"}}]}\n\n'
+    given, at = b"", 0
+    while at < len(event) and asking.session.answers.streams:
+        assert window.open, "the agent waits for a credit"
+        chunk = event[at : at + 8192]
+        window.send(len(chunk))
+        chunk = chunk[: len(chunk) - window.take_back()]
+        at += len(chunk)
+        frame = pack_frame(Frame.DATA, next(number), chunk)
+        asking.session.answers.receive_frame(asking.inbox, frame)
+        given += answer.take()
+    is_whole = text in given
+    assert is_whole == (kib == 600) == bool(asking.session.answers.streams)
