@@ -52,7 +52,7 @@ class BusAddress:
 
     @property
     def servers(self) -> list[str]:
-        return self.url.split(",")
+        return [one for part in self.url.split(",") if (one := part.strip())]
 
 
 def _nothing() -> None:

@@ -113,13 +113,15 @@ class RouterBus:
         *,
         keeps_lease: bool = True,
         ground: Ground = OPEN_GROUND,
+        servers: int = 1,
     ) -> None:
-        """`keeps_lease`: whether the region has a lease, if it has peers."""
+        """`keeps_lease`: whether the region has a lease, if it has peers. `servers`: that it has;
+        `address` may name fewer."""
         self._ground = ground
         self.region, self.router = region, router
         self._keeps_lease = keeps_lease and bool(peers)
         self._peers = peers
-        self._address = address
+        self._address, self._servers = address, servers
         self._client: BusClient | None = None
         self._service: ProcessService | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
@@ -386,8 +388,7 @@ class RouterBus:
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat, and no peer can adopt its region.
         """
-        servers = len(self._address.servers)
-        wanted = streams.kept(self.region, has_peers=self._keeps_lease, servers=servers)
+        wanted = streams.kept(self.region, has_peers=self._keeps_lease, servers=self._servers)
         while True:
             self._returned.clear()
             try:

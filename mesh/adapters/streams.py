@@ -21,7 +21,7 @@ three servers now: there it is in memory.
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -177,20 +177,25 @@ async def altered(client: Client, wanted: StreamConfig, *, also_text: bool = Fal
         return [f"its settings can't be read: {answer.data[:200]!r}"]
 
 
-async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) -> dict[str, str]:
+async def set_up(
+    address: bus.BusAddress, region: RegionId, *, has_peers: bool, servers: int = 1
+) -> dict[str, str]:
     """Make a region's streams, or repair them; what was done, by stream.
 
-    `address`: as the setup user. Raises infra.bus.BusUnreachable, StreamsUnusable.
+    `address`: as the setup user; it may name fewer than the `servers` that the region has. Raises
+    infra.bus.BusUnreachable, StreamsUnusable.
     """
     advice = (
         "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
         "run this again"
     )
-    wanted = kept(region, has_peers=has_peers, servers=len(address.servers))
+    wanted = kept(region, has_peers=has_peers, servers=servers)
     return await _set_up_all(address, subjects.INBOX_ROOT, wanted, advice)
 
 
-async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str, str]:
+async def set_up_batch(
+    address: bus.BusAddress, limits: BatchTable, servers: int = 1
+) -> dict[str, str]:
     """The same for the streams of its batch jobs. `address`: as the user batch-setup."""
     advice = (
         "if [batch] of mesh.toml was changed, run `mesh infra nats`, reload nats-server, and run "
@@ -198,7 +203,7 @@ async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str,
         f"{subjects.INBOX_BATCH_SETUP} stream rm {{}}`, as the user batch-setup) loses what it "
         "holds"
     )
-    wanted = batch_streams.kept(limits, len(address.servers))
+    wanted = batch_streams.kept(limits, servers)
     return await _set_up_all(address, subjects.INBOX_BATCH_SETUP, wanted, advice)
 
 
@@ -209,7 +214,8 @@ async def set_up_region(
     batch_setup: bus.BusAddress | None,
 ) -> dict[str, str]:
     """All that mesh.toml wants there, likewise. `batch_setup`: None where there is no such user."""
-    done = await set_up(setup, region, has_peers=bool(topology.peers(region)))
+    servers, has_peers = len(topology.region(region).servers), bool(topology.peers(region))
+    done = await set_up(setup, region, has_peers=has_peers, servers=servers)
     if not topology.region(region).batch_runners:
         return done
     if batch_setup is None:
@@ -217,37 +223,38 @@ async def set_up_region(
             f"no batch-setup.env of {region}, which has batch runners: run `mesh infra nats`, and "
             "restart or reload its nats-server"
         )
-    return done | await set_up_batch(batch_setup, topology.batch)
+    return done | await set_up_batch(batch_setup, topology.batch, servers)
 
 
 async def _set_up_all(
-    address: bus.BusAddress, inbox: str, wanted: Iterable[StreamConfig], advice: str
+    address: bus.BusAddress, inbox: str, wanted: Sequence[StreamConfig], advice: str
 ) -> dict[str, str]:
     client = await bus.connect(address, name="mesh setup", inbox_prefix=inbox)
     try:
-        if len(address.servers) > 1:
-            await _until_led(client, next(iter(wanted)))
-        return {str(config.name): await _set_up(client, config, advice) for config in wanted}
+        first = wanted[0]
+        is_made = first.num_replicas != 1 and await _until_led(client, first)
+        done = {str(config.name): await _set_up(client, config, advice) for config in wanted}
+        return done | {str(first.name): MADE} if is_made else done
     finally:
         await bus.close(client)
 
 
-async def _until_led(client: Client, first: StreamConfig) -> None:
+async def _until_led(client: Client, first: StreamConfig) -> bool:
     """Wait until a cluster has chosen its leader and knows its servers, seconds after its start:
-    until it has that stream. Not for longer than LEADER_S."""
+    until it has that stream. Not for longer than LEADER_S. Whether this made the stream."""
     stream = client.jetstream(timeout=LEADER_TRY_S)
     with suppress(TimeoutError):
         async with asyncio.timeout(LEADER_S):
             while True:
                 try:
-                    await stream.add_stream(first)
-                    return
+                    return bool((await stream.add_stream(first)).did_create)
                 except nats.js.errors.BadRequestError as error:
                     if error.err_code == _NAME_IN_USE:
-                        return
+                        return False
                 except (nats.js.errors.Error, nats.errors.Error):
                     pass  # no leader, no peers yet
                 await asyncio.sleep(LEADER_TRY_S)
+    return False
 
 
 async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:

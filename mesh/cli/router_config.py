@@ -80,6 +80,7 @@ def read_config(options: RouterOptions) -> RouterConfig:
             bus=BusAddress(
                 options.nats_url or own.bus_url, options.nats_user, options.nats_password
             ),
+            bus_servers=len(own.servers),
             settings=_settings(topology, options),
             hash_key=options.prefix_key or topology.mesh.name,
             entries=region_entries(topology),

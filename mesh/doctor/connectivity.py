@@ -63,7 +63,7 @@ class Logins:
     def url(self) -> str:
         own = (self.operator, self.router, self.system, self.setup)
         users = (*own, self.batch_setup, self.batch_observer, self.observer, self.admin)
-        return next(user.url for user in users if user is not None)
+        return ",".join(next(user.servers for user in users if user is not None))
 
     def among(self, urls: Sequence[str]) -> "Logins":
         """The same at these of the region's nats-servers."""

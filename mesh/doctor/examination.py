@@ -126,12 +126,13 @@ async def _examine_region(
     silent = {one.url for one in unreachable}
     if not (reached := [url for url in urls if url not in silent]):
         return unreachable
-    logins = logins.among(reached)
+    logins, servers = logins.among(reached), len(topology.region(found.region).servers)
+    running = servers - len(unreachable)
 
     async def as_observer(found: RegionFindings, connection: DoctorConnection) -> None:
         client, name = connection.client, RegionId(found.region)
         has_peers = bool(topology.peers(name))
-        configs = streams.kept(name, has_peers=has_peers, servers=len(urls))
+        configs = streams.kept(name, has_peers=has_peers, servers=servers)
         await _check_bus(found, client, clock)
         checks = [
             lambda part: observed_state.check_streams(part, configs, client),
@@ -158,12 +159,12 @@ async def _examine_region(
 
     async def as_system(found: RegionFindings, connection: DoctorConnection) -> None:
         client = connection.client
-        if len(urls) > 1:
-            await _check_cluster(found, topology, client, len(reached), len(urls))
-        await _check_server_links(found, topology, client, len(reached))
+        if servers > 1:
+            await _check_cluster(found, topology, client, running, servers)
+        await _check_server_links(found, topology, client, running)
 
     async def as_batch_observer(found: RegionFindings, connection: DoctorConnection) -> None:
-        configs = batch_streams.kept(topology.batch, len(urls))
+        configs = batch_streams.kept(topology.batch, servers)
         client, listen_s = connection.client, settings.listen_s
         await found.run_concurrently(
             lambda part: observed_state.check_streams(part, configs, client),

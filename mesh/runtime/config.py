@@ -63,6 +63,7 @@ class RouterConfig:
     routes: tuple[str, ...] = ()  # of engines, beside those known, that clients may call
     http_times: HttpTimes = field(default_factory=HttpTimes)
     bus: BusAddress
+    bus_servers: int = 1  # that the region has; `bus` may name fewer
     settings: RouterSettings
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing
     epoch: int  # differs at every start

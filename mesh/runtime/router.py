@@ -137,6 +137,7 @@ class Router:
             config.bus,
             keeps_lease=config.settings.lease_s > 0.0,
             ground=config.settings.ground,
+            servers=config.bus_servers,
         )
         self.core = RouterCore(
             RouterState(

@@ -92,7 +92,10 @@ class SmallMesh:
         `peers`: whom it knows, if not all other regions.
         """
         known = self._regions if peers is None else peers
-        if not isinstance(self._servers, NatsRegions):  # those have theirs
+        bus_servers = 1
+        if isinstance(self._servers, NatsRegions):  # with streams
+            bus_servers = len(self._servers.servers(region))
+        else:
             address = self._address(region, "router")
             with contextlib.suppress(streams.StreamsUnusable):  # some have no JetStream
                 await streams.set_up(address, RegionId(region), has_peers=len(known) > 1)
@@ -103,6 +106,7 @@ class SmallMesh:
             http_host="127.0.0.1",
             http_port=http_port,
             bus=self._address(region, "router"),
+            bus_servers=bus_servers,
             settings=RouterSettings(**settings),
             hash_key="test",
             epoch=next(_EPOCHS) + skew_ms,

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from infra.topology import parse
+from mesh.adapters import streams
 from mesh.demo.wan_proxy import WanProxy
 from mesh.doctor.findings import CheckResult
 from mesh.runtime.control_plane import STREAM_SILENT
+from schemas.ids import RegionId
 from tests.support.examined_mesh import examined, looked, running
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import event, opened, scripted_engine
@@ -81,6 +83,31 @@ async def test_answers_go_on_when_the_server_that_carries_them_is_killed(tmp_pat
         await regions.start_one(lost)
         found = await looked(lambda: examined(regions, tmp_path), lambda found: not named(found))
         assert not named(found)
+
+
+@pytest.mark.parametrize("named", [(0,), (2, 1), (0, 1, 2, None)], ids=["one", "two", "a comma"])
+async def test_streams_have_as_many_copies_as_mesh_toml_has_servers(tmp_path, named):
+    """However many of them an address names, to `mesh infra streams` as to `mesh doctor`."""
+    topology = parse(mesh_toml(("us",), clusters=("us",)), "mesh.toml")
+    regions = NatsRegions(topology, tmp_path / "rendered")
+    try:
+        await regions.start()
+        setup = regions.address("us", "setup")
+        url = ",".join("" if one is None else setup.servers[one] for one in named)
+        some = replace(setup, url=url)
+        done = await streams.set_up_region(topology, RegionId("us"), some, None)
+        assert set(done.values()) == {streams.AS_IT_SHOULD_BE}
+        client = await regions.connect("us", "setup")
+        await client.jetstream().delete_stream("HEARTBEATS")
+        done = await streams.set_up_region(topology, RegionId("us"), some, None)
+        assert done == {"HEARTBEATS": streams.MADE, "CONTROL": streams.AS_IT_SHOULD_BE}
+        for file in (tmp_path / "rendered").rglob("*.env"):
+            file.write_text(file.read_text().replace(setup.url, url))
+        found = await examined(regions, tmp_path)
+        told = {one.about: one.verdict for one in found if one.check in ("stream", "bus")}
+        assert {told[about] for about in ("HEARTBEATS", "CONTROL", "cluster")} == {CheckResult.OK}
+    finally:
+        await regions.stop()
 
 
 class PinnedRegions(NatsRegions):
