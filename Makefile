@@ -22,7 +22,7 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
-	@echo "installing into $(VENV), which takes a minute"
+	@echo "installing into $(VENV), which takes a minute or two"
 	infra/virtual-environment $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable . --group dev

@@ -13,7 +13,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
+from mesh.adapters.streams import H_EXPECTED, WRONG_LAST
 from schemas import subjects
 from schemas.control import (
     DRAINED_MAX,
@@ -156,7 +156,7 @@ async def _write(client: Client, orders: RegionControl, after: int) -> int | Non
         error = reply.get("error")
         if error is None:
             return int(reply["seq"])
-        if error.get("err_code") == WRONG_LAST_SEQUENCE:
+        if error.get("err_code") in WRONG_LAST:
             return None
     except (nats.errors.Error, TimeoutError) as problem:
         raise _unavailable(region, problem) from problem
