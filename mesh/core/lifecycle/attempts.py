@@ -72,7 +72,8 @@ def begin(
         _begin_pair(state, record, place, place.prefill, now)
         return
     replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
-    if request.answer_inbox is None:
+    # The rest of a stream begins for the router when its client has read what was said before.
+    if request.answer_inbox is None and not record.continuations:
         state.replicas.slow.sent(request, state.replicas.by_name[replica], prefill_tokens, now)
     handoff = state.replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
     if state.replicas.failing.places:

@@ -28,6 +28,8 @@ A request without a byte is *overdue* where three things hold. It has waited OVE
 than any of the last answers to prompts of that length took on any of its like; prompts that the
 replica has to compute before it count as its own, other routers' too. The replica has brought
 nothing since it was sent. And one of its like has begun to answer a request that was sent later.
+A plain answer shows nothing before its last token, and a long one is no fault of its replica: it
+is overdue only once a stream was there, and the replica has brought nothing since.
 A replica that reports a queue, then and now, is silent for that reason, unless an earlier request
 was overdue there. The caller may place the request on another replica, once, which counts as the
 replica's failure (`outliers.py`). That happens to AGAIN_SHARE of all requests at most, so few
@@ -248,7 +250,7 @@ class SlowPlaces:
             place = sent.place
             tokens = before[place.key] = before.get(place.key, 0) + sent.tokens
             is_silent = place.heard_at <= sent.sent_at and not sent.loads
-            if is_silent and self._is_late(sent, 0.0, now):
+            if is_silent and (sent.streams or place.late) and self._is_late(sent, 0.0, now):
                 late.append((request, sent, tokens))
         return self._more_than_late(late, replicas, now) if late else []
 

@@ -3,6 +3,7 @@
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Served
 from mesh.core.router import RouterCore
 from schemas.http import Fault
 from tests.mesh.core import build
@@ -126,3 +127,32 @@ def test_an_engines_error_to_the_rest_ends_the_stream_with_an_error_event() -> N
             return
         story.attempt = told[-1].attempt
     raise AssertionError(told)
+
+
+def test_the_rest_of_a_stream_is_not_taken_from_a_replica_whose_client_reads_slowly() -> None:
+    """It begins when the client has read on, while the replica's like begin others at once."""
+    story = Story()
+
+    def others_answer(keys: range) -> None:
+        for key in keys:
+            arrived = build.request(key, arrived_at=story.now)
+            [placed] = story.feed(ev.RequestArrived(arrived))
+            assert isinstance(placed, fx.Dispatch)
+            if placed.replica == story.replica:
+                story.feed(ev.ClientGone(key))
+            else:
+                story.now += 0.1
+                story.feed(ev.AnswerStarted(key, placed.attempt))
+                story.feed(ev.AnswerEnded(key, placed.attempt, Served(100, 0, 9)))
+            story.now += 0.5
+            story.reported()
+            story.feed(ev.AttemptProgressed(1, story.attempt))
+            story.feed(ev.Tick())
+
+    story.started()
+    others_answer(range(2, 42))
+    story.failed()
+    story.read()
+    others_answer(range(42, 62))
+    assert story.core.inflight[1].attempt == 2
+    assert not story.core.inflight[1].failures

@@ -359,15 +359,29 @@ def test_long_prompts_have_longer_whosever_they_are():
     assert not fleet.again, "it waits for the one before"
 
 
-def test_a_plain_answer_has_as_long_as_the_longest_ones():
+def test_a_long_plain_answer_is_no_silence():
+    """Its like answer only short ones meanwhile."""
+    fleet = Silent()
+    short = Served(prompt_tokens=100, cached_tokens=0, output_tokens=5)
+    for _ in range(30):
+        for name in "bc":
+            fleet.answers(name, 0.01, served=short, streams=False)
+        fleet.later(JUDGE_S)
+    fleet.send("a", streams=False)
+    fleet.run(30.0, "b", "c")
+    assert not fleet.again
+
+
+def test_a_plain_answer_at_a_replica_that_was_late_has_as_long_as_the_longest_ones():
     fleet = Silent()
     long = Served(prompt_tokens=100, cached_tokens=0, output_tokens=900)
     for _ in range(10):
         fleet.answers("b", 0.0, served=long, streams=False)
         fleet.answers("c", 0.0, served=ALIKE, streams=False)
         fleet.later(JUDGE_S)
-    stuck = fleet.send("a", streams=False)
+    stream, stuck = fleet.send("a"), fleet.send("a", streams=False)
     fleet.run(30.0, "b", "c")
+    assert fleet.again[stream] < 2.0
     assert fleet.again[stuck] > 15.0
 
 
