@@ -55,6 +55,7 @@ DEADLINE_GRACE_S = 5.0  # for the core's own deadline error to reach the client 
 LAST_CHUNK = b"0\r\n\r\n"
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 JSON = "application/json"
+NO_STREAM = "the engine answered with a whole body where a stream was asked for"
 ROUTER_FAILED = "the router failed on this request; its log says why"
 
 
@@ -331,7 +332,10 @@ class AnswerWriter:
                 self._answer = answer
                 self._door.started(request)
                 self._stream(request, answer)
-            elif answer.end is not None:  # the engine has refused, or does not stream
+            elif answer.head.status < HTTPStatus.BAD_REQUEST:
+                request.failure = Failure(Fault.ENGINE_FAILED, NO_STREAM)
+                self._start_failed(request)
+            elif answer.end is not None:  # the engine has refused
                 self._answer, status = answer, answer.head.status
                 self._door.started(request)
                 event = engine_error_event(status, answer.take(), error_form(request.path))

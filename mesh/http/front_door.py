@@ -71,7 +71,8 @@ class FrontDoor(Protocol):
         """The whole answer has left for the client."""
 
     def failed(self, request: ClientRequest) -> None:
-        """The client was sent `request.failure`, or the engine's own error."""
+        """The client was sent `request.failure`, or the engine's own error. What is still under way
+        for it is cancelled."""
 
     def leave(self, request: ClientRequest) -> None:
         """The client is gone; without effect after `finished` or `failed`."""

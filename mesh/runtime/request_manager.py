@@ -361,6 +361,7 @@ class RequestManager:
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
+        self.feed(ev.ClientGone(record.request.key))  # without effect unless the writer failed it
         if record.failure is not None and record.failure.held_since is not None:
             record.note_return(record.failure.held_since)
         record.count_last_hold(self._clock())

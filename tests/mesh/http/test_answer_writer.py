@@ -18,7 +18,7 @@ from mesh.http.answer_writer import DEADLINE_GRACE_S
 from mesh.http.read_request import BodyBudget
 from mesh.http.routes import HttpApi
 from mesh.http.server import HttpServer
-from mesh.session.answer import EngineError
+from mesh.session.answer import PLAIN_BYTES_MAX, EngineError
 from mesh.session.client_request import ClientRequest
 from mesh.session.record import Failure
 from schemas.http import CHAT, COMPLETIONS, H_REGION, MESSAGES, RESPONSES, Fault
@@ -549,6 +549,25 @@ async def test_so_is_an_engines_error(form, body, said, at_last):
         assert error_of(await client.upto(b"0\r\n\r\n"), form)["message"] == said
         await until(lambda: door.is_over)
     assert door.calls == (["failed"] if at_last else ["started", "finished"])
+
+
+@ENDINGS
+@pytest.mark.parametrize(
+    "size", [20, PLAIN_BYTES_MAX], ids=["whole", "too long to wait for its end"]
+)
+async def test_an_engine_that_does_not_stream_has_failed(form, size):
+    held = client_request()
+    held.path = form
+    async with kept_alive(held) as (door, client):
+        await of(held, client)
+        feeder = Feeder(held, JSON)
+        feeder.data(b"x" * size)
+        if size < PLAIN_BYTES_MAX:
+            feeder.end()
+        error = error_of(await client.upto(b"0\r\n\r\n"), form)
+        assert "a whole body where a stream" in error["message"]
+        await until(lambda: door.is_over)
+    assert door.calls == ["failed"]
 
 
 def error_of(chunk: bytes, form: str) -> dict:

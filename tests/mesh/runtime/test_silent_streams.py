@@ -12,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from mesh.session.answer import PLAIN_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ErrorForm, keep_alive_event
 from tests.agents.simserver.support import config, running
 from tests.support.scripted_engine import Behaviour, fail, opened, scripted_engine
@@ -140,6 +141,23 @@ async def test_and_are_told_of_an_error(waits):
     for text in texts.values():
         with pytest.raises((openai.APIError, anthropic.APIError), match="the engine's reason"):
             await text
+
+
+async def test_and_of_an_engine_that_does_not_stream_which_has_failed(waits):
+    async def never_ends(request: web.Request, body: dict) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(b"x" * 2 * PLAIN_BYTES_MAX)
+        await asyncio.Event().wait()
+        return answer
+
+    texts = await kept_waiting(waits)
+    waits.behaviour = never_ends
+    waits.go.set()
+    for text in texts.values():
+        with pytest.raises((openai.APIError, anthropic.APIError), match="where a stream was asked"):
+            await text
+    assert not waits.mesh.routers["us"].core.inflight, "the engine is told to stop"
 
 
 async def test_and_of_their_deadline(waits):
