@@ -5,8 +5,10 @@ import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from prometheus_client import generate_latest
 
 from infra.topology import parse
 from mesh.adapters import streams
@@ -87,9 +89,9 @@ async def test_answers_go_on_when_the_server_that_carries_them_is_killed(tmp_pat
 
 @pytest.mark.parametrize("named", [(0,), (2, 1), (0, 1, 2, None)], ids=["one", "two", "a comma"])
 async def test_streams_have_as_many_copies_as_mesh_toml_has_servers(tmp_path, named):
-    """However many of them an address names, to `mesh infra streams` as to `mesh doctor`."""
+    """However many of them an address names, to `mesh infra streams`, the doctor and a router."""
     topology = parse(mesh_toml(("us",), clusters=("us",)), "mesh.toml")
-    regions = NatsRegions(topology, tmp_path / "rendered")
+    regions = PinnedRegions(topology, tmp_path / "rendered")
     try:
         await regions.start()
         setup = regions.address("us", "setup")
@@ -101,6 +103,12 @@ async def test_streams_have_as_many_copies_as_mesh_toml_has_servers(tmp_path, na
         await client.jetstream().delete_stream("HEARTBEATS")
         done = await streams.set_up_region(topology, RegionId("us"), some, None)
         assert done == {"HEARTBEATS": streams.MADE, "CONTROL": streams.AS_IT_SHOULD_BE}
+        async with small_mesh(regions) as mesh:
+            await mesh.router("us")
+            page = partial(generate_latest, mesh.routers["us"]._metrics.registry)
+            await mesh.until(lambda: b'altered{stream="CONTROL"}' in page(), "a look at them")
+            for name in (b"HEARTBEATS", b"CONTROL"):
+                assert b'mesh_stream_altered{stream="%s"} 0.0' % name in page()
         for file in (tmp_path / "rendered").rglob("*.env"):
             file.write_text(file.read_text().replace(setup.url, url))
         found = await examined(regions, tmp_path)
