@@ -39,12 +39,15 @@ def read(state: RouterState, event: ev.ContinuationRead, now: float) -> None:
     if record is None or not record.is_broken or record.attempt != event.attempt:
         return
     if event.prompt is not None:
-        unable = (
+        unable = frozenset(
             name
             for name, replica in state.replicas.by_name.items()
             if event.kinds and replica.heartbeat.engine not in event.kinds
         )
-        record.goes_on(event.prompt, unable)
+        record.goes_on(event.prompt)
+        record.avoid |= unable
+        if not timeouts.others_serve(state, record):  # those that failed it earlier, once more
+            record.avoid = record.broken_at | unable
         if timeouts.others_serve(state, record):
             queue_scheduler.hold(state, record, now)
             queue_scheduler.place_waiting(state, now)

@@ -66,7 +66,9 @@ def on_refused(
             return
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)  # the other stage was sent at once
-    if event.reason != Refusal.ELSEWHERE:  # for others it may be the right place
+    if record.continuations and record.peer is not None:
+        record.avoid |= {record.peer}  # it may have chosen an engine that can't go on with a turn
+    elif event.reason != Refusal.ELSEWHERE:  # for others it may be the right place
         attempts.rest(state, record, now, in_prefill=event.prefill)
     refused(state, record, now)
     queue_scheduler.place_waiting(state, now)

@@ -43,8 +43,8 @@ def other(state: RouterState, record: RequestRecord, now: float) -> ModelId | No
     place that has not failed this request."""
     request = record.request
     asked = request.asked
-    if asked is None or asked.model not in state.targets.aliases:
-        return None
+    if asked is None or asked.model not in state.targets.aliases or record.continuations:
+        return None  # what one model began, no other goes on with
     if is_keeper_name(request.model) or timeouts.others_serve(state, record):
         return None
     model = model_of(request.model)

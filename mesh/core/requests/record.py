@@ -12,7 +12,7 @@ reserved until its stage begins. Where the engines of the pair need both request
 stages begin. Whatever ends the attempt ends both.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from math import inf
@@ -157,6 +157,7 @@ class RequestRecord(Failures):
     place: PlacementResult | None = None  # the last decision, while held
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
+    broken_at: frozenset[str] = frozenset()  # where its stream broke last
     maybe_innocent: frozenset[str] = frozenset()  # of `avoid`: the transfer may have failed it
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
@@ -282,11 +283,12 @@ class RequestRecord(Failures):
         self.may_continue = may_continue and self.prefill is None
 
     def broke(self, *, avoid_place: bool) -> None:
-        """Its stream broke; no attempt is under way. Places that failed it before it came so far
-        may be tried again."""
+        """Its stream broke; no attempt is under way. `continued_streams` decides whether places that
+        failed it before it came so far may be tried again."""
         place = self.peer or self.replica
         self._enter(Transition.BREAK)
-        self.avoid = frozenset({place} if avoid_place and place else ())
+        self.broken_at = frozenset({place} if avoid_place and place else ())
+        self.avoid |= self.broken_at
         self.failures = self.client_errors = self.server_errors = 0
         self.continuations += 1
         self.peer = self.replica = self.handoff = self.destination = self.prefill = None
@@ -310,11 +312,9 @@ class RequestRecord(Failures):
         if self.waits_at_peer:
             self.held_by_peers_s += now - self.attempted_at
 
-    def goes_on(self, prompt: Prompt, elsewhere_than: Iterable[str]) -> None:
-        """Its prompt has grown by what was said; its objective for a first token is met. It does
-        not go to these places."""
+    def goes_on(self, prompt: Prompt) -> None:
+        """Its prompt has grown by what was said; its objective for a first token is met."""
         self.request = replace(self.request, prompt=prompt, slo_ttft_s=None)
-        self.avoid |= frozenset(elsewhere_than)
 
     def progressed(self, now: float) -> None:
         self.last_frame_at = now

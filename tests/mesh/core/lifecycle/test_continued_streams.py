@@ -2,29 +2,42 @@
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.model_targets import Asked, ModelRule
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
 from mesh.core.router import RouterCore
+from schemas.exchange import Refusal
 from schemas.http import Fault
 from tests.mesh.core import build
 
+RULES = (ModelRule(name="chat", to=(("stable", 0.5), ("canary", 0.5))),)
 LONGER = Prompt(150, build.prompt("AB").hashes)
 
 
 class Story:
     """One router with three replicas, and what it does about one request."""
 
-    def __init__(self, engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), **fields: object):
-        self.core: RouterCore = build.core(policy="least-load")
+    def __init__(
+        self,
+        engines: tuple[str, ...] = ("vllm", "vllm", "vllm"),
+        settings: dict[str, object] = {},
+        **fields: object,
+    ):
+        self.core: RouterCore = build.core(policy="least-load", **settings)
+        self.now, self.seq = 10.0, 1
         for number, engine in enumerate(engines):
-            self.now, self.seq, name = 10.0, 1, f"us-{number}"
-            self.feed(ev.HeartbeatSeen(build.beat(name, engine=engine)))
+            models = (fields.get("model", build.MODEL),)
+            self.beat(f"us-{number}", engine=engine, models=models)
         [placed] = self.feed(ev.RequestArrived(build.request(1, arrived_at=10.0, **fields)))
         self.attempt, self.replica = placed.attempt, placed.replica
 
     def feed(self, event: ev.Event) -> list[fx.Effect]:
         told = self.core.handle(event, self.now)
         return [one for one in told if not isinstance(one, fx.Decided | fx.PublishDigest)]
+
+    def beat(self, name: str, **fields: object) -> None:
+        self.seq += 1
+        self.feed(ev.HeartbeatSeen(build.beat(name, self.seq, **fields)))
 
     def reported(self) -> None:
         self.seq += 1
@@ -39,7 +52,7 @@ class Story:
 
     def read(self, *kinds: str) -> list[fx.Effect]:
         told = self.feed(ev.ContinuationRead(1, self.attempt, "cut", LONGER, kinds))
-        if isinstance(told[0], fx.Dispatch):
+        if told and isinstance(told[0], fx.Dispatch):
             self.attempt, self.replica = told[0].attempt, told[0].replica
         return told
 
@@ -156,3 +169,52 @@ def test_the_rest_of_a_stream_is_not_taken_from_a_replica_whose_client_reads_slo
     others_answer(range(42, 62))
     assert story.core.inflight[1].attempt == 2
     assert not story.core.inflight[1].failures
+
+
+def test_no_other_model_goes_on_with_what_one_has_begun() -> None:
+    story = Story(
+        ("vllm", "vllm"), settings={"models": RULES}, model="canary", asked=Asked("chat", 1)
+    )
+    story.started()
+    story.beat("us-0", models=("canary",), full=True, pending=1)
+    story.beat("us-1", models=("canary",), full=True, pending=1)
+    story.failed()
+    told = story.read()
+    for name in ("us-0", "us-1"):
+        story.beat(name, models=("stable",))
+    for _ in range(10):
+        story.now += 0.1
+        told += story.feed(ev.Tick())
+    moved = [one for one in told if isinstance(one, fx.Retargeted | fx.Dispatch)]
+    assert story.core.inflight[1].held_since is not None and not moved
+
+
+def test_a_stream_does_not_return_to_where_it_broke_while_another_place_is_left() -> None:
+    story = Story()
+    went = [story.replica]
+    for _ in range(2):
+        story.started()
+        story.failed()
+        for name in ("us-0", "us-1", "us-2"):
+            new = name not in went
+            story.beat(name, running=6 * new, outstanding=6 * new)
+        story.read()
+        went.append(story.replica)
+    assert set(went) == {"us-0", "us-1", "us-2"}
+
+
+def test_a_peer_that_refuses_what_is_to_go_on_is_right_for_all_else() -> None:
+    story = Story(("vllm",))
+    story.feed(ev.DigestSeen(build.digest("eu", free=4)))
+    assert story.replica == "us-0"
+    story.started()
+    story.failed()
+    told = story.feed(ev.ContinuationRead(1, 1, "cut", LONGER))
+    [sent] = [one for one in told if isinstance(one, fx.Forward)]
+    refused = ev.AttemptRefused(1, sent.attempt, Refusal.WRONG_MODEL, build.EU, None, -1, -1)
+    story.feed(refused)
+    peers = story.core.peers
+    assert peers.unavailable_because(peers.get("eu"), build.MODEL, story.now) is None
+    story.now += 5.0  # longer than a refusal keeps it away from a peer
+    story.feed(ev.DigestSeen(build.digest("eu", 2, free=4)))
+    assert not any(isinstance(one, fx.Forward) for one in story.feed(ev.Tick()))
