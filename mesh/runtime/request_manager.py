@@ -53,7 +53,7 @@ from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
 from schemas.held import HeldAsk
 from schemas.http import Fault, Readiness
-from schemas.http_statuses import SERVER_ERROR
+from schemas.http_statuses import OK, SERVER_ERROR
 from schemas.ids import ModelId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
@@ -352,9 +352,10 @@ class RequestManager:
             self._metrics.ttft_seen(served, labels, ttft_s, exemplar_of(record))
 
     def finished(self, record: ClientRequest) -> None:
-        assert record.answer is not None and record.answer.head is not None
+        assert record.answer is not None
         failure = record.answer.engine_failure
-        status = record.answer.head.status
+        head = record.answer.head  # None of an attempt that goes on with what has ended
+        status = OK if head is None else head.status
         if failure is None:
             self.session.end(record, "ok", status)
         elif self.session.end(record, ENGINE_FAILED, status, ENGINE_FAILED, failure):

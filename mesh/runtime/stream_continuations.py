@@ -6,7 +6,11 @@ Streams beyond it end with an error event if they break. What was said is kept a
 events, and read into its text, a fiftieth of their size, where memory is short.
 """
 
+import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import orjson
 
@@ -29,6 +33,7 @@ from schemas.http import CHAT, COMPLETIONS
 from schemas.http_statuses import OK
 from schemas.settings import ContinueStreams
 
+log = logging.getLogger(__name__)
 STREAM_BYTES_MAX = 1024 * 1024  # of one stream: its body and what was said
 GROWN_BYTES = 32 * 1024  # of an answer, between two looks at what is kept of it
 CHUNK_BYTES = 64  # that keeping a piece takes beside it
@@ -49,6 +54,7 @@ class StreamContinuations:
         """`targets`: what holds for single models now."""
         self._session, self._prompts, self._bodies = session, prompts, bodies
         self._metrics, self._targets = metrics, targets
+        self._broken: deque[fx.Continue] = deque()  # that are to be read
 
     def begun(self, record: ClientRequest) -> None:
         """The client is being sent the first byte of an answer: keep what is said, if it may go on
@@ -62,7 +68,7 @@ class StreamContinuations:
             if answer.head is None or answer.head.status != OK:
                 return
             kept = len(record.body) + GROWN_BYTES
-            if kept > STREAM_BYTES_MAX or not self._bodies.has_half(kept - record.kept_bytes):
+            if not self._has_room(record, kept):
                 return
             self._keep(record, kept)
             record.said = Said(record.body, is_chat=record.path == CHAT)
@@ -72,14 +78,16 @@ class StreamContinuations:
     def grew(self, record: ClientRequest) -> None:
         """More has left for its client."""
         said, answer = record.said, record.answer
-        if said is None or answer is None or answer.taken_bytes < said.look_at_bytes:
+        if said is None or said.why_not or answer is None:
+            return
+        if answer.taken_bytes < said.look_at_bytes:
             return
         kept = self._kept_bytes(record, said)
         if kept > STREAM_BYTES_MAX // 2 or not self._bodies.has_half(kept - record.kept_bytes):
             said.read()
             kept = self._kept_bytes(record, said)
-        if kept > STREAM_BYTES_MAX or not self._bodies.has_half(kept - record.kept_bytes):
-            said.give_up(NOT_KEPT)
+        if said.why_not or not self._has_room(record, kept):
+            said.give_up(said.why_not or NOT_KEPT)
             answer.keep = lambda data: None
             record.body, kept = b"", 0
         self._keep(record, kept)
@@ -87,27 +95,47 @@ class StreamContinuations:
         answer.credit_at_bytes = min(answer.credit_at_bytes, said.look_at_bytes)
 
     def go_on(self, effect: fx.Continue) -> None:
-        """The stream broke: have the core place what is to follow, or end it."""
+        """The stream broke: have the core place what is to follow, or end it.
+
+        A replica that is lost breaks many at once, and reading one takes milliseconds: each has a
+        turn of the loop."""
         record = self._session.record(effect.key)
-        if record is None or not isinstance(record, ClientRequest):
-            return
+        if record is not None:
+            self._session.stop_listening(record)
+            if not self._broken:
+                asyncio.get_running_loop().call_soon(self._next)
+            self._broken.append(effect)
+
+    def _next(self) -> None:
+        effect = self._broken.popleft()
+        if self._broken:
+            asyncio.get_running_loop().call_soon(self._next)
+        record = self._session.record(effect.key)
+        if isinstance(record, ClientRequest):
+            self._session.feed(self._read(record, effect))
+
+    def _read(self, record: ClientRequest, effect: fx.Continue) -> ev.ContinuationRead:
+        """What becomes of one stream."""
+        key, attempt, detail = effect.key, effect.attempt, effect.detail
         answer, said = record.answer, record.said
         assert answer is not None and said is not None, "what was said is kept"
-        self._session.stop_listening(record)
+        if answer.is_whole:  # its client has all of it, or soon will
+            return ev.ContinuationRead(key, attempt, detail)
         self._note(record, effect)
-        answer.broke()
-        said.sent_bytes += answer.taken_bytes + answer.buffered_bytes
-        said.look_at_bytes = 0
-        key, attempt = effect.key, effect.attempt
         try:
+            answer.broke()
+            said.sent_bytes += answer.taken_bytes + answer.buffered_bytes
+            said.look_at_bytes = 0
             prompt = self._rewritten(record, said)
-        except (CantContinue, PromptInvalid, orjson.JSONDecodeError, KeyError, TypeError) as why:
-            detail = f"{effect.detail}; no other engine can go on with it: {why}"
-            self._metrics.streams_continued.labels("refused").inc()
-            self._session.feed(ev.ContinuationRead(key, attempt, detail))
-            return
+        except Exception as why:  # an engine may have written anything
+            if not isinstance(why, CantContinue | PromptInvalid):
+                log.warning("%s can't go on", record.request.request_id, exc_info=why)
+            if record.splice is None:  # else it is counted by how it ends
+                self._metrics.streams_continued.labels("refused").inc()
+            detail = f"{detail}; no other engine can go on with it: {why}"
+            return ev.ContinuationRead(key, attempt, detail)
         kinds = CONTINUING_KINDS if record.splice is not None and record.splice.is_turn else ()
-        self._session.feed(ev.ContinuationRead(key, attempt, effect.detail, prompt, kinds))
+        return ev.ContinuationRead(key, attempt, detail, prompt, kinds)
 
     def _rewritten(self, record: ClientRequest, said: Said) -> Prompt:
         """The prompt of what is asked next; it is the record's body from now on."""
@@ -120,11 +148,16 @@ class StreamContinuations:
         if place is None and record.model_place is not None:
             raise CantContinue("its model is named twice")
         text = text_at(record.path, fields, len(body))
-        record.body, record.model_place, record.splice = body, place, splice
+        record.body, record.model_place = body, place
         record.size = text.size
-        self._keep(record, self._kept_bytes(record, said))
+        kept = self._kept_bytes(record, said)
+        if not self._bodies.has_half(kept - record.kept_bytes):
+            raise CantContinue(NOT_KEPT)
+        self._keep(record, kept)
         model, salt = record.request.model, salt_of(fields)
-        return self._prompts.read(model, text, salt, record.tenant or "")
+        prompt = self._prompts.read(model, text, salt, record.tenant or "")
+        record.splice, record.request = splice, replace(record.request, prompt=prompt)
+        return prompt
 
     def _rule(self, record: ClientRequest) -> ContinueStreams:
         rule = self._targets().rule(model_of(record.request.model))
@@ -134,6 +167,9 @@ class StreamContinuations:
         again = 0 if record.body is said.body else len(record.body)
         chunks = sum(map(len, said.chunks)) + CHUNK_BYTES * len(said.chunks)
         return len(said.body) + again + chunks + 2 * len(said.text) + GROWN_BYTES
+
+    def _has_room(self, record: ClientRequest, kept: int) -> bool:
+        return kept <= STREAM_BYTES_MAX and self._bodies.has_half(kept - record.kept_bytes)
 
     def _keep(self, record: ClientRequest, kept: int) -> None:
         self._bodies.settle(record.kept_bytes, kept)

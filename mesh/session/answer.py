@@ -124,6 +124,7 @@ class AnswerReceiver:
         self.body_sent = False  # in parts, as the agent requested
         self.keep: Callable[[bytes], None] = _nothing  # what is given out
         self.splice: Splice | None = None  # it goes on with a stream that broke
+        self.is_broken = False  # it is to go on elsewhere; what it gave out is counted already
         self._first_window = WINDOW_BYTES
         self.is_wanted = True  # until its attempt is over
         # Of an answer that comes over a link: called when a credit is due, which it sends later.
@@ -233,6 +234,7 @@ class AnswerReceiver:
             self.keep(data)
         self.keep = _nothing
         self._chunks, self.buffered_bytes = [data] if data else [], len(data)
+        self.is_broken = True
 
     def _whole_bytes(self, data: bytes) -> int:
         """How many of the buffered bytes end with a whole event; all of them in other answers."""

@@ -57,7 +57,8 @@ class ClientRequest(OpenRequest):
         numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
         if answer is not None:
             region, replica = answer.region or "", answer.replica or ""
-            sent_bytes, is_stream, end = answer.taken_bytes, answer.is_event_stream, answer.end
+            sent_bytes = 0 if answer.is_broken else answer.taken_bytes
+            is_stream, end = answer.is_event_stream, answer.end
             if answer.peer_held_s:
                 peer_held_s = self.bounded_peer_held_s(at)
             if end is not None:

@@ -32,6 +32,9 @@ MUST_BE = {
     # They decide whether the rest is thought or said.
     **dict.fromkeys(("chat_template_kwargs", "reasoning_effort", "thinking"), NOTHING),
     **dict.fromkeys(("kv_transfer_params", "mirostat", "session_params"), (*NOTHING, 0)),
+    "n_predict": (None, -1),  # llama.cpp's own limit, which it prefers and others ignore
+    # Whether an engine hides its thoughts, or does not tell them from what it says.
+    **dict.fromkeys(("include_reasoning", "separate_reasoning", "stream_reasoning"), (None, True)),
     "modalities": (*NOTHING, ["text"]),
     "tool_choice": (*NOTHING, "none", "auto"),
     "function_call": (*NOTHING, "none", "auto"),
@@ -81,9 +84,15 @@ def _check(fields: Mapping[str, Any], *, may_be_seeded: bool) -> None:
 
 
 def _limit(fields: Mapping[str, Any]) -> int | None:
-    """Most tokens of the whole answer, as far as the request says; engines prefer the latter."""
-    given = [limit for name in TOKEN_LIMITS if type(limit := fields.get(name)) is int]
-    return given[-1] if given else None
+    """Most tokens of the whole answer, as far as the request says; engines prefer the latter.
+
+    None also for llama.cpp's -1, which is no limit. Raises CantContinue.
+    """
+    given = [(name, limit) for name in TOKEN_LIMITS if (limit := fields.get(name)) is not None]
+    for name, limit in given:
+        if type(limit) is not int:
+            raise CantContinue(f"its {name} is no whole number")
+    return given[-1][1] if given and given[-1][1] > 0 else None
 
 
 def _lower_limits(fields: dict[str, Any], said_tokens: int) -> None:
@@ -96,7 +105,8 @@ def _append(fields: dict[str, Any], text: str, *, is_chat: bool) -> None:
     if not is_chat:
         fields["prompt"] = _prompt(fields.get("prompt")) + text
         return
-    messages = list(fields["messages"])
+    if not (messages := list(fields["messages"])):
+        raise CantContinue("it has no messages")
     last = messages[-1]
     if isinstance(last, dict) and last.get("role") == "assistant":
         if fields.get("continue_final_message") is not True:

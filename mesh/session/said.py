@@ -21,8 +21,9 @@ EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 DONE = b"[DONE]"
 # Of the first event of an answer, what all of them repeat.
 ONE_NAME = ("id", "created", "model", "system_fingerprint")
+NAME_CHARS_MAX = 256  # of a value of them that is kept
 SILENT_KEYS = frozenset({"role", "content"})
-THOUGHTS = "<think"  # in the text: templates rewrite it
+THOUGHTS = re.compile("</?think")  # in the text: templates rewrite it
 
 
 class Said:
@@ -53,12 +54,12 @@ class Said:
         """Read what was kept, and keep it no longer."""
         data = b"".join(self.chunks)
         self.chunks.clear()
-        events = EVENT_END.split(data)
+        events = EVENT_END.split(data) if b"\r" in data else data.split(b"\n\n")
         if events.pop().strip():
             self.why_not = "an event was sent in part"
         found = (one for one in map(event_object, events) if one is not None)
         self.text = "".join((self.text, *map(self._read, found)))
-        if THOUGHTS in self.text:
+        if THOUGHTS.search(self.text):
             self.why_not = "thoughts are in its text"
 
     def give_up(self, why: str) -> None:
@@ -69,7 +70,7 @@ class Said:
     def _read(self, event: dict[str, Any]) -> str:
         """The text of one event."""
         if not self.head:
-            self.head = {name: event[name] for name in ONE_NAME if name in event}
+            self.head = {name: event[name] for name in ONE_NAME if _is_name(event.get(name))}
         text = self._text_of(event.get("choices"))
         usage = event.get("usage")
         completion = usage.get("completion_tokens") if isinstance(usage, dict) else None
@@ -200,6 +201,11 @@ class Splice:
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict) and type(cached := details.get("cached_tokens")) is int:
             details["cached_tokens"] = min(cached, prompt)
+
+
+def _is_name(value: object) -> bool:
+    """Whether it may be a name or a time: an engine may write anything."""
+    return type(value) is int or (isinstance(value, str) and len(value) <= NAME_CHARS_MAX)
 
 
 def event_object(event: bytes) -> dict[str, Any] | None:

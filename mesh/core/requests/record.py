@@ -283,8 +283,8 @@ class RequestRecord(Failures):
         self.may_continue = may_continue and self.prefill is None
 
     def broke(self, *, avoid_place: bool) -> None:
-        """Its stream broke; no attempt is under way. `continued_streams` decides whether places that
-        failed it before it came so far may be tried again."""
+        """Its stream broke; no attempt is under way. It goes to no place that failed it before, as
+        long as there are others."""
         place = self.peer or self.replica
         self._enter(Transition.BREAK)
         self.broken_at = frozenset({place} if avoid_place and place else ())

@@ -187,6 +187,12 @@ def said_of(*deltas: dict[str, Any], **body: Any) -> Said:
         {"grammar": "root ::= [a-z]+"},
         {"presence_penalty": 0.5},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"include_reasoning": False},
+        {"separate_reasoning": False},
+        {"stream_reasoning": False},
+        {"max_tokens": 100.0},
+        {"n_predict": 100},
+        {"messages": []},
         {"messages": [{"role": "assistant", "content": "a turn that is over"}]},
     ],
 )
@@ -202,6 +208,7 @@ def test_no_other_engine_goes_on_with_what_depends_on_more_than_the_text(field) 
         {"reasoning_content": "hm"},
         {"reasoning": "hm"},
         {"content": "<think>hm"},
+        {"content": "hm</think>so"},  # its template begins with thoughts
     ],
 )
 def test_nor_with_calls_of_tools_or_thoughts_under_way(delta) -> None:
@@ -221,3 +228,21 @@ def test_what_is_asked_next() -> None:
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
     fields, _ = continuation(said_of({"content": " so"}, messages=[own], **going_on))
     assert fields["messages"] == [{"role": "assistant", "content": "It is so"}]
+
+
+def test_a_limit_that_is_none_ends_nothing() -> None:
+    fields, splice = continuation(said_of(max_tokens=-1, n_predict=-1))
+    assert fields["max_tokens"] == -1
+    last = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+    assert b'"finish_reason":"stop"' in splice.joined(last)
+    completion = {"prompt": "one", "max_tokens": -1}
+    with pytest.raises(CantContinue, match="max_tokens"):  # engines have defaults of their own
+        continuation(Said(orjson.dumps(completion), is_chat=False))
+
+
+def test_no_field_of_an_event_is_repeated_that_is_no_name() -> None:
+    said = said_of()
+    event = {"id": "a", "model": "m" * 300, "created": 7, "system_fingerprint": ["deep"]}
+    said.chunks.insert(0, b"data: " + orjson.dumps(event) + b"\n\n")
+    said.read()
+    assert said.head == {"id": "a", "created": 7}

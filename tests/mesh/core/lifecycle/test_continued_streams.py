@@ -1,5 +1,7 @@
 """A stream that breaks is placed again with what was said, a bounded number of times."""
 
+from collections.abc import Mapping
+
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import Asked, ModelRule
@@ -20,7 +22,7 @@ class Story:
     def __init__(
         self,
         engines: tuple[str, ...] = ("vllm", "vllm", "vllm"),
-        settings: dict[str, object] = {},
+        settings: Mapping[str, object] = {},
         **fields: object,
     ):
         self.core: RouterCore = build.core(policy="least-load", **settings)
