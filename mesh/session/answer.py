@@ -36,6 +36,7 @@ EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
 LAST_BYTES = 4096  # of what was given out that are kept; any last event is shorter
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+JSON = "application/json"
 ERROR_EVENT = b'data: {"error"'  # what engines write where they fail inside a stream
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
 PACED_CREDIT_BYTES = 16 * 1024  # at most, over a link, where more than this waits for its turn
@@ -407,9 +408,11 @@ class AnswerReceiver:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
             rest = b"".join(self._chunks)
             at = rest.find(ERROR_EVENT)
-            if at >= 0 and self._may_go_on:
+            if at >= 0 and (self._may_go_on or not self.taken_bytes):
                 self._chunks, self.buffered_bytes = [rest[:at]] if at else [], at
                 self.failed_as = end.outcome
+                words = rest[at + len(b"data: ") :].split(b"\n", 1)[0].strip()
+                self.engine_error = EngineError(SERVER_ERROR, JSON, words, self.passed)
                 return ev.AttemptFailed(self.key, self.attempt, end.detail, SERVER_ERROR)
             self.end = end  # the engine's own error event has reached the client, or does soon
             return ev.AnswerEnded(self.key, self.attempt, None)

@@ -49,8 +49,17 @@ def test_an_engines_own_error_ends_its_stream():
     """It has passed as it came, so nothing is added to it; and nothing is learned."""
     sender = Sender(EVENTS)
     sender.data(b'data: {"error": {"message": "died"}}\n\n')
+    sender.answer.take()
     assert sender.end(Outcome.ENGINE_FAILED, "died") == ev.AnswerEnded(KEY, ATTEMPT, None)
     assert (sender.answer.end is not None, sender.answer.engine_failure) == (True, "died")
+
+
+def test_an_engines_own_error_is_a_failure_before_the_clients_first_byte():
+    sender = Sender(EVENTS)
+    sender.data(b'data: 1\n\ndata: {"error": {"message": "died"}}\n\ndata: [DONE]\n\n')
+    ended = sender.end(Outcome.ENGINE_FAILED, "died")
+    assert ended == ev.AttemptFailed(KEY, ATTEMPT, "died", 500)
+    assert sender.answer.engine_error.body == b'{"error": {"message": "died"}}'
 
 
 def test_what_was_given_out_last_is_kept_whichever_way_it_went():
