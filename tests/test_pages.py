@@ -223,14 +223,17 @@ def separate(text: str) -> Iterator[str]:
         yield str(command)
 
 
-async def until_ready(port: int) -> None:
-    """Until the router can place requests."""
+async def until_ready(port: int, replicas: int = 1) -> None:
+    """Until the router can place requests, and knows of so many replicas of one state."""
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"http://127.0.0.1:{port}/ready") as answer:
-                    if answer.status == 200:
-                        return
+                    is_ready = answer.status == 200
+                async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                    counts = re.findall(r"^mesh_replicas{.*} (\d+)", await answer.text(), re.M)
+                if is_ready and str(replicas) in counts:
+                    return
             await asyncio.sleep(0.05)
 
 
@@ -293,7 +296,7 @@ async def test_a_pair_started_as_the_page_says_answers_and_is_explained(tmp_path
         )
         for each in (router, *separate(pair)):
             await stack.enter_async_context(started(tmp_path, each))
-        await until_ready(int(http))
+        await until_ready(int(http), replicas=2)
         body = {"model": MODELS[0], "prompt": "Why? " * 300, "max_tokens": 4}
         url, headers = f"http://127.0.0.1:{http}/v1/completions", {"x-request-id": "mine-1"}
         async with (

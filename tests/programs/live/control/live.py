@@ -21,7 +21,7 @@ import aiohttp
 from infra import topology
 from infra.nats import region_config
 from infra.topology import Topology
-from mesh.demo.commands import PYTHON_ENVIRONMENT, Commands
+from mesh.demo.commands import Commands
 from mesh.demo.local_mesh import LocalMesh
 from mesh.demo.options import DemoOptions
 from mesh.demo.state_directory import StateDirectory
@@ -96,7 +96,7 @@ class ScriptedMesh(LocalMesh):
                 *("--ready-file", str(ready_file)),
             ),
             ready=FileWritten(ready_file),
-            environment=PYTHON_ENVIRONMENT,
+            environment={"PYTHONUNBUFFERED": "1"},
         )
         await self._supervisor.start(program)
 
