@@ -128,9 +128,12 @@ async def test_both_replicas_of_a_pair_are_in_the_life_of_a_request(nats_server,
     path = tmp_path / "us.jsonl"
     settings = {"policy": "round-robin", "record": RecordTo(path=path)}
     async with fleet(nats_server, pairs(kind, 1), **settings) as scene:
-        _, _, receipt = await scene.ask(chat(1, words=3000))
-        [life] = scene.mesh.routers["us"].requests.ended.find(receipt["request"]).requests
-        assert (life.prefill_replica, life.served_by_replica) == ("p1", "d1")
+        for number in range(10):  # that the prompt is computed may be heard after the answer
+            _, _, receipt = await scene.ask(chat(number, words=3000))
+            [life] = scene.mesh.routers["us"].requests.ended.find(receipt["request"]).requests
+            assert (life.prefill_replica, life.served_by_replica) == ("p1", "d1")
+            if life.prefill_s is not None:
+                break
         shares = {part.name: part.seconds for part in parts(life)}
         assert sum(shares.values()) == pytest.approx(waited_s(life))
         assert largest(parts(life)).name == "prefill_s", shares
