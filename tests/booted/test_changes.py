@@ -35,6 +35,7 @@ LOOK, LOOK_DEEPER = block("set -a; . rendered/us/credentials/observer"), block("
 NOT_RUN_HERE = {  # by their beginning
     "mesh router --credentials": "tests/booted/test_units.py, each line for itself",
     "mesh infra nats --config infra/k8s/mesh.toml": "needs a cluster: tests/infra/k8s",
+    "set -a; . rendered/us/credentials/setup.env": "tests/tools/test_stream_backup.py",
 }
 
 
