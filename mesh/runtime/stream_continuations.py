@@ -128,11 +128,13 @@ class StreamContinuations:
             said.look_at_bytes = 0
             prompt = self._rewritten(record, said)
         except Exception as why:  # an engine may have written anything
+            reason = str(why)
             if not isinstance(why, CantContinue | PromptInvalid):
                 log.warning("%s can't go on", record.request.request_id, exc_info=why)
+                reason = "what it said can't be read"
             if record.splice is None:  # else it is counted by how it ends
                 self._metrics.streams_continued.labels("refused").inc()
-            detail = f"{detail}; no other engine can go on with it: {why}"
+            detail = f"{detail}; no other engine can go on with it: {reason}"
             return ev.ContinuationRead(key, attempt, detail)
         kinds = CONTINUING_KINDS if record.splice is not None and record.splice.is_turn else ()
         return ev.ContinuationRead(key, attempt, detail, prompt, kinds)

@@ -58,7 +58,8 @@ class ClientRequest(OpenRequest):
         if answer is not None:
             region, replica = answer.region or "", answer.replica or ""
             sent_bytes = 0 if answer.is_broken else answer.taken_bytes
-            is_stream, end = answer.is_event_stream, answer.end
+            # Of one that broke, the answer that was to go on with it may have no head yet.
+            is_stream, end = answer.is_event_stream or self.said is not None, answer.end
             if answer.peer_held_s:
                 peer_held_s = self.bounded_peer_held_s(at)
             if end is not None:

@@ -29,7 +29,7 @@ def broke(
 ) -> None:
     """Its attempt is lost. The edge answers with `ContinuationRead`."""
     attempts.leave(state, record, now)
-    record.broke(avoid_place=avoid_place)
+    record.broke(detail, avoid_place=avoid_place)
     state.emit(fx.Continue(record.request.key, record.attempt, detail))
 
 
@@ -44,12 +44,12 @@ def read(state: RouterState, event: ev.ContinuationRead, now: float) -> None:
             for name, replica in state.replicas.by_name.items()
             if event.kinds and replica.heartbeat.engine not in event.kinds
         )
-        record.goes_on(event.prompt)
-        record.avoid |= unable
+        record.goes_on(event.prompt, unable)
         if not timeouts.others_serve(state, record):  # those that failed it earlier, once more
-            record.avoid = record.broken_at | unable
+            record.forgives(unable)
         if timeouts.others_serve(state, record):
             queue_scheduler.hold(state, record, now)
             queue_scheduler.place_waiting(state, now)
             return
-    ends.fail(state, record, now, Fault.ENGINE_FAILED, event.detail)
+    none = "" if event.prompt is None else "; no other replica can go on with it"
+    ends.fail(state, record, now, Fault.ENGINE_FAILED, event.detail + none)

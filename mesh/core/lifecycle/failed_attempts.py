@@ -67,7 +67,7 @@ def on_refused(
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)  # the other stage was sent at once
     if record.continuations and record.peer is not None:
-        record.avoid |= {record.peer}  # it may have chosen an engine that can't go on with a turn
+        record.avoid_peer()
     elif event.reason != Refusal.ELSEWHERE:  # for others it may be the right place
         attempts.rest(state, record, now, in_prefill=event.prefill)
     refused(state, record, now)
@@ -169,6 +169,8 @@ def failed(
         ends.end(state, record, now)
         state.emit(fx.PassEngineError(record.request.key))
     else:
+        if record.continuations:
+            detail = f"{record.broke_because}; where it was to go on: {detail}"
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
 
 

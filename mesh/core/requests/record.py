@@ -158,6 +158,7 @@ class RequestRecord(Failures):
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
     broken_at: frozenset[str] = frozenset()  # where its stream broke last
+    broke_because: str = ""  # for people
     maybe_innocent: frozenset[str] = frozenset()  # of `avoid`: the transfer may have failed it
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
@@ -282,11 +283,12 @@ class RequestRecord(Failures):
         self.last_frame_at = now
         self.may_continue = may_continue and self.prefill is None
 
-    def broke(self, *, avoid_place: bool) -> None:
+    def broke(self, detail: str, *, avoid_place: bool) -> None:
         """Its stream broke; no attempt is under way. It goes to no place that failed it before, as
         long as there are others."""
         place = self.peer or self.replica
         self._enter(Transition.BREAK)
+        self.broke_because = detail
         self.broken_at = frozenset({place} if avoid_place and place else ())
         self.avoid |= self.broken_at
         self.failures = self.client_errors = self.server_errors = 0
@@ -312,9 +314,20 @@ class RequestRecord(Failures):
         if self.waits_at_peer:
             self.held_by_peers_s += now - self.attempted_at
 
-    def goes_on(self, prompt: Prompt) -> None:
-        """Its prompt has grown by what was said; its objective for a first token is met."""
+    def goes_on(self, prompt: Prompt, unable: frozenset[str]) -> None:
+        """Its prompt has grown by what was said; its objective for a first token is met. It goes to
+        none of the places that are `unable` to go on with it."""
         self.request = replace(self.request, prompt=prompt, slo_ttft_s=None)
+        self.avoid |= unable
+
+    def forgives(self, unable: frozenset[str]) -> None:
+        """Of places that it was to avoid, only these are left, and where it broke last."""
+        self.avoid = self.broken_at | unable
+
+    def avoid_peer(self) -> None:
+        """The peer that refused it may have chosen an engine that can't go on with a turn."""
+        if self.peer is not None:
+            self.avoid |= {self.peer}
 
     def progressed(self, now: float) -> None:
         self.last_frame_at = now

@@ -102,7 +102,8 @@ async def test_what_an_engine_wrote_stops_no_other_stream() -> None:
     answer = edge.answer(first)
     answer.receive(nested + b"\n\n", 0.0)
     failed, read = await edge.broke(first, other)
-    assert failed.prompt is None and "no other engine can go on" in failed.detail
+    assert failed.prompt is None
+    assert failed.detail == "cut; no other engine can go on with it: what it said can't be read"
     assert read.prompt is not None
     assert edge.counted("refused") == 0, "it went on before, and is counted by how it ends"
 
@@ -129,6 +130,8 @@ async def test_each_byte_is_counted_once_and_the_prompt_is_the_new_one() -> None
     assert record.request.prompt == read.prompt != build.request(1).prompt
     edge.answer(record, event(" three"))
     assert record.ending_at(6.0, "failed").sent_bytes > len(data)
+    record.answer = AnswerReceiver(1, 2, "another")  # which has no head yet
+    assert record.ending_at(6.0, "failed").is_stream
 
 
 async def test_memory_for_bodies_holds_what_goes_on_too_and_nothing_of_what_was_given_up() -> None:

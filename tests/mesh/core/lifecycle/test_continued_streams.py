@@ -139,6 +139,7 @@ def test_an_engines_error_to_the_rest_ends_the_stream_with_an_error_event() -> N
     for _ in range(3):
         told = story.feed(ev.AttemptFailed(1, story.attempt, "the engine answered 400", 400))
         if isinstance(told[-1], fx.Fail):
+            assert "; where it was to go on: the engine answered 400" in told[-1].message
             return
         story.attempt = told[-1].attempt
     raise AssertionError(told)

@@ -62,7 +62,7 @@ STEPS = {
     Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 7, 1.0),
     Transition.DECODE: lambda record: record.decode(8, 1.0),
     Transition.START: lambda record: record.start(1.0),
-    Transition.BREAK: lambda record: record.broke(avoid_place=True),
+    Transition.BREAK: lambda record: record.broke("cut", avoid_place=True),
     Transition.END: lambda record: record.end(),
 }
 
