@@ -300,7 +300,10 @@ def main(rounds: int, lines: int, before: Path | None, measure: bool) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         found = uvloop.run(play(Path(name), rounds, lines, before, measure))
-    click.echo(f"{STREAMS} requests at a time, a batch job of {lines:,} lines.\n")
+    click.echo(f"{STREAMS} requests at a time, a batch job of {lines:,} lines.")
+    click.echo(
+        "Where a server of eu fails, the replicas of us are drained: all of its requests cross.\n"
+    )
     click.echo("| while | rounds | requests | whole | error event | HTTP error | wrong | pause s |")
     click.echo("|---|--:|--:|--:|--:|--:|--:|--:|")
     for spell, ended in found.requests.items():
