@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
+.PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
-.PHONY: study-loss study-kv-events study-lora study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
+.PHONY: study-loss study-kv-events study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -73,6 +73,12 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
 	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
 
+seeds: $(STAMP) ## whole routers and agents in virtual time, worlds from seeds in which every part fails; N=10000, FROM=1, SEED=n: one of them, made small; PLANTED=1: does the judge see?
+	$(BIN)/python -m tests.seeds $(if $(SEED),--seed $(SEED)) $(if $(N),-n $(N)) $(if $(FROM),--from $(FROM)) $(if $(PLANTED),--planted)
+
+fuzz: $(STAMP) ## damaged inputs for each decoder: bus, engines' pages, HTTP bodies, files; N=1000000, SEED=1
+	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED))
+
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
 	$(BIN)/python -m tests.programs.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside "$(BESIDE)")
@@ -101,6 +107,9 @@ study-kv-events: $(STAMP) ## the same with recorded coding agents in the twin; T
 
 bench-kv-events: $(STAMP) ## KV events against estimates of what engines cache, over real vLLM (20 minutes; installs 7 GB once)
 	$(LIVE).kv_events $(if $(QUICK),--quick)
+
+bench-tls: $(STAMP) ## what https costs a router: CPU of a plain request, over kept connections and new ones (2 minutes)
+	$(LIVE).tls_cost $(if $(QUICK),--quick)
 
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
 	$(LIVE).overload
@@ -173,6 +182,9 @@ study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; RE
 study-lora: $(STAMP) ## LoRA adapters that replicas load for requests: knowing of them, and blind
 	$(PLAIN).lora $(SIZE)
 
+study-fair: $(STAMP) ## a tenant's chats beside another's flood: one queue, fair shares; weights, three regions
+	$(PLAIN).fair $(SIZE)
+
 gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
 	$(LIVE).gossip_live $(if $(TRACE),--trace "$(TRACE)")
 
@@ -198,13 +210,29 @@ schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files and docs/
 	$(BIN)/python -m infra.topology_schema
 	$(BIN)/python -m docs.options
 
-wheel: ## the wheel and the source archive that it is made from, into dist
+# What `build/release` has: tools of a release, apart from what they release.
+RELEASE := build/release/bin
+build/release/.installed: pyproject.toml
 	infra/virtual-environment $(PYTHON) build/release
-	build/release/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	build/release/bin/python -m pip install --quiet --group release
+	$(RELEASE)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(RELEASE)/python -m pip install --quiet --group release
+	@touch $@
+
+lock: build/release/.installed ## requirements.lock anew: each dependency's version and hashes, for every supported Python
+	$(RELEASE)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --quiet --upgrade --output-file requirements.lock
+
+sbom: wheel ## what a release holds, from what `requirements.lock` installs (CycloneDX): dist/sbom.cdx.json
+	infra/virtual-environment $(PYTHON) build/locked
+	build/locked/bin/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	build/locked/bin/python -m pip install --quiet --no-deps dist/*.whl
+	$(RELEASE)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --output-file dist/sbom.cdx.json build/locked/bin/python
+
+wheel: build/release/.installed ## the wheel and the source archive that it is made from, into dist
 	rm -rf dist
-	build/release/bin/python -m build --outdir dist
-	build/release/bin/python -m twine check --strict dist/*
+	$(RELEASE)/python -m build --outdir dist
+	$(RELEASE)/python -m twine check --strict dist/*
 
 clean: ## remove what the other commands made
 	rm -rf .venv .venv-* .mesh build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -178,6 +178,7 @@ class AgentConfig(EngineConfig):
     nats_url: Annotated[str, AfterValidator(_bus_url)]
     nats_user: str | None = None
     nats_password: SecretStr | None = None
+    bus_ca: str | None = None  # who may vouch for the nats-server, as `BusAddress` has it
     # None: the default of the engine's kind (`adapters.engine_kinds`).
     outstanding_max: Annotated[int, Field(ge=1, le=OUTSTANDING_MAX_MOST)] | None = None
     # Three failed scrapes mean DOWN, so this also decides how soon a dead engine is noticed.

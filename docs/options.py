@@ -14,12 +14,12 @@ import click
 from pydantic_core import PydanticUndefined
 
 from agents.cli import main as mesh_agent
-from infra import batch_table, tenant_table, topology
+from infra import auth_table, batch_table, tenant_table, topology
 from infra.topology_schema import document
 from mesh.cli.main import main as mesh
 from mesh.cli.modelled import fields_of
 from mesh.core.model.settings import RouterSettings
-from schemas import model_table, settings
+from schemas import keys, limits, model_table, settings
 from schemas.ids import NAME_PATTERN
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +48,14 @@ UNITS = {
 TABLES: dict[str, type[settings.Table]] = {
     "[mesh]": topology.MeshTable,
     "[regions.NAME]": topology.RegionTable,
+    "[regions.NAME] tls": topology.TlsTable,
     "[[links]]": settings.LinkTable,
     "[routing], [regions.NAME.routing]": settings.RoutingTable,
     '[models."NAME"]': model_table.ModelTable,
     "[tenants.NAME]": tenant_table.TenantTable,
+    "[tenants.NAME.limits], [tenants.NAME.key_limits]": limits.LimitsTable,
+    "[auth]": auth_table.AuthTable,
+    "[auth.jwt]": auth_table.JwtTable,
     "[nats]": topology.NatsLimits,
     "[batch]": batch_table.BatchTable,
 }
@@ -73,8 +77,8 @@ def _tables() -> Iterator[str]:
     for title, table in TABLES.items():
         schema = definitions[table.__name__]
         yield f"### `{title}`\n"
-        about = schema["description"].partition(": ")[2]
-        yield f"{about[:1].upper()}{' '.join(about[1:].split())}\n"
+        about = " ".join(schema["description"].partition(": ")[2].split())
+        yield f"{about[:1].upper()}{about[1:]}\n"
         yield _row("key", "values", "unit", "default", "meaning")
         yield _row(*["---"] * 5)
         for name, part in schema["properties"].items():
@@ -88,13 +92,18 @@ def _tables() -> Iterator[str]:
         yield ""
 
 
-_KINDS = {"string": "text", "integer": "whole number", "number": "number"}
+_KINDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "`true`, `false`",
+}
 _PATTERNS = {
     NAME_PATTERN: "name",
     topology.HOST_PORT_PATTERN: "host:port",
     topology.BASE_URL_PATTERN: "URL that ends in /v1",
     topology.ORIGIN_PATTERN: "origin",
-    tenant_table.SHA256_PATTERN: "64 hex digits",
+    keys.SHA256_PATTERN: "64 hex digits",
     settings.PUSHING_PATTERN: "`blind`, `pending` or `outstanding:N`",
 }
 

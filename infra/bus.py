@@ -7,13 +7,16 @@ worthless later (a heartbeat) checks `is_connected` first.
 """
 
 import asyncio
+import base64
+import binascii
 import logging
 import random
 import re
+import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import nats
 from nats.aio.client import Client
@@ -31,7 +34,10 @@ PING_INTERVAL_S = 5
 # Where there is another server to go to: one that hangs is left after two to three of these.
 CLUSTER_PING_INTERVAL_S = 0.25
 FLUSH_TIMEOUT_S = 10.0
+BUS_CA = "MESH_BUS_CA"  # in files of credentials, and of the environment
+LEAVE_S = 0.25  # for a server's farewell under TLS; one that hangs says none
 REFUSED = "authorization violation"  # in nats-server's error, lower-cased
+CA_ADVICE = f"is {BUS_CA} the rendered one, and are the server's files of the same rendering?"
 SHOWN_CHARS = 200  # of a subject and of an exception in a log line
 HEADER_NAMES_KEPT = 256
 HPUB_SPACES = 4  # in the line before a message with headers
@@ -44,11 +50,20 @@ class BusUnreachable(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """`url`: of one nats-server, or of each of a region's, with commas between."""
+    """`url`: of one nats-server, or of each of a region's, with commas between. `ca`: who may vouch
+    for it, in DER as base64, with commas between; the connection is encrypted from its first byte
+    then, so that nobody between can have it go without."""
 
     url: str
     user: str | None = None
     password: str | None = None
+    ca: str | None = None
+
+    @classmethod
+    def of_credentials(cls, values: Mapping[str, str], url: str | None = None) -> Self:
+        """The login of a rendered file, there or at `url`. Raises KeyError for what it lacks."""
+        login = values["NATS_USER"], values["NATS_PASSWORD"]
+        return cls(url or values["NATS_URL"], *login, values.get(BUS_CA))
 
     @property
     def servers(self) -> list[str]:
@@ -77,6 +92,10 @@ async def connect(
 
     events = _ConnectionEvents(name, address, on_lost, on_back, on_error)
     client = BusClient()
+    try:
+        tls = _trusting(address.ca) if address.ca else None
+    except (ValueError, OSError) as problem:
+        raise BusUnreachable(f"{BUS_CA}: no certificates in base64 ({problem})") from problem
     ping_s = PING_INTERVAL_S if len(address.servers) == 1 else CLUSTER_PING_INTERVAL_S
     connecting = client.connect(
         # In an order of its own; after a loss nats-py takes them in turn, the lost one last.
@@ -92,6 +111,8 @@ async def connect(
         ping_interval=ping_s,  # type: ignore[arg-type]
         max_outstanding_pings=2,
         pending_size=PENDING_BYTES_MAX,
+        tls=tls,
+        tls_handshake_first=tls is not None,
         disconnected_cb=events.lost,
         reconnected_cb=events.back,
         error_cb=events.error,
@@ -107,6 +128,15 @@ async def connect(
         raise BusUnreachable(events.why_not(cause)) from cause
     events.client = client
     return client
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    """Raises ValueError or OSError for text that holds no certificates."""
+    try:
+        found = b"".join(base64.b64decode(one, validate=True) for one in ca.split(","))
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+    return ssl.create_default_context(cadata=found)
 
 
 async def _in_time(connecting: Coroutine[Any, Any, None]) -> None:
@@ -159,6 +189,14 @@ def plain_headers(headers: Mapping[str, str]) -> bytes | None:
     return f"NATS/1.0\r\n{lines}\r\n\r\n".encode() if headers else None
 
 
+class _TlsProtocol(asyncio.StreamReaderProtocol):
+    """Keeps the writer below: asyncio closes one that nobody has, amid the farewell of TLS."""
+
+    def __init__(self, reader: asyncio.StreamReader, below: asyncio.StreamWriter) -> None:
+        super().__init__(reader, loop=asyncio.get_running_loop())
+        self._below = below
+
+
 class _Transport(TcpTransport):
     """TCP where writing to a lost connection is a ConnectionResetError, as nats-py expects.
 
@@ -166,6 +204,32 @@ class _Transport(TcpTransport):
     from Python 3.12 on [tried, 3.13.0]. nats-py 2.16 takes neither for a loss: they end its sending
     or reconnecting task, and it never reconnects.
     """
+
+    async def connect_tls(
+        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """As nats-py's, but that a server which hangs is left soon, and none is read ahead of."""
+        assert self._io_writer is not None
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(buffer_size, loop)
+        protocol = _TlsProtocol(reader, self._io_writer)
+        plain, self._io_writer = self._io_writer.transport, None  # its protocol hears no more
+        try:
+            transport = await loop.start_tls(
+                plain,
+                protocol,
+                ssl_context,
+                server_hostname=uri if isinstance(uri, str) else uri.hostname,
+                ssl_handshake_timeout=connect_timeout,
+                ssl_shutdown_timeout=LEAVE_S,
+            )
+        except BaseException:
+            plain.abort()
+            raise
+        assert transport is not None
+        protocol.connection_made(transport)  # else the reader could not hold it back
+        self._io_reader = reader
+        self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
     @property
     def is_open(self) -> bool:
@@ -254,8 +318,15 @@ class BusClient(Client):
             if listener is None:
                 await super()._process_msg(sid, subject, reply, data, headers)
             else:
-                read = await self._process_headers(headers) if headers else None
-                listener(self._build_message(sid, subject, reply, data, read))
+                listener(
+                    self._build_message(
+                        sid,
+                        subject,
+                        reply,
+                        data,
+                        await self._process_headers(headers) if headers else None,
+                    )
+                )
         except Exception as problem:
             kind = type(problem).__name__
             text = "a message on %r could not be processed: %s: %s"
@@ -277,8 +348,6 @@ class BusClient(Client):
         if not (is_plain and is_open and len(payload) <= self.max_payload):
             await self.publish(subject, payload, reply, headers)  # buffers or refuses it
             return
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += len(payload)
         await self._send_command(b"%b\r\n%b%b\r\n" % (command.encode(), block, payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
@@ -313,11 +382,15 @@ class _ConnectionEvents:
     on_error: Callable[[Exception], None] | None
     client: Client | None = None  # once it was connected
     last_problem: Exception | None = None
-    refused: Exception | None = None  # the login; trying again would not help
+    refused: Exception | None = None  # the login, or the server; trying again would not help
 
     def why_not(self, cause: Exception) -> str:
         """What to check when there was no first connection."""
         url, user = self.address.url, self.address.user
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the bus at {url} is not to be trusted: {cause.verify_message}; {CA_ADVICE}"
+        if isinstance(cause, ssl.SSLError):
+            return f"the bus at {url} speaks no TLS: does it run with files rendered with --tls?"
         if self.refused is None:
             why = str(cause) or type(cause).__name__
             return f"no bus at {url}: {why}; is nats-server running there?"
@@ -350,7 +423,9 @@ class _ConnectionEvents:
 
     def _not_yet(self, problem: Exception, *, is_first: bool) -> None:
         """A try for the first connection failed; the same error comes four times a second."""
-        if REFUSED in str(problem).lower():
+        # Another error of a handshake may pass: a server greets whoever begins too late.
+        is_final = isinstance(problem, ssl.SSLCertVerificationError)
+        if is_final or REFUSED in str(problem).lower():
             self.refused = problem
             raise problem  # nats-py lets it through, and tries no more
         if is_first:

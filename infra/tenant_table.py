@@ -6,17 +6,19 @@ every request a hundred times its placement, and protects only short passwords.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from schemas.ids import NAME_PATTERN
+from schemas.keys import SHA256_PATTERN, KeyRecord, Scope
+from schemas.limits import KEY, TENANT, Limited, LimitsTable, key_limits
 from schemas.residency import LABELS_MAX, Label, Labels, checked_labels
-from schemas.settings import Advice, Option, Table
+from schemas.settings import Advice, Option, Table, TenantWeight
 
 TENANTS_MAX = 4096
 KEYS_MAX = 64  # of one tenant
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
 
 LabelName = Annotated[Label, Field(pattern=NAME_PATTERN)]
 LABEL_LIST = Advice('write a list of labels, like ["eu"]')
@@ -39,8 +41,8 @@ class TenantTable(Table):
 
     key_sha256: Annotated[
         Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)],
-        Option("SHA-256 of each of its API keys."),
-    ]
+        Option("SHA-256 of each of its API keys, beside those of `mesh keys`."),
+    ] = ()
     residency: Annotated[
         Annotated[
             tuple[LabelName, ...],
@@ -50,13 +52,73 @@ class TenantTable(Table):
         ],
         Option("Labels of places where its prompts may be computed.", default="anywhere"),
     ] = ()
+    weight: Annotated[
+        TenantWeight, Option("Its share of engines beside other tenants that wait.")
+    ] = 1.0
+    limits: Annotated[
+        LimitsTable | None,
+        Option("`[tenants.NAME.limits]`: what all its keys may use together.", default="none"),
+    ] = None
+    key_limits: Annotated[
+        LimitsTable | None,
+        Option(
+            "`[tenants.NAME.key_limits]`: what each of its keys may use, unless it was made with "
+            "limits of its own.",
+            default="none",
+        ),
+    ] = None
 
 
-class KeyHolder(NamedTuple):
-    """The tenant of one API key."""
+CLIENT_SCOPES = frozenset((Scope.INFERENCE, Scope.BATCH))
 
-    tenant: str
-    residency: Labels
+
+class Caller(NamedTuple):
+    """Who asks, as its API key says: made once per request, where the router lets it in."""
+
+    key_id: str = ""  # for accounts and people; no secret, and empty for nobody's key
+    tenant: str = ""  # empty for nobody's key
+    scopes: frozenset[Scope] = CLIENT_SCOPES
+    models: frozenset[str] = frozenset()  # that it may name; empty for all
+    residency: Labels = ()  # labels of places where its prompts may be computed; empty: anywhere
+    limited: Limited = ()  # what it may use, as this key and as its tenant
+
+
+KEY_ID_HEX = 12  # of the hash, in the id of a key that is listed without one
+
+
+def listed_callers(tenants: Mapping[str, TenantTable]) -> dict[str, Caller]:
+    """Who has each key of mesh.toml, by the key's SHA-256."""
+    return {
+        key: caller_of(name, table, key[:KEY_ID_HEX])
+        for name, table in tenants.items()
+        for key in table.key_sha256
+    }
+
+
+def caller_of(tenant: str, table: TenantTable | None, key_id: str) -> Caller:
+    """Who has that key of the tenant. `table`: its own; None where mesh.toml lists no tenants."""
+    if table is None:
+        return Caller(key_id, tenant)
+    limited = limited_by(tenant, table.limits, key_id, table.key_limits)
+    return Caller(key_id, tenant, residency=table.residency, limited=limited)
+
+
+def limited_by(
+    tenant: str, of_tenant: LimitsTable | None, key_id: str, of_key: LimitsTable | None
+) -> Limited:
+    """The limits that there are, each with the name that it is counted by."""
+    both = ((KEY + key_id, of_key), (TENANT + tenant, of_tenant))
+    return tuple((name, limits) for name, limits in both if limits is not None)
+
+
+def caller_with(record: KeyRecord, table: TenantTable | None) -> Caller:
+    """Who has a key that was made on the bus."""
+    scopes, models = frozenset(record.scopes), frozenset(record.models)
+    caller = caller_of(record.tenant, table, record.id)._replace(scopes=scopes, models=models)
+    if (own := key_limits(record.limits)) is None:
+        return caller
+    of_tenant = None if table is None else table.limits
+    return caller._replace(limited=limited_by(record.tenant, of_tenant, record.id, own))
 
 
 def key_hash(key: str) -> str:

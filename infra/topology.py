@@ -22,14 +22,16 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    StrictBool,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
 from infra.address import SERVERS, Address, parse_address, parse_addresses
+from infra.auth_table import AuthTable, JwtTable
 from infra.batch_table import BatchTable, Price, RunnerNames, jetstream_disk_mib
-from infra.tenant_table import TENANTS_MAX, KeyHolder, LabelList, TenantTable
+from infra.tenant_table import TENANTS_MAX, Caller, LabelList, TenantTable, listed_callers
 from infra.toml_positions import TomlPositions, key_path, key_text
 from infra.topology_checks import across_tables, not_toml, right_items, right_part
 from infra.workers import WORKERS_MAX, pages
@@ -43,6 +45,7 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.limits import LimitsTable
 from schemas.listed_routes import ListedRoutes
 from schemas.model_table import MODELS_MAX, ModelTable, model_problems
 from schemas.problems import KeyPath, problems
@@ -173,6 +176,24 @@ class NatsLimits(Table):
         return self
 
 
+PemFile = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Advice('write a PEM file, like "/etc/mesh/tls/us.pem"; a relative path is from this file'),
+]
+
+
+class TlsTable(Table):
+    """`tls` of a region: its routers serve https."""
+
+    cert: Annotated[PemFile, Option("The certificate and those between it and its authority.")]
+    key: Annotated[PemFile, Option("Its key, without a pass phrase.")]
+    client_ca: Annotated[
+        PemFile | None,
+        Option("Whose certificates clients need.", default="clients need none"),
+    ] = None
+
+
 def server_suffixes(servers: int) -> tuple[str, ...]:
     """What tells the names of a region's nats-servers apart; nothing where it is the only one."""
     return ("",) if servers == 1 else tuple(f"-{number}" for number in range(1, servers + 1))
@@ -202,6 +223,10 @@ class RegionTable(Table):
     cluster: Annotated[
         HostPorts, Option("host:port where each of three nats-servers accepts the others.")
     ] = ()
+    tls: Annotated[
+        TlsTable | None,
+        Option("Files to serve https with, of each router.", default="none: http"),
+    ] = None
     endpoint: Annotated[
         EndpointUrl | None, Option("Base URL for clients, listed in `/v1/regions`.")
     ] = None
@@ -247,6 +272,10 @@ class RegionTable(Table):
     confined_to: Annotated[
         LabelList, Option("Its clients' requests stay where one of these is carried.")
     ] = ()
+    label_required: Annotated[
+        StrictBool,
+        Option("Its clients' requests without a label, of a header, path or key, are refused."),
+    ] = False
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -266,6 +295,11 @@ class RegionTable(Table):
         cluster, monitor = self.cluster or none, self.monitor or none
         suffixes = server_suffixes(len(self.nats))
         return tuple(map(BusServer, suffixes, self.nats, self.leaf, cluster, monitor))
+
+    @property
+    def scheme(self) -> str:
+        """Of its routers' URLs."""
+        return "http" if self.tls is None else "https"
 
     @property
     def bus_url(self) -> str:
@@ -288,6 +322,7 @@ class Topology(Table):
     models: Annotated[dict[ValidModelId, ModelTable], Field(max_length=MODELS_MAX)] = Field(
         default_factory=dict
     )
+    auth: AuthTable = AuthTable()
     nats: NatsLimits = NatsLimits()
     batch: BatchTable = BatchTable()
     _source: str = PrivateAttr("")
@@ -336,18 +371,16 @@ class Topology(Table):
         return self._ground((region, *self.asked_by(region)))
 
     @property
-    def keys(self) -> dict[str, KeyHolder]:
-        """Each tenant's API keys, by the key's SHA-256."""
-        return {
-            key: KeyHolder(name, tenant.residency)
-            for name, tenant in self.tenants.items()
-            for key in tenant.key_sha256
-        }
+    def keys(self) -> dict[str, Caller]:
+        """Who has each API key, by the key's SHA-256."""
+        return listed_callers(self.tenants)
 
     def _ground(self, known: Collection[RegionId]) -> Ground:
         """The labels of all regions, of those that are not `known` none."""
         carried = {name: table.residency * (name in known) for name, table in self.regions.items()}
-        return ground(carried, {name: table.confined_to for name, table in self.regions.items()})
+        confined = {name: table.confined_to for name, table in self.regions.items()}
+        required = [name for name, table in self.regions.items() if table.label_required]
+        return ground(carried, confined, required)
 
     def _keeps_to_itself(self, region: RegionId) -> bool:
         return self.routing_of(region).topology is RoutingScope.REGION_LOCAL
@@ -384,7 +417,7 @@ def parse(text: str, source: str, checks: Iterable[Check] = ()) -> Topology:
     """
     try:
         tables = _with_replica_names(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         raise TopologyError(f"{source}{not_toml(error, text)}") from error
     mistakes: list[tuple[KeyPath, str]] = []
     try:
@@ -426,6 +459,7 @@ def _what_is_right(tables: Mapping[str, Any]) -> Topology:
         tenants=right_items(tables.get("tenants"), MeshName, TenantTable, TENANTS_MAX),
         models=right_items(tables.get("models"), ValidModelId, ModelTable, MODELS_MAX),
         routing=right_part(RoutingTable, tables.get("routing")),
+        auth=right_part(AuthTable, tables.get("auth")),
         nats=right_part(NatsLimits, tables.get("nats")),
         batch=right_part(BatchTable, tables.get("batch")),
     )
@@ -453,6 +487,7 @@ _TABLES: dict[str, type[Table]] = {
     "regions": RegionTable,
     "links": LinkTable,
     "tenants": TenantTable,
+    "auth": AuthTable,
     "models": ModelTable,
 }
 
@@ -460,5 +495,11 @@ _TABLES: dict[str, type[Table]] = {
 def _known_keys(loc: KeyPath) -> Collection[str]:
     if "routing" in loc[:-1]:
         return RoutingTable.model_fields
+    if loc[0] == "tenants" and len(loc) > 3:
+        return LimitsTable.model_fields
+    if "tls" in loc[:-1]:
+        return TlsTable.model_fields
+    if loc[:2] == ("auth", "jwt") and len(loc) > 2:
+        return JwtTable.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology
     return table.model_fields

@@ -192,6 +192,8 @@ def _wrong_residency(
                 f'regions.{name}.confined_to: the region itself does not carry "{label}"; '
                 "add it to its residency"
             )
+        if region.label_required and not known:
+            yield f"regions.{name}.label_required: no region carries a label (`residency`)"
     seen: dict[str, str] = {}
     for tenant, table in tenants.items():
         for label in sorted(set(table.residency) - set(known)):

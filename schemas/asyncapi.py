@@ -15,7 +15,10 @@ from schemas.control import RegionControl
 from schemas.exchange import Frame
 from schemas.explain import RequestQuestion, RouterRequests
 from schemas.headers import HEADERS, Header
+from schemas.keys import RegionKeys
+from schemas.limits import LimitClaims
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
+from schemas.usage import UsagePage
 
 VERSION = "1.0.0"
 
@@ -24,6 +27,8 @@ PARAMETERS = {
     "replica": "Replica, unique in its region.",
     "router": "Router, unique in its region.",
     "label": "Residency label that the region carries.",
+    "day": "As YYYY-MM-DD, by UTC.",
+    "page": "Of accounts: the epoch of its writer in hexadecimal, and its number.",
     "asker": "Region of the router that asks.",
     "stream": "Number of one answer, chosen by the router that waits for it.",
 }
@@ -34,9 +39,12 @@ FILES: dict[type[Any], str] = {
     Digest: "json/digest.v1.json",
     Lease: "json/lease.v1.json",
     RegionControl: "json/control.v1.json",
+    RegionKeys: "json/keys.v1.json",
     OfflineState: "json/offline.v1.json",
     RequestQuestion: "json/request-question.v1.json",
     RouterRequests: "json/router-requests.v1.json",
+    UsagePage: "json/usage.v1.json",
+    LimitClaims: "json/limits.v1.json",
 }
 
 # Payload of each frame kind: the class of its name, and of WORKING who works; DATA is raw bytes.

@@ -15,7 +15,10 @@ from schemas.control import RegionControl
 from schemas.decision import Decision
 from schemas.describe import json_schema
 from schemas.explain import RequestQuestion, RouterRequests
+from schemas.keys import RegionKeys
+from schemas.limits import LimitClaims
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
+from schemas.usage import UsagePage
 
 HERE = Path(__file__).parent
 JSON_SCHEMAS: dict[str, type[Any]] = {
@@ -24,9 +27,12 @@ JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/decision.v1.json": Decision,
     "json/lease.v1.json": Lease,
     "json/control.v1.json": RegionControl,
+    "json/keys.v1.json": RegionKeys,
     "json/offline.v1.json": OfflineState,
     "json/request-question.v1.json": RequestQuestion,
     "json/router-requests.v1.json": RouterRequests,
+    "json/usage.v1.json": UsagePage,
+    "json/limits.v1.json": LimitClaims,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"
 

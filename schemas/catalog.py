@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from schemas import control, exchange, explain, gossip, held, state, subjects
+from schemas import control, exchange, explain, gossip, held, keys, limits, state, subjects, usage
 
 
 class Role(StrEnum):
@@ -68,7 +68,7 @@ class Channel:
 
     def subject(self, **names: str) -> str:
         """The subject with its names filled in; a name not given matches any (`*`)."""
-        known = ("region", "replica", "router", "stream", "label", "asker")
+        known = ("region", "replica", "router", "stream", "label", "asker", "day", "page")
         return self.template.format(**{name: names.get(name, subjects.ANY) for name in known})
 
 
@@ -224,6 +224,15 @@ CHANNELS: tuple[Channel, ...] = (
         about="A region's state in one message, every 100 ms and on change.",
     ),
     Channel(
+        name="limits",
+        encoding=Encoding.JSON,
+        messages=(limits.LimitClaims,),
+        publish={ROUTER},
+        subscribe={ROUTER, PEER_ROUTER},
+        about="What a router or batch runner has spent of tenants' and keys' limits since it "
+        "started, four times a second where any are set.",
+    ),
+    Channel(
         name="trie",
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieDelta,),
@@ -298,6 +307,36 @@ CHANNELS: tuple[Channel, ...] = (
         subscribe={ROUTER, OBSERVER, OPERATOR, ADMIN},
         about="What that stream took, with its Nats-Sequence. The region's routers pass it on to "
         "agents in their keepalives.",
+    ),
+    Channel(
+        name="keys",
+        carrier=Carrier.COMPARE_AND_SET,
+        encoding=Encoding.JSON,
+        messages=(keys.RegionKeys,),
+        publish={ADMIN},
+        subscribe={Role.STREAM},
+        about="The API keys that a region's routers take, by their SHA-256. The stream KEYS takes "
+        "a record only if nothing was written since the one that it changes.",
+    ),
+    Channel(
+        name="keyed",
+        carrier=Carrier.REPUBLISHED,
+        encoding=Encoding.JSON,
+        messages=(keys.RegionKeys,),
+        publish={Role.STREAM},
+        subscribe={ROUTER, ADMIN},
+        about="What that stream took, with its Nats-Sequence.",
+    ),
+    Channel(
+        name="usage",
+        carrier=Carrier.COMPARE_AND_SET,
+        encoding=Encoding.JSON,
+        messages=(usage.UsagePage,),
+        publish={ROUTER},
+        subscribe={Role.STREAM},
+        about="Sums of tokens by key, tenant, model and region that served, of one router or batch "
+        "runner since its start, one day's in pages: each a second after it has changed. The "
+        "stream USAGE keeps the last writing of each for 400 days. It crosses no link.",
     ),
     Channel(
         name="ping",

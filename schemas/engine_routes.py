@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 
 from schemas.http import (
@@ -213,9 +214,11 @@ LAST_EVENTS = {row.path: row.last_events for row in _TABLE if row.last_events}
 OPENING_EVENTS = {row.path: row.opening_events for row in _TABLE if row.opening_events}
 # Kinds of engines that go on with an assistant's message at a chat's end, as they are asked.
 CONTINUING_KINDS = ("llamacpp", "sglang", "vllm")
+PATHS_KEPT = 256
 _ERRORS = {row.path: row.errors for row in _TABLE}
 
 
+@lru_cache(PATHS_KEPT)  # asked several times for each request
 def engine_route(path: str) -> EngineRoute:
     """What is known of a path: of one that only an operator lists, nothing but the path."""
     return ENGINE_ROUTES.get(path) or EngineRoute(

@@ -47,11 +47,12 @@ H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # after it the client has no use for a first token
 H_TENANT = "Mesh-Tenant"  # by its API key: it shares prefixes with no other tenant's prompts
+H_KEY_ID = "Mesh-Key-Id"  # of that key: not the key, which never leaves its router
 H_SESSION = "Mesh-Session"  # the conversation that it is part of, if the client names one
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
-H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without `stream_options`: the agent may add them
+H_ADD_USAGE = "Mesh-Add-Usage"  # "1": a stream without token counts: the agent may ask for them
 H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_KEEPER = "Mesh-Keeper"  # the replica that keeps what the request goes on with: it alone can
 H_CONTINUES = "Mesh-Continues"  # "1": its last message is to be gone on with, not answered
@@ -96,6 +97,8 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+CLASSES_BEFORE = {priority: classes for classes, priority in enumerate(Priority)}
+
 SLO_MS_MAX = 3_600_000
 SESSION_PATTERN = r"^[!-~]{1,128}$"  # header values are plain ASCII
 
@@ -129,12 +132,11 @@ def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
 
 def unpack_frame(data: bytes) -> FrameView:
     """The frame in a bus message. Raises WireError if it is none."""
-    if len(data) < _HEADER_BYTES:
-        raise WireError(f"a frame has at least {_HEADER_BYTES} bytes, got {len(data)}")
-    code, number = FRAME_HEADER.unpack_from(data)
-    kind = _KINDS.get(code)
-    if kind is None:
-        raise WireError(f"unknown frame kind {code}")
+    try:
+        code, number = FRAME_HEADER.unpack_from(data)
+        kind = _KINDS[code]
+    except (struct.error, KeyError) as error:
+        raise WireError(f"no frame: {data[:_HEADER_BYTES]!r}") from error
     # Made past its own `__new__`, which takes twice as long: one of these for each token.
     return tuple.__new__(FrameView, (kind, number, data[_HEADER_BYTES:]))
 
@@ -230,9 +232,12 @@ class Head(WireMessage):
     doubted: int = 0  # 1: a client error, as its engine gave to each of its last requests
 
 
+TOKENS_MAX = 1 << 31  # of a count: beyond any context. Larger ones are none
+
+
 @wire_message(tag=5)
 class End(WireMessage):
-    """The last frame. Token counts are the engine's `usage`, -1 without one."""
+    """The last frame. Token counts are the engine's `usage`, at most TOKENS_MAX; -1 without one."""
 
     outcome: str  # an Outcome
     detail: str  # for people; empty when done

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from schemas import exchange
-from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, OWNER_PATTERN, REQUEST_ID_PATTERN
 from schemas.kv_transfer import (
     ADDRESS_CHARS_MAX,
     ADDRESS_PATTERN,
@@ -112,8 +112,8 @@ REQUEST = (
         Header(
             exchange.H_ADD_USAGE,
             r"^1$",
-            "It asks for a stream and its body has no `stream_options`: the agent may add them to "
-            "learn the token counts, and takes their event out of the answer.",
+            "It asks for a stream without token counts: the agent may ask for them in "
+            "`stream_options`, and takes their event out of the answer.",
         ),
         Header(
             exchange.H_KEEPER,
@@ -166,9 +166,11 @@ FORWARDED = (
     *_optional(
         Header(
             exchange.H_TENANT,
-            NAME_PATTERN,
-            "The tenant whose API key its client gave: its prompt shares prefixes with no other's.",
+            OWNER_PATTERN,
+            "The tenant whose API key its client gave, or the mark of a key on no list: its prompt "
+            "shares prefixes with no other's.",
         ),
+        Header(exchange.H_KEY_ID, NAME_PATTERN, "The id of that key."),
     ),
 )
 

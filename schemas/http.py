@@ -43,6 +43,13 @@ H_CLIENT_LOCATION = "x-mesh-client-location"
 NEAR = "near"  # a query with the same content
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
+H_LIMIT_REQUESTS = "x-ratelimit-limit-requests"
+H_LIMIT_TOKENS = "x-ratelimit-limit-tokens"
+H_REMAINING_REQUESTS = "x-ratelimit-remaining-requests"
+H_REMAINING_TOKENS = "x-ratelimit-remaining-tokens"
+H_RESET_REQUESTS = "x-ratelimit-reset-requests"
+H_RESET_TOKENS = "x-ratelimit-reset-tokens"
+H_WWW_AUTHENTICATE = "www-authenticate"
 H_EXPECT = "expect"
 H_ORIGIN = "origin"
 H_ALLOW_ORIGIN = "access-control-allow-origin"
@@ -351,7 +358,28 @@ class Fault(Enum):
         401,
         BAD,
         "api_key_missing",
-        "Where API keys are listed, files and batches belong to the holder of a key.",
+        "It needs an API key: wherever mesh.toml requires one; where it lists some, for files and "
+        "batches, which belong to the holder of a key.",
+    )
+    KEY_WRONG = FaultKind(
+        401, BAD, "invalid_api_key", "Keys are required, and this one is unknown, or over."
+    )
+    KEY_FORBIDDEN = FaultKind(
+        403, FORBIDDEN, "key_not_allowed", "The key is right, and not for this: the message says."
+    )
+    KEYS_UNREAD = FaultKind(
+        503,
+        BROKEN,
+        "api_keys_unread",
+        "Keys are required, and the router has not read those of its bus yet.",
+        retry_after=True,
+    )
+    KEYS_WRONG = FaultKind(
+        429,
+        LIMITED,
+        "too_many_wrong_keys",
+        "Too many wrong keys came from this address. Right ones are served all the same.",
+        retry_after=True,
     )
     NO_BATCH = FaultKind(
         404, BAD, "batch_not_configured", "This region has no batch runners; says what to set."
@@ -398,6 +426,13 @@ class Fault(Enum):
         "saturated",
         "Every replica is full and the hold queue is, too, or there is no room in time for the "
         "request's `x-mesh-slo-ttft-ms`.",
+        retry_after=True,
+    )
+    RATE_LIMITED = FaultKind(
+        429,
+        LIMITED,
+        "rate_limit_exceeded",
+        "The key, or its tenant, has used up one of its limits; says which.",
         retry_after=True,
     )
     INTERNAL = FaultKind(500, BROKEN, "internal_error", "A fault of the router's own.")

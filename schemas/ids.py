@@ -29,6 +29,9 @@ ValidRouterId = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
 # a region that invents names takes no place of other regions.
 REGION_ROUTERS_MAX = 16
 
+UNLISTED_KEY = "key:"  # begins the owner of what a key on no list asked; no name has a colon
+OWNER_PATTERN = NAME_PATTERN.replace("^", f"^({UNLISTED_KEY})?")
+
 MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens
 ValidModelId = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX)]
 

@@ -81,6 +81,18 @@ NEAR_PARAMETERS: list[dict[str, Any]] = [
     for name, place in ((http.NEAR, "query"), (http.H_CLIENT_LOCATION, "header"))
 ]  # fmt: skip
 
+WHOLE = {"type": "string", "pattern": "^[0-9]+$"}
+LIMIT_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    http.H_LIMIT_REQUESTS: (
+        "Of the caller's limits on requests, the one of which the least is left; where it has any.",
+        WHOLE,
+    ),
+    http.H_REMAINING_REQUESTS: ("What is left of it.", WHOLE),
+    http.H_RESET_REQUESTS: ("Until all of it is there again, as `6m0s`.", {"type": "string"}),
+    http.H_LIMIT_TOKENS: ("Likewise of limits on tokens.", WHOLE),
+    http.H_REMAINING_TOKENS: ("What is left of it.", {"type": "string", "pattern": "^-?[0-9]+$"}),
+    http.H_RESET_TOKENS: ("Until all of it is there again.", {"type": "string"}),
+}
 ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: (
         "Name of the request: the client's own where it matches the pattern, else a new one.",
@@ -95,6 +107,7 @@ ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "contentMediaType": JSON},
     ),
     http.H_RETRY_AFTER: ("Seconds to wait before the next try.", {"type": "integer", "minimum": 1}),
+    **LIMIT_HEADERS,
 }
 
 
@@ -241,6 +254,8 @@ def _answer(route: Route) -> dict[str, Any]:
         }
     content: dict[str, Any] = {JSON: {"schema": _shape(route.answer)}}
     headers = list(ALWAYS)
+    if Fault.RATE_LIMITED in route.faults:
+        headers += LIMIT_HEADERS
     if route.answer is Answer or (route.answer is EngineAnswer and _generates(route.path)):
         content[EVENTS] = {"schema": {"type": "string", "description": ABOUT_STREAM}}
         headers.append(http.H_DECISION)
@@ -259,6 +274,8 @@ def _error(faults: list[Fault], shape: type[Any]) -> dict[str, Any]:
     headers = list(ALWAYS)
     if any(fault.value.retry_after for fault in faults):
         headers.append(http.H_RETRY_AFTER)
+    if Fault.RATE_LIMITED in faults:
+        headers += LIMIT_HEADERS
     return {
         "description": " ".join(f"`{fault.value.code}`: {fault.value.about}" for fault in faults),
         "headers": _headers(headers),

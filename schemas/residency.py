@@ -58,10 +58,12 @@ def labels_text(labels: Iterable[Label]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """mesh.toml's labels of every region, and which regions are confined to which."""
+    """mesh.toml's labels of every region, which regions are confined to which, and which take no
+    client's request without a label."""
 
     carried: Ranges = ()
     confined: Ranges = ()
+    label_required: tuple[RegionId, ...] = ()
 
     @property
     def labels(self) -> frozenset[Label]:
@@ -110,8 +112,12 @@ def narrowed(*given: Iterable[Label]) -> frozenset[Label] | None:
 
 
 def ground(
-    carried: Mapping[RegionId, Labels], confined: Mapping[RegionId, Labels] | None = None
+    carried: Mapping[RegionId, Labels],
+    confined: Mapping[RegionId, Labels] | None = None,
+    label_required: Iterable[RegionId] = (),
 ) -> Ground:
     """The ground of these regions; every region of the mesh must be in `carried`."""
     kept = {region: labels for region, labels in (confined or {}).items() if labels}
-    return Ground(tuple(sorted(carried.items())), tuple(sorted(kept.items())))
+    return Ground(
+        tuple(sorted(carried.items())), tuple(sorted(kept.items())), tuple(sorted(label_required))
+    )

@@ -71,7 +71,11 @@ class Route(NamedTuple):
 
 
 FORMS = (FileUpload, AudioForm)
-_STORED = (Fault.INVALID, Fault.KEY_MISSING, Fault.NO_BATCH, Fault.STORE_AWAY)
+_OF_KEYS = (
+    *(Fault.KEY_MISSING, Fault.KEY_WRONG, Fault.KEY_FORBIDDEN, Fault.KEYS_WRONG),
+    Fault.KEYS_UNREAD,
+)
+_STORED = (Fault.INVALID, *_OF_KEYS, Fault.NO_BATCH, Fault.STORE_AWAY)
 _STORING = (*_STORED, Fault.REQUEST_TIMEOUT, Fault.ENCODING, Fault.EXPECTATION, Fault.DRAINING)
 _OF_FILE = (*_STORED, Fault.FILE_UNKNOWN)
 _OF_BATCH = (*_STORED, Fault.BATCH_UNKNOWN)
@@ -82,7 +86,7 @@ _CONTENT_FAULTS = (*_OF_FILE, Fault.RANGE_WRONG, Fault.TRANSFERS_FULL)
 _BATCH_FAULTS = (*_STORING, Fault.RESIDENCY, Fault.BODY_TOO_LARGE, Fault.BATCHES_FULL)
 _ELSEWHERE = frozenset(
     (
-        *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.KEY_MISSING, Fault.NO_BATCH),
+        *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.NO_BATCH),
         *(Fault.FILE_UNKNOWN, Fault.BATCH_UNKNOWN, Fault.BATCH_OVER, Fault.FILE_TOO_LARGE),
         *(Fault.STATE_GONE, Fault.RESPONSE_UNKNOWN, Fault.UPGRADE),
         *(Fault.RANGE_WRONG, Fault.BATCHES_FULL, Fault.TRANSFERS_FULL),
@@ -111,7 +115,7 @@ _RESPONSE_CALLS = (
     ("POST", RESPONSE_CANCEL, "cancelResponse", "Stop it, where the engine can."),
     ("GET", RESPONSE_INPUT, "listInputItems", "Its input, where the engine lists that."),
 )
-_NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
+_NO_MODEL = (*_OF_KEYS, Fault.NO_REPLICA, Fault.DRAINING)
 ROUTES = (
     Route(
         "POST", CHAT, "createChatCompletion", "Answer a chat.", _WORK_FAULTS, ChatRequest, Answer
@@ -229,8 +233,8 @@ ROUTES = (
         "ready",
         "200 while requests can be placed: on the bus, not draining, some replica known, room for "
         "one more.",
-        (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING),
+        (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING, Fault.KEYS_UNREAD),
         answer=Readiness,
     ),
-    Route("GET", METRICS, "metrics", "Prometheus metrics."),
+    Route("GET", METRICS, "metrics", "Prometheus metrics.", _OF_KEYS),
 )

@@ -102,8 +102,9 @@ Above0 = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 AtLeast0 = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 IntAbove0 = Annotated[int, Field(strict=True, gt=0), WHOLE]
 IntAtLeast0 = Annotated[int, Field(strict=True, ge=0), WHOLE]
-KvUsedMax = Annotated[float, Field(strict=True, gt=0, le=1)]
 HopsMax = Annotated[int, Field(strict=True, ge=0, le=1), WHOLE]
+# Of a tenant beside others; that of one that is not listed is 1.
+TenantWeight = Annotated[float, Field(strict=True, ge=0.01, le=100)]
 QueueDelayS = Annotated[float, Field(strict=True, ge=0, le=3600)]
 PolicyName = Annotated[str, Field(min_length=1, max_length=POLICY_CHARS_MAX)]
 PushingText = Annotated[

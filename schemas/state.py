@@ -403,9 +403,10 @@ class Digest:
         dict[ValidReplicaId, Annotated[str, Field(max_length=AVOIDED_CHARS_MAX)]],
         Field(max_length=AVOIDED_MAX),
     ] = field(default_factory=dict)
-    """Some of its region's own replicas that this router gives less work, or none for now, by how
-    they answered, each with why: "failing: 3 of its last 3, HTTP 500", "slow: first tokens 4.1× its
-    like"."""
+    """Some of its region's own replicas that this router gives less work, or none for now or for a
+    model, by how they answered, each with why: "failing: 3 of its last 3, HTTP 500", "slow: first
+    tokens 4.1× its like", "no longer serves 'tiny'"; and for as long again as they were left
+    out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,10 +536,10 @@ def decode_offline(data: bytes) -> OfflineState:
     return decode_json(_OFFLINE, data)
 
 
-def decode_json(adapter: TypeAdapter[T], data: bytes) -> T:
+def decode_json(adapter: TypeAdapter[T], data: bytes, bytes_max: int = STATE_BYTES_MAX) -> T:
     """What `adapter` reads from `data`. Raises WireError that names the first wrong field."""
-    if len(data) > STATE_BYTES_MAX:
-        raise WireError(f"state of {len(data)} bytes, at most {STATE_BYTES_MAX} are read")
+    if len(data) > bytes_max:
+        raise WireError(f"state of {len(data)} bytes, at most {bytes_max} are read")
     try:
         return adapter.validate_json(data)
     except ValidationError as error:

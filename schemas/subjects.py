@@ -15,6 +15,7 @@ from schemas.residency import Label
 ROOT = "mesh"
 INBOX_ROOT = "_INBOX"
 INBOX_BATCH_SETUP = "_INBOX_batch-setup"  # of a user who shares an account with routers
+INBOX_CHECK = "_INBOX_check"  # observers may write there too: `nats server check connection` does
 SERVICE_REPLY_ROOT = "_R_"  # of a server's own reply subjects, for requests from another account
 ANY = "*"
 
@@ -27,6 +28,8 @@ QUEUE_BATCH = "batch"  # of a region's batch runners
 STREAM_HEARTBEATS = "HEARTBEATS"
 STREAM_LEASES = "LEASES"
 STREAM_CONTROL = "CONTROL"  # what operators ordered for the region
+STREAM_KEYS = "KEYS"  # the API keys that its routers take
+STREAM_USAGE = "USAGE"  # accounts of tokens
 
 # Names under which processes register as NATS micro services (`nats micro ls`).
 SERVICE_AGENT = "mesh-agent"
@@ -103,6 +106,10 @@ def digest(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.digest"
 
 
+def limits(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.gossip.limits"
+
+
 def trie(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.trie"
 
@@ -129,6 +136,18 @@ def control(region: RegionId | str) -> str:
 
 def controlled(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.control.written"
+
+
+def keys(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.keys.write"
+
+
+def keyed(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.keys.written"
+
+
+def usage(region: RegionId | str, router: RouterId | str, day: str, page: str) -> str:
+    return f"{ROOT}.{region}.usage.{router}.{day}.{page}"
 
 
 def ping(region: RegionId | str) -> str:

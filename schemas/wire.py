@@ -31,23 +31,18 @@ class WireMessage:
     VERSION: ClassVar[int]
 
 
-Check = Callable[[Any], bool]
-
-# The only field types of wire messages: they accept exactly these types.
-_CHECKS: dict[Any, Check] = {
-    int: lambda value: type(value) is int,
-    str: lambda value: type(value) is str,
-    float: lambda value: type(value) is float,
-    tuple[int, ...]: lambda value: (
-        type(value) is tuple and all(type(item) is int for item in value)
-    ),
-    tuple[str, ...]: lambda value: (
-        type(value) is tuple and all(type(item) is str for item in value)
-    ),
+# The only field types of wire messages, which accept exactly these types, and what tuples hold.
+_TYPES: dict[Any, tuple[type, type | None]] = {
+    int: (int, None),
+    str: (str, None),
+    float: (float, None),
+    tuple[int, ...]: (tuple, int),
+    tuple[str, ...]: (tuple, str),
 }
 
 _CLASSES: dict[int, type[Any]] = {}
-_FIELDS: dict[int, tuple[tuple[str, Check], ...]] = {}
+_FIELD_TYPES: dict[int, tuple[type, ...]] = {}
+_TUPLES: dict[int, tuple[tuple[int, type], ...]] = {}  # places of fields that are, with their items
 _REQUIRED: dict[int, int] = {}  # how many fields have no default
 _ITEMS: dict[int, Callable[[Any], tuple[Any, ...]]] = {}  # tag, version and fields of a message
 
@@ -65,7 +60,9 @@ def wire_message(*, tag: int, version: int = 1) -> Callable[[type[M]], type[M]]:
         made: Any = dataclass(frozen=True, slots=True)(cls)
         hints = get_type_hints(made)
         _CLASSES[tag] = made
-        _FIELDS[tag] = tuple((field.name, _CHECKS[hints[field.name]]) for field in fields(made))
+        types = [_TYPES[hints[field.name]] for field in fields(made)]
+        _FIELD_TYPES[tag] = tuple(of for of, _ in types)
+        _TUPLES[tag] = tuple((at, item) for at, (_, item) in enumerate(types) if item is not None)
         _REQUIRED[tag] = sum(field.default is MISSING for field in fields(made))
         _ITEMS[tag] = attrgetter("TAG", "VERSION", *(field.name for field in fields(made)))
         return made  # type: ignore[no-any-return]
@@ -90,9 +87,9 @@ def decode(data: bytes | memoryview) -> Any:
         items = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise WireError(f"not msgpack: {error}") from error
-    if not isinstance(items, tuple) or len(items) < 2:
+    if type(items) is not tuple or len(items) < 2:
         raise WireError("not an array of tag, version and fields")
-    return _build(items[0], items[1], items[2:])
+    return _build(*items)
 
 
 def decode_as(cls: type[T], data: bytes | memoryview) -> T:
@@ -103,16 +100,25 @@ def decode_as(cls: type[T], data: bytes | memoryview) -> T:
     return message
 
 
-def _build(tag: object, version: object, values: tuple[Any, ...]) -> Any:
+def _build(tag: Any, version: object, *values: Any) -> Any:
     cls = _CLASSES.get(tag) if type(tag) is int else None
     if cls is None:
         raise WireError(f"unknown message tag {tag!r}")
     if type(version) is not int or version != cls.VERSION:  # True == 1 == 1.0 elsewhere
         raise WireError(f"{cls.__name__} version {version!r}, this side has {cls.VERSION}")
-    expected = _FIELDS[cls.TAG]
-    if len(values) < _REQUIRED[cls.TAG]:
-        raise WireError(f"{cls.__name__} needs {_REQUIRED[cls.TAG]} fields, got {len(values)}")
-    for (name, accepts), value in zip(expected, values, strict=False):
-        if not accepts(value):
-            raise WireError(f"{cls.__name__}.{name} can't be {value!r}"[:200])
-    return cls(*values[: len(expected)])
+    expected = _FIELD_TYPES[tag]
+    if len(values) < _REQUIRED[tag]:
+        raise WireError(f"{cls.__name__} needs {_REQUIRED[tag]} fields, got {len(values)}")
+    values = values[: len(expected)]
+    types = tuple(map(type, values))
+    if types != expected[: len(types)]:
+        wrong = next(at for at, of in enumerate(types) if of is not expected[at])
+        raise _unfit(cls, wrong, values[wrong])
+    for at, item in _TUPLES[tag]:
+        if at < len(values) and not {item}.issuperset(map(type, values[at])):
+            raise _unfit(cls, at, values[at])
+    return cls(*values)
+
+
+def _unfit(cls: type[Any], at: int, value: object) -> WireError:
+    return WireError(f"{cls.__name__}.{fields(cls)[at].name} can't be {value!r}"[:200])

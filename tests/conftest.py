@@ -40,18 +40,27 @@ os.environ["TERM"] = "xterm"
 # How long an example takes says how busy the machine is. A property that is rarely broken has
 # more examples of its own.
 settings.register_profile(
-    "shared", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "shared", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared")
 
 
+# What takes longest goes first, so that parallel workers end together.
+FIRST = (
+    "tests/end_to_end",
+    "tests/dashboards",
+    "tests/test_pages.py",
+    "tests/seeds",
+    "tests/mesh/demo",
+    "tests/mesh/cli",
+    "tests/mesh/supervisor",
+    "tests/infra",
+    "tests/mesh/runtime",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests have longer timeouts go first, so that parallel workers end together."""
-    longest_s: dict[Path, float] = {}
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        longest_s[item.path] = max(longest_s.get(item.path, 0.0), marker.args[0] if marker else 0.0)
-    items.sort(key=lambda item: -longest_s[item.path])
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.hookimpl(tryfirst=True)

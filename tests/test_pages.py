@@ -23,11 +23,9 @@ import pytest_asyncio
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.pages import ROOT, Block, blocks
 from tests.support.ports import free_ports
-
-pytestmark = pytest.mark.timeout(240)
+from tests.support.until import PATIENCE_S
 
 PORTS = {"8101": "us", "8102": "eu", "8103": "ap"}
-DEADLINE_S = 120.0
 # Not run, by the beginning of the first line, and why.
 NATS = "needs the `nats` command: tests/tools"
 SYSTEM = "needs root and a booted systemd: tests/booted"
@@ -70,6 +68,9 @@ SHORTER = {
     "--clients us=40,eu=30,ap=30": "--clients us=2,eu=1,ap=1",
     "--regions us=4,eu=4,ap=4": "--regions us=1,eu=1,ap=1",
     "--duration-s 120": "--duration-s 4",
+    "--clients us=10,eu=10": "--clients us=1,eu=1",
+    "--duration-s 60": "--duration-s 4",
+    "us=200,prompt": "us=20,prompt",
     "--policy mesh,skywalker,llm-d": "--policy mesh",
     "--limit 2000": "--limit 5",
     "--limit 1000": "--limit 3",
@@ -143,7 +144,7 @@ async def output_of(folder: Path, *command: str) -> str:
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             printed = (await process.communicate())[0].decode()
     finally:
         if process.returncode is None:
@@ -188,7 +189,7 @@ async def test_a_server_of_a_page_comes_up_and_the_command_that_ends_it_does(tmp
     async with mesh_up(tmp_path, *arguments, config=config, time_scale=time_scale) as running:
         assert running.model
         await output_of(tmp_path, "bash", "-c", end.text)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert await running.process.wait() == 0
 
 
@@ -199,6 +200,7 @@ def one(start: str) -> Block:
 @contextlib.asynccontextmanager
 async def started(folder: Path, command: str) -> AsyncIterator[None]:
     """A command that runs on, in a session of its own that ends with the block."""
+    alive, held = os.pipe()
     with (folder / "by-hand.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", command),
@@ -207,14 +209,25 @@ async def started(folder: Path, command: str) -> AsyncIterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            pass_fds=(held,),
             start_new_session=True,
         )
+    os.close(held)
     try:
         yield
         assert process.returncode is None, (folder / "by-hand.log").read_text()
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         await process.wait()
+        # A shell ends before the program that it waits for; the pipe ends with the last of both.
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.to_thread(os.read, alive, 1)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            os.close(alive)
 
 
 def separate(text: str) -> Iterator[str]:
@@ -225,7 +238,7 @@ def separate(text: str) -> Iterator[str]:
 
 async def until_ready(port: int, replicas: int = 1) -> None:
     """Until the router can place requests, and knows of so many replicas of one state."""
-    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"http://127.0.0.1:{port}/ready") as answer:

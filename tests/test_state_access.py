@@ -12,9 +12,6 @@ itself or by a call of theirs; the test sees assignments and changes of plain di
 
 import ast
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.test_tidy import parsed, python_files, relative
 
@@ -30,9 +27,6 @@ def takes_state(tree: ast.Module) -> bool:
     names = (arg.annotation for node in ast.walk(tree) if isinstance(node, ast.arguments)
              for arg in node.args)  # fmt: skip
     return any(isinstance(name, ast.Name) and name.id in STATES for name in names)
-
-
-MODULES = [path for path in python_files(*CORES) if takes_state(parsed(path))]
 
 
 def field_of(node: ast.AST) -> str | None:
@@ -73,22 +67,22 @@ def told(text: str, reads: set[str] = frozenset()) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def words(document: str, kind: str) -> str:
+def words(document: str, kind: str, module: str) -> str:
     found = re.search(rf"^{kind}: (.*?)\.$", document, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"it lacks the line `{kind}: …`"
+    assert found is not None, f"{module} lacks the line `{kind}: …`"
     return " ".join(found[1].split())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=map(relative, MODULES))
-def test_a_module_says_what_it_reads_and_writes_of_the_state(path: Path) -> None:
-    tree = parsed(path)
-    document = ast.get_docstring(tree) or ""
-    if WHOLE in document:
-        return
-    reads = told(words(document, "Reads"))
-    writes = told(words(document, "Writes"), reads)
-    assert sorted(reads | writes) == sorted(accessed(tree))
-    assert changed(tree) <= writes
+def test_each_module_says_what_it_reads_and_writes_of_the_state() -> None:
+    for path in python_files(*CORES):
+        tree = parsed(path)
+        document = ast.get_docstring(tree) or ""
+        if takes_state(tree) and WHOLE not in document:
+            name = relative(path)
+            reads = told(words(document, "Reads", name))
+            writes = told(words(document, "Writes", name), reads)
+            assert sorted(reads | writes) == sorted(accessed(tree)), name
+            assert changed(tree) <= writes, name
 
 
 def test_the_test_sees_reads_and_changes() -> None:

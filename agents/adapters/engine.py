@@ -104,6 +104,7 @@ class EngineClient:
         one_server = kind.has_metrics and origin(metrics_url) == origin(api_url)
         page_key = key if one_server else None
         self._page = HttpClient(metrics_url, page_key) if kind.has_metrics else None
+        self._watched = (self.api, self._page) if one_server and self._page else (self.api,)
         self._pages = EnginePages(has_metrics=kind.has_metrics, one_server=one_server)
         self._served = ServedModels(self._listed_models)
         self._tells_loaded = LoadedPages(self._get_quietly)
@@ -133,6 +134,16 @@ class EngineClient:
         self.api.close()
         if self._page is not None:
             self._page.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection to it is open and idle, whose end `on_kept_lost` tells at once."""
+        return any(client.is_connected for client in self._watched)
+
+    def on_kept_lost(self, told: Callable[[], None]) -> None:
+        """Call `told` when the engine closes an idle connection."""
+        for client in self._watched:
+            client.on_kept_lost = told
 
     def refused_key(self) -> None:
         """It answered a request with 401. Scrapes may not show that; it is logged once."""
@@ -243,17 +254,17 @@ class EngineClient:
     ) -> tuple[ListedModels | FailedRead, EngineReading | FailedRead | None]:
         """Its models, where they are due, and the page of metrics, unless no answer came at all."""
         if is_due and asks_page and self._pages.asks_both:
-            return await asyncio.gather(self._tried(self._models()), self._tried(self._reading()))
-        known = await self._tried(self._models()) if is_due else NOT_READ
+            return await asyncio.gather(self._tried(self._models), self._tried(self._reading))
+        known = await self._tried(self._models) if is_due else NOT_READ
         is_silent = isinstance(known, FailedRead) and known.fault.kind in SILENT
         if not asks_page or is_silent:
             return known, None
-        return known, await self._tried(self._reading())
+        return known, await self._tried(self._reading)
 
-    async def _tried(self, reading: Awaitable[T]) -> T | FailedRead:
+    async def _tried(self, read: Callable[[], Awaitable[T]]) -> T | FailedRead:
         """What was read, or why it could not be."""
         try:
-            return await reading
+            return await read()  # no coroutine is made before: its task may end before it begins
         except TimeoutError:
             detail = f"no answer within {self._scrape_timeout_s:g} s"
             return FailedRead(PageFault(FaultKind.TIMED_OUT, detail), detail)

@@ -32,8 +32,10 @@ import orjson
 from agents.config import BATCH_MAX_MOST
 from agents.core.engine_load import BLIND_OUTSTANDING_MAX
 from agents.core.events import EngineReading
+from schemas.numbers import WHOLE_MAX
 from schemas.state import CARD_CHARS_MAX
 
+COUNT_CHARS_MAX = 12  # of a count that a label has as text
 SERIES_MAX = 4096  # label sets of one name; more is no engine's page
 
 _LINE = re.compile(r'(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+([^ \t]+)')
@@ -88,12 +90,13 @@ class MetricsPage:
     def total(self, name: str) -> float | None:
         """The sum over all label sets (engines, ranks) of one name, or None if it is missing."""
         values = [series.value for series in self.series(name)]
-        return sum(values) if values else None
+        total = sum(values)
+        return total if values and math.isfinite(total) else None
 
     def count(self, name: str) -> int | None:
-        """`total` as a number of things; None if missing or negative."""
+        """`total` as a number of things; None if missing, or no number that things have."""
         value = self.total(name)
-        return None if value is None or value < 0 else round(value)
+        return round(value) if value is not None and 0 <= value <= WHOLE_MAX else None
 
     def totals(self, *names: str) -> tuple[float, ...]:
         """`total` of each of these that the page has, in this order."""
@@ -216,19 +219,24 @@ def _vllm_sleeps(page: MetricsPage) -> bool | None:
 def _vllm_capacity(page: MetricsPage) -> int | None:
     pools = [_vllm_pool_tokens(info) for info in page.series("vllm:cache_config_info")]
     known = [tokens for tokens in pools if tokens is not None]
-    return sum(known) if known and len(known) == len(pools) else None
+    is_known = bool(known) and len(known) == len(pools) and sum(known) <= WHOLE_MAX
+    return sum(known) if is_known else None
 
 
 def _vllm_pool_tokens(info: Series) -> int | None:
     """Of one rank. Older versions show its blocks alone, newer ones with several ranks the sum of
     theirs with each; and groups of layers share blocks."""
     tokens = info.label("kv_cache_size_tokens")
-    if tokens is not None and tokens.isdecimal():
+    if tokens is not None and is_count(tokens):
         return int(tokens)
     block, blocks = info.label("block_size"), info.label("num_gpu_blocks")
-    if block is None or blocks is None or not (block.isdecimal() and blocks.isdecimal()):
+    if block is None or blocks is None or not (is_count(block) and is_count(blocks)):
         return None  # "None" until the engine has measured its memory
     return int(block) * int(blocks)
+
+
+def is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= COUNT_CHARS_MAX
 
 
 def read_sglang(page: MetricsPage) -> EngineReading:

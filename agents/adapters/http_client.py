@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self.opened_at = float("inf")  # by time.monotonic
+        self.on_lost: Callable[[Connection], None] | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -251,6 +252,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._parser = None  # it and its parser hold each other
+        if self.on_lost is not None:
+            self.on_lost(self)
         if exc is None:
             self._end_of_bytes()
         else:
@@ -330,6 +333,7 @@ class HttpClient:
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
         self._idle: dict[Connection, asyncio.TimerHandle] = {}  # used last at the end
+        self.on_kept_lost: Callable[[], None] | None = None  # the engine closed an idle one
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
@@ -386,6 +390,18 @@ class HttpClient:
                 return connection
         return None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is kept that nobody uses."""
+        return any(not connection.is_closing for connection in self._idle)
+
+    def _lost(self, connection: Connection) -> None:
+        expire = self._idle.pop(connection, None)
+        if expire is not None:
+            expire.cancel()
+            if self.on_kept_lost is not None:
+                self.on_kept_lost()
+
     def _expire(self, connection: Connection) -> None:
         """Engines would soon close it themselves."""
         del self._idle[connection]
@@ -404,6 +420,7 @@ class HttpClient:
         except (OSError, UnicodeError) as error:  # the latter of names that can be no host's
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise HttpUnreached(f"no connection to {self._where}: {why}") from error
+        connection.on_lost = self._lost
         return connection
 
     @property

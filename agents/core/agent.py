@@ -7,6 +7,7 @@ Writes: cuts, engine, hangs, health, leaving, offline, requests, routers, speed.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from agents.core import (
@@ -48,7 +49,8 @@ class AgentCore:
     def handle(self, event: events.AgentEvent, now: float) -> list[AgentEffect]:
         """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
         state = self.state
-        if state.leaving is not None and state.leaving is ReplicaState.GONE:
+        if state.leaving is ReplicaState.GONE:
+            self.wake_at = inf
             return []
         if now - self.wake_at > STOPPED_S:
             _restart_clocks(state, now)

@@ -1,7 +1,7 @@
 """Does the engine answer, and does it compute?
 
-It is down after three failed scrapes in a row (at the usual interval, a fifth of a second) and up
-after one good scrape. What a scrape amounts to whose pages fail in part is decided in
+It is down after three failed scrapes in a row (a fifth of a second; half of one where it was at
+rest) and up after one good scrape. What a scrape amounts to whose pages fail in part is decided in
 `agents.core.engine_pages`; where nothing but an answer would show that the engine is up, one small
 request is sent. A scrape that *times out* while responses still bring content does not
 count: engines serve their metrics from the loop that streams tokens. An engine may also refuse new

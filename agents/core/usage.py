@@ -2,8 +2,10 @@
 none, and the event with these taken out again.
 
 OpenAI's API streams `usage` only on request (`stream_options.include_usage`), as one more event at
-the end whose `choices` are empty. The agent makes that request for every stream without
-`stream_options` and takes the event out again, so the client gets the bytes that it would have got.
+the end whose `choices` are empty. The agent makes that request for every stream whose client did
+not, and takes the event out again, so the client gets the bytes that it would have got. A client's
+own `stream_options` come before the agent's in the body: of two fields of one name engines take the
+last, as readers of JSON do.
 
 An event may come in several chunks. Only the beginning of one that may still turn out to be the
 event is held back, and a router passes on whole events only: no client waits longer.
@@ -14,13 +16,13 @@ import re
 
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.stream_errors import EVENT_BYTES_MAX
+from schemas.exchange import TOKENS_MAX
 
 _USAGE_KEY = b'"usage"'
 _TIMINGS_KEY = b'"timings"'  # llama.cpp's
 _USAGE_TRIES_MAX = 8
-TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
 _DECODER = json.JSONDecoder()
-REQUESTED = b'{"stream_options":{"include_usage":true},'
+REQUESTED = b',"stream_options":{"include_usage":true}}'
 _DATA = b"data:"
 _EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
 _SEAM_BYTES = 2  # of an event's end that may lie in the chunk before: less than the longest end
@@ -30,8 +32,9 @@ _has_a_choice = re.compile(rb'"choices"\s*:\s*\[\s*[^\s\]]').search
 
 
 def with_usage_requested(body: bytes) -> bytes:
-    """The body of a request, a JSON object with fields but no `stream_options`, with these."""
-    return _with_field(body, REQUESTED)
+    """The body of a request, a JSON object with fields, with these `stream_options` in place of its
+    own; any other body as it is."""
+    return _with_last(body, REQUESTED)
 
 
 def with_response_id(body: bytes, response_id: str) -> bytes:
@@ -43,10 +46,15 @@ def with_response_id(body: bytes, response_id: str) -> bytes:
 def with_own_field(body: bytes, name: str, value: str | int) -> bytes:
     """The body of a request, a JSON object with fields, with one that holds whatever the client
     gives for it; any other body as it is."""
+    return _with_last(body, b",%b:%b}" % (json.dumps(name).encode(), json.dumps(value).encode()))
+
+
+def _with_last(body: bytes, field: bytes) -> bytes:
+    """`field`: from the comma before it to the end of the object."""
     text = body.strip()
     if not (text.startswith(b"{") and text.endswith(b"}")):
         return body
-    return b"%b,%b:%b}" % (text[:-1], json.dumps(name).encode(), json.dumps(value).encode())
+    return b"".join((memoryview(text)[:-1], field))  # up to 32 MiB: copied once
 
 
 def _with_field(body: bytes, field: bytes) -> bytes:

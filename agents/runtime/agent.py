@@ -36,6 +36,7 @@ from agents.core.events import (
 from agents.core.known_speed import KnownSpeed, of_last_run
 from agents.core.offline_work import OfflineTotals
 from agents.core.prefill_speed import PrefillLine
+from agents.core.scrape_pace import ScrapePace
 from agents.runtime.held_prompts import HeldPrompts
 from infra.process import LimitedLog, end_all
 from infra.services import EndpointFigures
@@ -47,7 +48,6 @@ from schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
-IDLE_READ_INTERVAL_S = 0.1
 SILENCE_CHECK_S = 1.0
 SCRAPE_GAP_MIN_S = 0.01  # between scrapes that something requested
 WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
@@ -92,6 +92,8 @@ class Agent:
         self._is_closed = False
         self._wake_earlier = asyncio.Event()
         self._scrape_now = asyncio.Event()
+        self._pace = ScrapePace(config.read_interval_ms / 1000)
+        self._next_scrape: asyncio.TimerHandle | None = None
         self._waking_at = float("inf")
         self._idle = asyncio.Event()  # while no request is outstanding
         self._idle.set()
@@ -183,12 +185,16 @@ class Agent:
             await self.feed(TimerFired())
             self._wake_earlier.clear()
             self._waking_at = self._core.wake_at
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._waking_at - self._clock())):
-                    await self._wake_earlier.wait()
+            wait_s = max(0.0, self._waking_at - self._clock())
+            timer = asyncio.get_running_loop().call_later(wait_s, self._wake_earlier.set)
+            try:
+                await self._wake_earlier.wait()
+            finally:
+                timer.cancel()
 
     async def scrape_engine(self) -> None:
         """Scrape the engine again and again, one scrape at a time. Runs for ever."""
+        self._engine.on_kept_lost(self._lost_connection)
         while True:
             self._scrape_now.clear()
             scrape = await self._engine.scrape()
@@ -202,7 +208,7 @@ class Agent:
                 kind = self._config.engine_kind
                 await self._bus.register(kind, version, models, self.figures)
                 self._compare_profile(models)
-            await self._pause(scrape.began_at)
+            await self._pause(scrape)
 
     async def keep_alive(self) -> None:
         """Send WORKING frames of long silent responses. Runs for ever."""
@@ -260,6 +266,7 @@ class Agent:
 
     async def _start_relay(self, effect: effects.StartRelay) -> None:
         inbox = effect.inbox
+        self._end_rest()
         if (writer := self._writers.get(inbox)) is None:
             writer = self._writers[inbox] = self._writer(inbox)
         relay = Relay(
@@ -338,6 +345,7 @@ class Agent:
         await self.feed(ProbeEnded(answered))
 
     async def _measure_prompt(self, effect: effects.MeasurePrompt) -> None:
+        self._end_rest()  # a request of another client is to stop it
         self._measuring = asyncio.create_task(measured(self._engine, effect, self._clock))
         self._tasks.create_task(self._report_measured(self._measuring))
 
@@ -416,12 +424,35 @@ class Agent:
             text = "the profile is of model %s, the engine serves %s: its budget may not fit"
             self._log.warning("profile", profile.model, text, profile.model, ", ".join(models))
 
-    async def _pause(self, began_at: float) -> None:
-        """Until the next scrape is due, or at once when something requests it."""
-        interval_s = self._config.read_interval_ms / 1000
-        if not self._core.outstanding:
-            interval_s = max(interval_s, IDLE_READ_INTERVAL_S)
-        await asyncio.sleep(SCRAPE_GAP_MIN_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, began_at + interval_s - self._clock())):
-                await self._scrape_now.wait()
+    async def _pause(self, scrape: EngineScraped | ScrapeFailed) -> None:
+        """Until the next scrape is due, or soon when something requests it."""
+        ended_at = self._clock()
+        interval_s = self._pace.next_in_s(
+            scrape,
+            is_busy=self._core.outstanding > 0,
+            is_connected=self._engine.is_connected,
+        )
+        self._scrape_in(scrape.began_at + interval_s - ended_at)
+        await self._scrape_now.wait()
+        early_s = ended_at + SCRAPE_GAP_MIN_S - self._clock()
+        if early_s > 0:
+            await asyncio.sleep(early_s)
+
+    def _end_rest(self) -> None:
+        """A request goes to the engine."""
+        if self._pace.rests:
+            self._pace.woken()
+            self._scrape_in(self._pace.busy_s)
+
+    def _scrape_in(self, wait_s: float) -> None:
+        if self._next_scrape is not None:
+            self._next_scrape.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_scrape = loop.call_later(max(0.0, wait_s), self._scrape_now.set)
+
+    def _lost_connection(self) -> None:
+        """The engine closed a connection that nobody used: it may be gone."""
+        if self._pace.rests:
+            self._pace.woken()
+            self._engine.refresh_models()
+            self._scrape_now.set()

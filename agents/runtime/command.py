@@ -17,7 +17,7 @@ from agents.core.offline_profile import OfflineProfile, ProfileInvalid
 from agents.engine_options import checked, engine_options, read_engine_key
 from agents.runtime.process import Stop, run
 from infra import reloads, tracing
-from infra.bus import BusUnreachable
+from infra.bus import BUS_CA, BusUnreachable
 from infra.credentials_file import credentials_option, environment
 from infra.process import collect_seldom, raise_limit
 from infra.service_manager import ServiceManager
@@ -42,6 +42,13 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
     "--nats-password-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with the password; or set NATS_PASSWORD. Never on the command line.",
+)
+@click.option(
+    "--bus-ca",
+    envvar=BUS_CA,
+    metavar="BASE64",
+    help="Who may vouch for the nats-server, as rendered with --tls: with it the connection is "
+    f"encrypted. [{BUS_CA}]",
 )
 @click.option(
     "--max-outstanding",

@@ -151,6 +151,7 @@ async def _connected(
         config.nats_url,
         config.nats_user,
         None if password is None else password.get_secret_value(),
+        config.bus_ca,
     )
     return await bus.connect(
         address,

@@ -50,7 +50,7 @@ def _measured(file: Path) -> Profile:
 def _written(name: str) -> Profile:
     try:
         given = tomllib.loads(Path(name).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ProfileInvalid(f"{name}: {error}") from None
     if unknown := sorted(set(given) - set(_KNOWN)):
         raise ProfileInvalid(f"{name}: unknown {', '.join(unknown)}; known: {', '.join(_KNOWN)}")

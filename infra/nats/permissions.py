@@ -21,6 +21,7 @@ account of the request.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from schemas import subjects
 from schemas.batch import (
@@ -46,6 +47,10 @@ INBOX = channel("inbox")
 UNLABELLED = frozenset({"ingress", "offline"})
 LABELLED = frozenset({"ingress_within", "offline_within"})
 STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES, subjects.STREAM_CONTROL)
+# What admins alone write; KEYS is read by nobody but them and routers.
+ADMIN_STREAMS = (subjects.STREAM_CONTROL, subjects.STREAM_KEYS)
+ALL_STREAMS = (*STREAMS, subjects.STREAM_KEYS, subjects.STREAM_USAGE)
+BACKED_UP = (*ADMIN_STREAMS, subjects.STREAM_USAGE)
 
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
 # Where the server takes replies to requests that cross from one account into another.
@@ -60,15 +65,17 @@ SERVICES = (subjects.SERVICE_AGENT, subjects.SERVICE_ROUTER)
 API_INFO = "$JS.API.INFO"
 STREAM_INFO = "$JS.API.STREAM.INFO.{}"
 LAST_BY_SUBJECT = "$JS.API.DIRECT.GET.{}.>"
+MESSAGE_GET = "$JS.API.STREAM.MSG.GET.{}"
 STREAM_READS = (
     STREAM_INFO,
     LAST_BY_SUBJECT,
-    "$JS.API.STREAM.MSG.GET.{}",
+    MESSAGE_GET,
     "$JS.API.DIRECT.GET.{}",
 )
 STREAM_WRITES = tuple(f"$JS.API.STREAM.{verb}.{{}}" for verb in ("CREATE", "UPDATE", "DELETE"))
 # Of `nats stream backup` and `restore`: the calls, and the acknowledgements and parts that follow.
-# Of operators' orders alone: all else comes again by itself, and an old lease must not come back.
+# Of operators' orders, keys and accounts alone: all else comes again by itself, and an old lease
+# must not come back.
 STREAM_BACKUPS = (
     "$JS.API.STREAM.SNAPSHOT.{}",
     "$JS.SNAPSHOT.ACK.{}.*",
@@ -155,21 +162,28 @@ def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
 
 
 def router_reads() -> tuple[str, ...]:
-    """What routers request of JetStream: the streams' settings, the last heartbeats and orders.
+    """What routers request of JetStream: the streams' settings, the last heartbeats and orders,
+    and, when they start, accounts of tokens, in answers that wrap them.
 
     Not the lease itself. Its writer chooses the bytes, and its reader the subject that the answer
     is published to: both together could publish anything in any name.
     """
-    last = (subjects.STREAM_HEARTBEATS, subjects.STREAM_CONTROL)
+    last = (subjects.STREAM_HEARTBEATS, *ADMIN_STREAMS)
     return (
-        *(STREAM_INFO.format(name) for name in STREAMS),
+        *(STREAM_INFO.format(name) for name in ALL_STREAMS),
         *(LAST_BY_SUBJECT.format(name) for name in last),
+        MESSAGE_GET.format(subjects.STREAM_USAGE),
     )
 
 
-def observer_reads() -> tuple[str, ...]:
-    """What people and tools request of JetStream: all that is in a stream, and its settings."""
-    return (*ACCOUNT_READS, *(call.format(name) for call in STREAM_READS for name in STREAMS))
+def observer_reads(role: Role) -> tuple[str, ...]:
+    """What people and tools request of JetStream: all that is in a stream, and its settings. Of
+    that with the keys its settings alone, and observers of that with accounts too: who has used
+    how much is for operators."""
+    read = (*STREAMS, subjects.STREAM_USAGE) if role is Role.OPERATOR else STREAMS
+    contents = (call.format(name) for call in STREAM_READS for name in read)
+    settings = (STREAM_INFO.format(name) for name in ALL_STREAMS if name not in read)
+    return (*ACCOUNT_READS, *contents, *settings)
 
 
 def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
@@ -182,47 +196,53 @@ def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
 
 
 def watcher(role: Role) -> Permissions:
-    """Observers (dashboards, people) read state, services and streams, nothing that clients send;
-    operators also read prefix gossip, and events of altered streams.
+    """Observers (dashboards, people, monitoring) read state, services and streams, nothing that
+    clients send; operators also read prefix gossip, and events of altered streams.
 
-    Each has an account of its own (`region_config`), which imports nothing else.
+    Each has an account of its own (`region_config`), which imports nothing else and exports
+    nothing: what an observer writes to INBOX_CHECK nobody but observers can receive.
     """
     seen = [row.subject() for row in CHANNELS if role in row.subscribe]
     events = [STREAM_EVENTS] if role is Role.OPERATOR else []
+    checks = [f"{subjects.INBOX_CHECK}.>"] if role is Role.OBSERVER else []
     return Permissions(
-        publish=widest([*observer_reads(), *services()]),
-        subscribe=widest([*seen, *events, ALL_INBOXES]),
+        publish=widest([*observer_reads(role), *services(), *checks]),
+        subscribe=widest([*seen, *events, ALL_INBOXES, *checks]),
     )
 
 
 def admin_reads() -> tuple[str, ...]:
-    """What admins request of JetStream: all orders that a region's stream keeps."""
-    calls = (call.format(subjects.STREAM_CONTROL) for call in STREAM_READS)
+    """What admins request of JetStream: all orders and keys that a region's streams keep."""
+    calls = (call.format(name) for call in STREAM_READS for name in ADMIN_STREAMS)
     return (API_INFO, *calls)
 
 
 def admin() -> Permissions:
-    """Admins order what replicas do: the only login that may write to the stream of orders.
+    """Admins order what replicas do, and make API keys: the only login that may write to the
+    streams of both.
 
     They have an account of their own (`region_config`): in that of observers, an observer could
     have JetStream answer a request with an old order on the subject where orders are written.
     """
     return Permissions(
-        publish=widest([channel("control").subject(), *admin_reads()]),
+        publish=widest([channel("control").subject(), channel("keys").subject(), *admin_reads()]),
         subscribe=widest(
             [*(row.subject() for row in CHANNELS if Role.ADMIN in row.subscribe), ALL_INBOXES]
         ),
     )
 
 
+@cache
 def setup() -> Permissions:
-    """Creates the streams, repairs them, backs up the orders; no process has this login."""
+    """Creates the streams, repairs them, backs up orders, keys and accounts; no process has this
+    login."""
     calls = (*STREAM_WRITES, *STREAM_READS)
-    own = [call.format(name) for call in calls for name in STREAMS]
-    backups = [call.format(subjects.STREAM_CONTROL) for call in STREAM_BACKUPS]
+    own = [call.format(name) for call in calls for name in ALL_STREAMS]
+    backups = [call.format(name) for call in STREAM_BACKUPS for name in BACKED_UP]
     return Permissions(publish=widest([*own, *backups, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
 
 
+@cache
 def batch() -> Permissions:
     """Routers and batch runners in the account of batch jobs: what is in its streams."""
     calls = _of_batch_streams((*BATCH_CALLS, *BATCH_ACKS))
@@ -327,6 +347,7 @@ def service(name: str) -> Iterator[str]:
         yield from (f"$SRV.{verb}", f"$SRV.{verb}.{name}", f"$SRV.{verb}.{name}.*")
 
 
+@cache
 def services() -> tuple[str, ...]:
     """The same of all services of the mesh, and what people ask routers."""
     asked = [row.subject() for row in CHANNELS if row.publish & {Role.OBSERVER, Role.OPERATOR}]

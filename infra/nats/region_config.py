@@ -65,6 +65,12 @@ BATCH_ACCOUNT = "BATCH"
 BATCH_OBSERVE_ACCOUNT = "BATCH-OBSERVE"
 MEBIBYTE = 1024 * 1024
 
+TLS_TIMEOUT_S = 5  # of a handshake: several round trips, and a server that is busy
+CA_FILE = "ca.pem"  # beside a server's own files
+# Our processes begin with the handshake; the `nats` command waits for a greeting. A process on a
+# busy machine must not be taken for it: NATS' own "auto" is 50 ms.
+GREETING_AFTER = "500ms"
+
 # A lost peer or process is noticed after ping_max unanswered pings: 4 to 6 s. Heartbeats and
 # digests notice sooner; this ends the connection itself.
 PING_INTERVAL = "2s"
@@ -73,6 +79,11 @@ PING_MAX = 2
 PING_INTERVAL_AMONG_SEVERAL = "1s"
 WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consumer, and cut off
 LEAF_RECONNECT = "1s"
+# Links of up to 10 ms are not compressed, others at S2's fastest. NATS' own choice rises with the
+# round trip, to "best" beyond 100 ms: a third of the CPU of a server whose region is idle.
+LINK_COMPRESSION: Mapping[str, Value] = {"mode": "s2_auto", "rtt_thresholds": ["10ms", "50ms"]}
+# Of connections between servers: each shows a certificate.
+OTHERS_ARE_CHECKED: Mapping[str, Value] = {"ca_file": CA_FILE, "verify": True}
 NO_ADDRESS = "no address:1"  # a space can't be in a URL's host: the dialling server logs that
 # Before the server acknowledges a message of a stream on disk, it is there: a job, a file or an
 # order that was confirmed survives a power cut. NATS' own default is two minutes later. The stream
@@ -120,17 +131,43 @@ class User(NamedTuple):
         return f"{self.region}/{self.name}"
 
 
+class OldLogins(NamedTuple):
+    """What is taken besides, while passwords change under traffic. A nats-server has one password
+    for a name, so names change with passwords: `router`, `router.1`, `router.2`.
+
+    `generation`: of the logins that are handed out. `passwords`: of the one before; empty where
+    that is taken no more.
+    """
+
+    generation: int = 0
+    passwords: Mapping[str, str] = {}
+
+
+NO_OLD_LOGINS = OldLogins()
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What a region's server needs besides the topology.
 
     `leaf_addresses`: (solicitor, acceptor) → where to dial instead of each of the acceptor's own
-    addresses, when something is between (a delaying proxy, a tunnel).
+    addresses, when something is between (a delaying proxy, a tunnel). `tls`: all its connections
+    are encrypted, with the files of `certificates`, which lie where the server is started.
     """
 
     passwords: Mapping[str, str]
     state_directory: Path
     leaf_addresses: LeafAddresses = field(default_factory=dict)
+    tls: bool = False
+    old: OldLogins = NO_OLD_LOGINS
+
+    def login(self, user: User) -> str:
+        """The name by which the user logs in."""
+        return login_name(user, self.old.generation)
+
+
+def login_name(user: User, generation: int) -> str:
+    return f"{user.name}.{generation}" if generation else user.name
 
 
 def agent_user(region: RegionId, replica: ReplicaId) -> User:
@@ -169,6 +206,7 @@ def settings(topology: Topology, name: RegionId, site: Site, number: int = 0) ->
     return {
         "server_name": f"{topology.mesh.name}-{name}{server.suffix}",
         "listen": str(server.nats.listen),
+        **_tls(site, server, handshake_first=GREETING_AFTER),
         **monitor,
         **_cluster(topology, name, site, server),
         "max_payload": limits.max_payload_mib * MEBIBYTE,
@@ -187,6 +225,29 @@ def settings(topology: Topology, name: RegionId, site: Site, number: int = 0) ->
         "system_account": SYSTEM_ACCOUNT,
         **_leafnodes(topology, name, site, number),
     }
+
+
+def certificate_files(suffix: str) -> tuple[str, str]:
+    """The names of a server's certificate and key; `suffix`: of its name."""
+    return f"nats{suffix}.pem", f"nats{suffix}.key"
+
+
+def server_hosts(
+    topology: Topology, name: RegionId, number: int, leaf_addresses: LeafAddresses
+) -> tuple[str, ...]:
+    """All hosts by which a region's server of that number is dialled."""
+    server = topology.region(name).servers[number]
+    between = (way[number] for (_, acceptor), way in leaf_addresses.items() if acceptor == name)
+    dialled = (server.nats, server.leaf, server.cluster, *between)
+    return tuple(dict.fromkeys(each.host for each in dialled if each is not None))
+
+
+def _tls(site: Site, server: BusServer, **more: Value) -> dict[str, Value]:
+    """How connections of one kind are encrypted; nothing where they are not."""
+    if not site.tls:
+        return {}
+    cert, key = certificate_files(server.suffix)
+    return {"tls": {"cert_file": cert, "key_file": key, "timeout": TLS_TIMEOUT_S, **more}}
 
 
 def _ping_interval(topology: Topology) -> str:
@@ -208,6 +269,7 @@ def _cluster(topology: Topology, name: RegionId, site: Site, server: BusServer) 
             "advertise": str(server.cluster),
             "no_advertise": True,  # to clients, which know the addresses of mesh.toml
             "authorization": {"user": user.name, "password": password_hash(user, password)},
+            **_tls(site, server, **OTHERS_ARE_CHECKED),
             "ping_interval": CLUSTER_PING_INTERVAL,
             "routes": [f"nats-route://{user.name}:{password}@{other}" for other in others],
         }
@@ -227,11 +289,11 @@ class _Flow:
 def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
     logins: dict[str, list[Value]] = {
         ACCOUNT: [*_client_users(topology, name, site)],
-        STATE_ACCOUNT: [_user(User(name, SETUP), permissions.setup(), site)],
-        ADMIN_ACCOUNT: [_user(User(name, ADMIN), permissions.admin(), site)],
+        STATE_ACCOUNT: [*_user(User(name, SETUP), permissions.setup(), site)],
+        ADMIN_ACCOUNT: [*_user(User(name, ADMIN), permissions.admin(), site)],
     }
     for user, (role, account) in WATCHERS.items():
-        logins[account] = [_user(User(name, user), permissions.watcher(role), site)]
+        logins[account] = [*_user(User(name, user), permissions.watcher(role), site)]
     for peer in topology.peers(name):
         logins[link_account(peer)] = _link_users(topology, name, peer, site)
     flows = [*_state_flows(name), *_admin_flows(name)]
@@ -259,18 +321,18 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
         }
         for account, users in logins.items()
     }
-    system = {"users": [_user(User(name, SYSTEM), permissions.system(), site)]}
+    system = {"users": [*_user(User(name, SYSTEM), permissions.system(), site)]}
     return accounts | {SYSTEM_ACCOUNT: system}
 
 
 def _batch_logins(name: RegionId, site: Site) -> dict[str, list[Value]]:
     return {
         BATCH_ACCOUNT: [
-            _user(User(name, BATCH), permissions.batch(), site),
-            _user(User(name, BATCH_SETUP), permissions.batch_setup(), site),
+            *_user(User(name, BATCH), permissions.batch(), site),
+            *_user(User(name, BATCH_SETUP), permissions.batch_setup(), site),
         ],
         BATCH_OBSERVE_ACCOUNT: [
-            _user(User(name, BATCH_OBSERVER), permissions.batch_observer(), site)
+            *_user(User(name, BATCH_OBSERVER), permissions.batch_observer(), site)
         ],
     }
 
@@ -299,7 +361,7 @@ def _watched_flows(topology: Topology, name: RegionId, role: Role, account: str)
                 yield _Flow("stream", subject, link_account(peer), account)
     for subject in permissions.services():
         yield _Flow("service", subject, ACCOUNT, account)
-    for call in permissions.observer_reads():
+    for call in permissions.observer_reads(role):
         yield _Flow("service", call, STATE_ACCOUNT, account)
     if role is Role.OPERATOR:
         yield _Flow("stream", permissions.STREAM_EVENTS, STATE_ACCOUNT, account)
@@ -307,7 +369,7 @@ def _watched_flows(topology: Topology, name: RegionId, role: Role, account: str)
 
 def _admin_flows(name: RegionId) -> Iterator[_Flow]:
     """What people who drain replicas may do."""
-    for call in (subjects.control(name), *permissions.admin_reads()):
+    for call in (subjects.control(name), subjects.keys(name), *permissions.admin_reads()):
         yield _Flow("service", call, STATE_ACCOUNT, ADMIN_ACCOUNT)
     for subject in permissions.visible_to(Role.ADMIN, name, name):
         yield _Flow("stream", subject, _source(subject, name, ACCOUNT), ADMIN_ACCOUNT)
@@ -327,7 +389,7 @@ def _link_flows(topology: Topology, name: RegionId, peer: RegionId) -> Iterator[
 
 def _source(subject: str, name: RegionId, otherwise: str) -> str:
     """The account that a subject of the region is published in: imports are not passed on."""
-    republished = (subjects.leased(name), subjects.controlled(name))
+    republished = (subjects.leased(name), subjects.controlled(name), subjects.keyed(name))
     return STATE_ACCOUNT if subject in republished else otherwise
 
 
@@ -349,9 +411,9 @@ def _import(flow: _Flow) -> Value:
 
 
 def _client_users(topology: Topology, name: RegionId, site: Site) -> Iterator[Value]:
-    yield _user(User(name, ROUTER), permissions.router(name, topology.ground), site)
+    yield from _user(User(name, ROUTER), permissions.router(name, topology.ground), site)
     for replica in topology.region(name).replicas:
-        yield _user(agent_user(name, replica), permissions.agent(name, replica), site)
+        yield from _user(agent_user(name, replica), permissions.agent(name, replica), site)
 
 
 def _link_users(topology: Topology, name: RegionId, peer: RegionId, site: Site) -> list[Value]:
@@ -363,21 +425,26 @@ def _link_users(topology: Topology, name: RegionId, peer: RegionId, site: Site) 
         publish=permissions.allowed_across(peer, name, topology.ground),
         subscribe=permissions.allowed_across(name, peer, topology.ground),
     )
-    return [_user(link_user(name, peer), allowed, site, connection="LEAFNODE")]
+    return [*_user(link_user(name, peer), allowed, site, connection="LEAFNODE")]
 
 
 def _user(
     user: User, allowed: Permissions, site: Site, *, connection: str = "STANDARD"
-) -> dict[str, Value]:
-    return {
-        "user": user.name,
-        "password": password_hash(user, site.passwords[user.key]),
-        "allowed_connection_types": [connection],
-        "permissions": {
-            "publish": {"allow": allowed.publish},
-            "subscribe": {"allow": allowed.subscribe},
-        },
-    }
+) -> Iterator[dict[str, Value]]:
+    """The user's login, and the old one while that is taken."""
+    logins = [(site.login(user), site.passwords[user.key])]
+    if (password := site.old.passwords.get(user.key)) is not None:
+        logins.append((login_name(user, site.old.generation - 1), password))
+    for name, password in logins:
+        yield {
+            "user": name,
+            "password": password_hash(user, password),
+            "allowed_connection_types": [connection],
+            "permissions": {
+                "publish": {"allow": allowed.publish},
+                "subscribe": {"allow": allowed.subscribe},
+            },
+        }
 
 
 def password_hash(user: User, password: str) -> str:
@@ -397,6 +464,7 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site, number: int) -> d
     listener: dict[str, Value] = {
         "listen": str(topology.region(name).servers[number].leaf.listen),
         "advertise": _advertised(topology, name, solicitors, site, number),
+        **_tls(site, topology.region(name).servers[number], **OTHERS_ARE_CHECKED),
     }
     if not links:
         return {}
@@ -407,6 +475,7 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site, number: int) -> d
             # message one copy even where two links are bound to one account by hand.
             "isolate_leafnode_interest": True,
             "reconnect": LEAF_RECONNECT,
+            "compression": LINK_COMPRESSION,
             "remotes": [_remote(topology, name, acceptor, site, number) for acceptor in acceptors],
         }
     }
@@ -440,13 +509,15 @@ def _remote(
 ) -> dict[str, Value]:
     """The link to that region. Each server begins with another one of its servers."""
     user = link_user(acceptor, solicitor)
-    login = f"nats-leaf://{user.name}:{site.passwords[user.key]}"
+    login = f"nats-leaf://{site.login(user)}:{site.passwords[user.key]}"
     addresses = _dialled(topology, solicitor, acceptor, site)
     first = number % len(addresses)
     urls = [f"{login}@{address}" for address in (*addresses[first:], *addresses[:first])]
     return {
         **({"url": urls[0]} if len(urls) == 1 else {"urls": urls, "no_randomize": True}),
+        **_tls(site, topology.region(solicitor).servers[number], ca_file=CA_FILE),
         "account": link_account(acceptor),
+        "compression": LINK_COMPRESSION,
         "request_isolation": True,
     }
 

@@ -14,12 +14,56 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+Version = tuple[int, int, int]
 
 OLDEST = (2, 12, 7)
 NAME = "nats-server"
 VERSION_TIMEOUT_S = 10.0
 CHECK_TIMEOUT_S = 30.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+
+
+class Advisory(NamedTuple):
+    """A published fault of nats-server. `fixed`: in each line of releases that has the fix, the
+    first with it; lines after the last have it, others not."""
+
+    name: str  # GitHub's; github.com/nats-io/nats-server/security/advisories has the text
+    about: str
+    fixed: tuple[Version, ...]
+
+    def affects(self, version: Version) -> bool:
+        return (
+            not any(version[:2] == first[:2] and version >= first for first in self.fixed)
+            and version[:2] <= max(self.fixed)[:2]
+        )
+
+
+# Those of what the mesh uses, from OLDEST on; without MQTT, WebSockets, JWTs and `no_auth_user`.
+# Source: github.com/nats-io/advisories, secnote-2026-19, -20 and -28, of 2026-06-29.
+ADVISORIES = (
+    Advisory(
+        "GHSA-3g5q-cfh2-cq67",
+        "whoever reaches `leaf` can crash it without a login",
+        ((2, 12, 8), (2, 14, 0)),
+    ),
+    Advisory(
+        "GHSA-p3j5-5hrq-p75h",
+        "a linked region can have traces sent where it may not publish, and messages dropped",
+        ((2, 12, 12), (2, 14, 3)),
+    ),
+    Advisory(
+        "GHSA-q59r-vq66-pxc2",
+        "the login `system` can crash it by a question about connections",
+        ((2, 12, 12), (2, 14, 3)),
+    ),
+)
+
+
+def advisories(version: Version) -> tuple[Advisory, ...]:
+    """Those that affect a server of that version."""
+    return tuple(one for one in ADVISORIES if one.affects(version))
 
 
 class ServerUnusable(RuntimeError):
@@ -48,7 +92,7 @@ def find(explicit: Path | None = None) -> Path:
     )
 
 
-def version(binary: Path) -> tuple[int, int, int]:
+def version(binary: Path) -> Version:
     """The program's version. Raises ServerUnusable if it is no nats-server."""
     try:
         output = subprocess.run(
@@ -67,9 +111,11 @@ def version(binary: Path) -> tuple[int, int, int]:
 
 
 def check_config(binary: Path, config: Path) -> None:
-    """Have the server itself read a configuration. Raises ServerUnusable with its message."""
+    """Have the server itself read a configuration, where that is. Raises ServerUnusable with its
+    message."""
     result = subprocess.run(
-        [binary, "-t", "-c", config],
+        [binary.absolute(), "-t", "-c", config.absolute()],
+        cwd=config.parent,
         capture_output=True,
         text=True,
         timeout=CHECK_TIMEOUT_S,

@@ -16,6 +16,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js.api import StreamConfig
 
 from infra.bus import (
     BusAddress,
@@ -45,6 +46,7 @@ SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to find its prefix
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
+KEYS_AGAIN_S = 5.0  # where there is no stream of API keys: a router may serve nobody until then
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
 # have together.
@@ -86,6 +88,8 @@ class Listeners:
     back: Callable[[], None]
     requests: Callable[[Msg], None] = lambda msg: None
     held: Callable[[Msg], None] = lambda msg: None
+    keys: Callable[[Msg], None] = lambda msg: None
+    limits: Callable[[Msg], None] = lambda msg: None
 
 
 class NameCheck(Protocol):
@@ -351,8 +355,10 @@ class RouterBus:
         if self._peers:
             await listen(subjects.leased(region), listeners.lease)
         await listen(subjects.controlled(region), listeners.control)
+        await listen(subjects.keyed(region), listeners.keys)
         for origin in (region, *self._peers):
             await listen(subjects.trie(origin), listeners.trie)
+            await listen(subjects.limits(origin), listeners.limits)
         await listen(subjects.siblings(region), listeners.siblings)
         await listen(subjects.snapshot(region, subjects.ANY), listeners.trie_ask)
         await listen(subjects.inbox(region, self.router, subjects.ANY), listeners.answer)
@@ -379,11 +385,13 @@ class RouterBus:
         take: Callable[[str, bytes], None],
         found: Callable[[str, list[str]], None],
         reading_control: Callable[[], Callable[[int, bytes], None]] | None = None,
+        take_keys: Callable[[int, bytes], None] | None = None,
     ) -> None:
         """Pass the last heartbeats to `take`, at the start and at every return of the bus, and
         check the streams every CHECK_S: `found` gets each one's name and its differences.
         `reading_control` is called before the operators' last record is requested, and what it
-        returns gets that record with its number, 0 and nothing if there is none.
+        returns gets that record with its number, 0 and nothing if there is none. `take_keys` gets
+        the last record of API keys likewise.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat, and no peer can adopt its region.
@@ -397,25 +405,37 @@ class RouterBus:
                 while not self._returned.is_set():
                     if reading_control is not None:
                         take_control = reading_control()
-                        if last := await self._last_control():
+                        if last := await self._last(subjects.STREAM_CONTROL, subjects.control):
                             take_control(*last)
+                    last = await self._last(subjects.STREAM_KEYS, subjects.keys)
+                    if take_keys is not None and last is not None:
+                        take_keys(*last)
+                    again_s = streams.CHECK_S if last is not None else KEYS_AGAIN_S
                     for config in wanted:
-                        found(str(config.name), await streams.altered(self.client, config))
+                        found(str(config.name), await self._altered(config))
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(streams.CHECK_S):
+                        async with asyncio.timeout(again_s):
                             await self._returned.wait()
             except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
                 log.warning("streams: %s", error or type(error).__name__)
                 await asyncio.sleep(STREAM_RETRY_S)
 
-    async def _last_control(self) -> tuple[int, bytes] | None:
-        """None: the stream was never made, or may not be read; `streams.altered` reports it."""
-        subject = subjects.control(self.region)
+    async def _altered(self, config: StreamConfig) -> list[str]:
         try:
-            last = await self.client.jsm().get_last_msg(
-                subjects.STREAM_CONTROL, subject, direct=True
-            )
-        except nats.js.errors.NotFoundError:  # nothing was ordered yet
+            return await streams.altered(self.client, config)
+        except (nats.errors.NoRespondersError, TimeoutError):
+            if config.name != subjects.STREAM_KEYS:
+                raise
+            return ["not for this login: nats-server is configured as before an upgrade"]
+
+    async def _last(
+        self, stream: str, subject: Callable[[RegionId], str]
+    ) -> tuple[int, bytes] | None:
+        """The last record. None: the stream was never made, or may not be read; `streams.altered`
+        reports it."""
+        try:
+            last = await self.client.jsm().get_last_msg(stream, subject(self.region), direct=True)
+        except nats.js.errors.NotFoundError:  # nothing was written yet
             return 0, b""
         except (nats.errors.NoRespondersError, TimeoutError):
             return None

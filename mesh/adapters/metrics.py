@@ -16,6 +16,7 @@ from infra.metrics_page import add_process_metrics
 from mesh.adapters.replica_failures import ReplicaFailures
 from mesh.core.model.served_names import model_of
 from mesh.core.router import RouterCore
+from mesh.session.cost import Cost
 from schemas.ids import ModelId
 from schemas.state import Health
 
@@ -137,6 +138,10 @@ class RouterMetrics:
             "mesh_body_bytes",
             "Bytes of requests that are kept or arriving; beyond 512 MiB they are refused.",
         )
+        self.usage_unwritten = gauge(
+            "mesh_usage_unwritten_pages",
+            "Pages of accounts of tokens that the region's stream has not got yet.",
+        )
         self.connections = gauge("mesh_http_connections", "Open connections of clients.")
         self.connections_max = gauge(
             "mesh_http_connections_max", "Most of them; further ones are refused."
@@ -151,10 +156,15 @@ class RouterMetrics:
 
     def _client_metrics(self, counter: Callable[..., Counter]) -> None:
         histogram = partial(Histogram, registry=self.registry)
+        self.limited = counter(
+            "mesh_requests_limited",
+            "Requests refused for a limit of their key or tenant.",
+            ["limit"],
+        )
         self.turned_away = counter(
             "mesh_http_turned_away",
             "Connections and bodies refused before admission, by why: connections, headers_late, "
-            "or the code of the error.",
+            "handshakes (of TLS), plain_http (where TLS is served), or the code of the error.",
             ["why"],
         )
         self.loop_late = histogram(
@@ -212,7 +222,7 @@ class RouterMetrics:
     def _token_metrics(self, counter: Callable[..., Counter]) -> None:
         self.prompt_tokens = counter(
             "mesh_prompt_tokens",
-            "Prompt tokens of finished requests, as their engines counted.",
+            "Prompt tokens of ended requests, as their engines counted, else by estimate.",
             OF_REQUEST,
         )
         self.cached_tokens = counter(
@@ -222,7 +232,12 @@ class RouterMetrics:
         )
         self.output_tokens = counter(
             "mesh_output_tokens",
-            "Output tokens of finished requests, as their engines counted.",
+            "Output tokens of ended requests, as their engines counted, else by estimate.",
+            OF_REQUEST,
+        )
+        self.estimated_tokens = counter(
+            "mesh_estimated_tokens",
+            "Those of prompts and outputs that are estimates: no engine's count came.",
             OF_REQUEST,
         )
 
@@ -287,15 +302,19 @@ class RouterMetrics:
         """A client is sent the first byte of a stream. `served`: local or peer."""
         self._ttft_of(served, *labels).observe(seconds, _exemplar(trace_id))
 
-    def tokens_seen(self, labels: LabelSet, prompt: int, cached: int, output: int) -> None:
-        """What an engine counted for one answer; negative where it did not."""
+    def tokens_seen(self, labels: LabelSet, cost: Cost) -> None:
+        """What one request of a client has cost."""
+        uncached, cached, output, is_prompt_estimated, is_output_estimated = cost
         of_prompt, of_cached, of_output = self._tokens_of(labels)
-        if prompt > 0:
-            of_prompt.inc(prompt)
-        if cached > 0:
+        if uncached or cached:
+            of_prompt.inc(uncached + cached)
+        if cached:
             of_cached.inc(cached)
-        if output > 0:
+        if output:
             of_output.inc(output)
+        if is_prompt_estimated or is_output_estimated:
+            estimate = is_prompt_estimated * cost.prompt + is_output_estimated * output
+            self.estimated_tokens.labels(*labels).inc(estimate)
 
     def token_time_seen(self, labels: LabelSet, seconds: float, trace_id: str | None) -> None:
         """The mean time of one streamed answer's output tokens."""

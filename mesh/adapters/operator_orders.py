@@ -1,19 +1,11 @@
-"""Operators' orders for a region: read, changed and listed over the bus, with the login `admin`.
+"""Operators' orders for a region: read, changed and listed over the bus, with the login `admin`."""
 
-The region's stream holds one record, which each command writes anew. A write names the number of
-the record that it changes, so of two operators who change it at once one reads again and repeats
-its change: neither undoes the other's unseen.
-"""
-
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST
+from mesh.adapters.region_records import RecordsUnavailable, RegionRecords
 from schemas import subjects
 from schemas.control import (
     DRAINED_MAX,
@@ -24,14 +16,11 @@ from schemas.control import (
     nothing_ordered,
 )
 from schemas.ids import RegionId, ReplicaId
-from schemas.wire import WireError
 
-REQUEST_S = 5.0
-TRIES = 10  # against operators who write at the same moment
-
-
-class OrdersUnavailable(Exception):
-    """The stream could not be read or written; the message says what to do."""
+OrdersUnavailable = RecordsUnavailable
+ORDERS = RegionRecords(
+    subjects.STREAM_CONTROL, subjects.control, encode_control, decode_control, nothing_ordered
+)
 
 
 class OrderInvalid(ValueError):
@@ -96,16 +85,7 @@ class NumberedOrders:
 
 async def read_orders(client: Client, region: RegionId) -> NumberedOrders:
     """The orders that hold now. Raises OrdersUnavailable."""
-    manager = client.jsm(timeout=REQUEST_S)
-    try:
-        last = await manager.get_last_msg(
-            subjects.STREAM_CONTROL, subjects.control(region), direct=True
-        )
-        return NumberedOrders(last.seq or 0, decode_control(last.data or b""))
-    except nats.js.errors.NotFoundError:
-        return NumberedOrders(0, nothing_ordered(region))
-    except (nats.errors.Error, nats.js.errors.Error, TimeoutError, WireError) as error:
-        raise _unavailable(region, error) from error
+    return NumberedOrders(*await ORDERS.read(client, region))
 
 
 async def change_orders(
@@ -114,62 +94,10 @@ async def change_orders(
     change: Callable[[RegionControl], RegionControl],
     kept: RegionControl | None = None,
 ) -> NumberedOrders:
-    """Apply the change to the orders that hold, and write them, unless it returns these as they
-    are. `kept`: those that hold where the stream has lost them. Raises OrdersUnavailable."""
-    for _ in range(TRIES):
-        known = await read_orders(client, region)
-        holding = known.orders if kept is None else kept
-        wanted = change(holding)
-        if kept is None and wanted == holding:
-            return known
-        if (seq := await _write(client, wanted, known.seq)) is not None:
-            return NumberedOrders(seq, wanted)
-        kept = None  # who was faster has written it
-    raise OrdersUnavailable(f"{region}: others change its orders all the time; try again")
+    """As `RegionRecords.change`. Raises OrdersUnavailable."""
+    return NumberedOrders(*await ORDERS.change(client, region, change, kept))
 
 
 async def read_history(client: Client, region: RegionId, most: int) -> list[NumberedOrders]:
     """The last records, newest first. Raises OrdersUnavailable."""
-    manager, found = client.jsm(timeout=REQUEST_S), []
-    try:
-        state = (await manager.stream_info(subjects.STREAM_CONTROL)).state
-        first = max(state.first_seq, state.last_seq - most + 1)
-        for seq in range(state.last_seq, first - 1, -1) if state.messages else ():
-            record = await manager.get_msg(subjects.STREAM_CONTROL, seq)
-            found.append(NumberedOrders(seq, decode_control(record.data or b"")))
-    except (nats.errors.Error, nats.js.errors.Error, TimeoutError, WireError) as error:
-        raise _unavailable(region, error) from error
-    return found
-
-
-async def _write(client: Client, orders: RegionControl, after: int) -> int | None:
-    """The number that the record got; None if another one was written after `after`."""
-    region = orders.region
-    try:
-        answer = await client.request(
-            subjects.control(region),
-            encode_control(orders),
-            timeout=REQUEST_S,
-            headers={H_EXPECTED: str(after)},
-        )
-        reply = json.loads(answer.data)
-        error = reply.get("error")
-        if error is None:
-            return int(reply["seq"])
-        if error.get("err_code") in WRONG_LAST:
-            return None
-    except (nats.errors.Error, TimeoutError) as problem:
-        raise _unavailable(region, problem) from problem
-    except (ValueError, KeyError, AttributeError, TypeError) as problem:
-        error = {"description": f"its answer can't be read: {answer.data[:200]!r}"}
-        raise _unavailable(region, error["description"]) from problem
-    raise _unavailable(region, error.get("description"))
-
-
-def _unavailable(region: RegionId, why: object) -> OrdersUnavailable:
-    text = str(why) or type(why).__name__
-    return OrdersUnavailable(
-        f"{region}: the stream {subjects.STREAM_CONTROL} gives no answer ({text}); was "
-        "`mesh infra streams` run, and is its nats-server rendered anew since an upgrade? If its "
-        "disk is or was full: make room there, then restart that nats-server. `mesh doctor` says"
-    )
+    return [NumberedOrders(*one) for one in await ORDERS.history(client, region, most)]

@@ -23,7 +23,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import nats.errors
@@ -35,6 +35,7 @@ from nats.js.api import (
     RePublish,
     RetentionPolicy,
     StorageType,
+    StoreCompression,
     StreamConfig,
 )
 
@@ -45,8 +46,13 @@ from mesh.batch import streams as batch_streams
 from schemas import subjects
 from schemas.control import CONTROL_BYTES_MAX, HISTORY_MAX
 from schemas.ids import RegionId
+from schemas.keys import HISTORY_MAX as KEY_RECORDS_MAX
+from schemas.keys import KEYS_BYTES_MAX
+from schemas.usage import DAYS_KEPT, PAGE_BYTES_MAX
 
 LEASE_BYTES_MAX = 4096
+DAY_S = 86_400.0
+USAGE_BYTES_MAX = 256 * 1024 * 1024  # a quarter of what the server may take on disk
 CHECK_S = 30.0  # between two checks of a router
 REQUEST_S = 5.0
 LEADER_S = 15.0  # that three servers may take to find each other and to vote: 9 s at most
@@ -59,6 +65,8 @@ WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED = 10071, 10164
 WRONG_LAST = (WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED)
 MADE, PUT_RIGHT, AS_IT_SHOULD_BE = "made", "put right", "as it should be"  # what `set_up` did
 _NAME_IN_USE = 10058  # by a stream with other settings
+_INVALID_SETTINGS = 10052  # or, of a stream that is there, what can't be changed
+AGAIN = "try again once its nats-server answers and has room; `mesh up` does so by itself"
 _INFO = "$JS.API.STREAM.INFO."
 # What the server fills in by default; all else must be unset.
 _FILLED_IN: Mapping[str, object] = {
@@ -75,58 +83,94 @@ class StreamsUnusable(Exception):
     """A stream could not be made or repaired; the message says what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do where the server refuses a stream, and where one that is there stays otherwise.
+
+    Only the second may speak of removing: a server that is silent or full has not lost the stream.
+    """
+
+    refused: str
+    altered: str
+
+
+def _kept(**settings: Any) -> StreamConfig:
+    """A stream on disk whose oldest messages go where there are too many."""
+    limits, old = RetentionPolicy.LIMITS, DiscardPolicy.OLD
+    common: dict[str, Any] = {"storage": StorageType.FILE, "retention": limits, "discard": old}
+    return StreamConfig(**common, allow_direct=True, **settings)
+
+
 def heartbeats(region: RegionId) -> StreamConfig:
     """The last heartbeat of every replica. Publishers wait for no acknowledgement."""
-    return StreamConfig(
+    return _kept(
         name=subjects.STREAM_HEARTBEATS,
         description=f"The last heartbeat of every replica of {region}",
         subjects=[subjects.heartbeat(region, subjects.ANY)],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
         max_msgs_per_subject=1,
         no_ack=True,
-        allow_direct=True,
         persist_mode=PersistMode.ASYNC,
     )
 
 
 def lease(region: RegionId) -> StreamConfig:
     """The last write of the region's lease; accepted writes are republished with their number."""
-    return StreamConfig(
+    return _kept(
         name=subjects.STREAM_LEASES,
         description=f"The lease of {region}: which region's routers own its replicas",
         subjects=[subjects.lease(region)],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
         max_msgs_per_subject=1,
         max_msg_size=LEASE_BYTES_MAX,
         republish=RePublish(src=subjects.lease(region), dest=subjects.leased(region)),
-        allow_direct=True,
     )
 
 
 def control(region: RegionId) -> StreamConfig:
     """What operators ordered, and what they had ordered before; republished with its number."""
-    return StreamConfig(
+    return _kept(
         name=subjects.STREAM_CONTROL,
         description=f"What operators ordered in {region}: which replicas are drained, who, why",
         subjects=[subjects.control(region)],
-        storage=StorageType.FILE,
-        retention=RetentionPolicy.LIMITS,
-        discard=DiscardPolicy.OLD,
         max_msgs=HISTORY_MAX,
         max_msg_size=CONTROL_BYTES_MAX,
         republish=RePublish(src=subjects.control(region), dest=subjects.controlled(region)),
-        allow_direct=True,
+    )
+
+
+def keys(region: RegionId) -> StreamConfig:
+    """The API keys that routers take, and the records before; republished with its number."""
+    return replace(
+        control(region),
+        name=subjects.STREAM_KEYS,
+        description=f"The API keys that routers of {region} take, by their SHA-256",
+        subjects=[subjects.keys(region)],
+        max_msgs=KEY_RECORDS_MAX,
+        max_msg_size=KEYS_BYTES_MAX,
+        republish=RePublish(src=subjects.keys(region), dest=subjects.keyed(region)),
+    )
+
+
+def usage(region: RegionId) -> StreamConfig:
+    """Accounts of tokens: the last writing of each page. What is older, or too much, is dropped."""
+    return _kept(
+        name=subjects.STREAM_USAGE,
+        description=f"Tokens that clients of {region} used: each page of accounts as last written",
+        subjects=[subjects.usage(region, subjects.ANY, subjects.ANY, subjects.ANY)],
+        max_msgs_per_subject=1,
+        max_msg_size=PAGE_BYTES_MAX,
+        max_age=DAYS_KEPT * DAY_S,
+        max_bytes=USAGE_BYTES_MAX,
+        compression=StoreCompression.S2,
     )
 
 
 def kept(region: RegionId, *, has_peers: bool, servers: int = 1) -> tuple[StreamConfig, ...]:
     """Those that a region keeps, on each of so many servers; leases only if it has peers."""
     leases = (lease(region),) if has_peers else ()
-    found = (_on_all(heartbeats(region), servers), *leases, control(region))
+    found = (
+        *(_on_all(heartbeats(region), servers), *leases),
+        *(control(region), keys(region), usage(region)),
+    )
     return tuple(replace(config, num_replicas=servers) for config in found)
 
 
@@ -158,25 +202,35 @@ def _plain(name: str, value: object) -> object:
     return None if value in (None, False, 0, -1, "") or value == {} or value == [] else value
 
 
-async def altered(client: Client, wanted: StreamConfig, *, also_text: bool = False) -> list[str]:
-    """What differs in a stream on the server, or that there is none. `also_text`: its description
-    too, and what a stream of the version before lacks.
+async def altered(client: Client, wanted: StreamConfig) -> list[str]:
+    """What differs in a stream on the server, or that there is none.
 
     Raises nats.errors.Error if JetStream does not answer.
     """
+    found = await _settings(client, wanted)
+    if isinstance(found, str):
+        return [found]
+    # Without it the stream of the version before is slower, and no worse.
+    return differences(wanted, {_PERSIST: wanted.persist_mode, **found})
+
+
+async def _settings(client: Client, wanted: StreamConfig) -> Mapping[str, Any] | str:
+    """The stream's, as the server's JSON has them; or why there are none to compare."""
     answer = await client.request(f"{_INFO}{wanted.name}", b"", timeout=REQUEST_S)
     try:
         reply = json.loads(answer.data)
         error = reply.get("error")
-        if error is not None:
-            return [str(error.get("description"))]
-        config = reply["config"]
-        if not also_text:  # without it the stream of the version before is slower, and no worse
-            config.setdefault(_PERSIST, wanted.persist_mode)
-        other = also_text and config.get(_TEXT) != wanted.description
-        return [*differences(wanted, config), *[f"{_TEXT} is {config.get(_TEXT)!r}"] * other]
-    except (ValueError, KeyError, AttributeError):
-        return [f"its settings can't be read: {answer.data[:200]!r}"]
+        return str(error.get("description")) if error is not None else {**reply["config"]}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return f"its settings can't be read: {answer.data[:200]!r}"
+
+
+def _unlike(wanted: StreamConfig, found: Mapping[str, Any] | str) -> list[str]:
+    """What differs, its description and what a stream of the version before lacks included."""
+    if isinstance(found, str):
+        return [found]
+    other = found.get(_TEXT) != wanted.description
+    return [*differences(wanted, found), *[f"{_TEXT} is {found.get(_TEXT)!r}"] * other]
 
 
 async def set_up(
@@ -187,10 +241,8 @@ async def set_up(
     `address`: as the setup user; it may name fewer than the `servers` that the region has. Raises
     infra.bus.BusUnreachable, StreamsUnusable.
     """
-    advice = (
-        "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
-        "run this again"
-    )
+    removing = "remove the stream as the user setup (`nats stream rm {}`) and run this again"
+    advice = Advice(refused=AGAIN, altered=f"if this can't be changed, {removing}")
     wanted = kept(region, has_peers=has_peers, servers=servers)
     return await _set_up_all(address, subjects.INBOX_ROOT, wanted, advice)
 
@@ -199,12 +251,15 @@ async def set_up_batch(
     address: bus.BusAddress, limits: BatchTable, servers: int = 1
 ) -> dict[str, str]:
     """The same for the streams of its batch jobs. `address`: as the user batch-setup."""
-    advice = (
+    refused = (
         "if [batch] of mesh.toml was changed, run `mesh infra nats`, reload nats-server, and run "
-        "this again; to remove the stream (`nats --inbox-prefix "
-        f"{subjects.INBOX_BATCH_SETUP} stream rm {{}}`, as the user batch-setup) loses what it "
-        "holds"
+        "this again"
     )
+    removing = (
+        f"to remove the stream (`nats --inbox-prefix {subjects.INBOX_BATCH_SETUP} stream rm {{}}`, "
+        "as the user batch-setup) loses what it holds"
+    )
+    advice = Advice(refused, f"{refused}; {removing}")
     wanted = batch_streams.kept(limits, servers)
     return await _set_up_all(address, subjects.INBOX_BATCH_SETUP, wanted, advice)
 
@@ -229,7 +284,7 @@ async def set_up_region(
 
 
 async def _set_up_all(
-    address: bus.BusAddress, inbox: str, wanted: Sequence[StreamConfig], advice: str
+    address: bus.BusAddress, inbox: str, wanted: Sequence[StreamConfig], advice: Advice
 ) -> dict[str, str]:
     client = await bus.connect(address, name="mesh setup", inbox_prefix=inbox)
     try:
@@ -259,19 +314,20 @@ async def _until_led(client: Client, first: StreamConfig) -> bool:
     return False
 
 
-async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
+async def _set_up(client: Client, config: StreamConfig, advice: Advice) -> str:
     stream = client.jetstream(timeout=REQUEST_S)
-    done = AS_IT_SHOULD_BE
+    done, what_now = AS_IT_SHOULD_BE, AGAIN
+    found: Mapping[str, Any] | str = ""
     try:
-        found = await altered(client, config, also_text=True)
+        found = await _settings(client, config)
         try:
-            if found:
+            if _unlike(config, found):
                 await stream.add_stream(config)
                 done = MADE
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
-            is_fixed = any(difference.startswith((_PERSIST, _STORAGE)) for difference in found)
+            is_fixed = any(one.startswith((_PERSIST, _STORAGE)) for one in _unlike(config, found))
             if config.name == subjects.STREAM_HEARTBEATS and is_fixed:
                 # The server does not change that. What such a stream holds is sent again anyway.
                 await stream.delete_stream(str(config.name))
@@ -279,10 +335,15 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
             else:
                 await stream.update_stream(config)
             done = PUT_RIGHT
-        left = await altered(client, config, also_text=True)
+        found = await _settings(client, config)
+        left, is_other = _unlike(config, found), not isinstance(found, str)
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
-        left = [str(error) or type(error).__name__]
+        left, is_other = [str(error) or type(error).__name__], False
+        if isinstance(error, nats.js.errors.APIError):
+            is_other = error.err_code == _INVALID_SETTINGS and not isinstance(found, str)
+            is_passing = isinstance(error, nats.js.errors.ServiceUnavailableError)
+            what_now = AGAIN if is_passing else advice.refused
     if left:
-        problem = f"stream {config.name}: {', '.join(left)}"
-        raise StreamsUnusable(f"{problem}; {advice.format(config.name)}")
+        what_now = advice.altered.format(config.name) if is_other else what_now
+        raise StreamsUnusable(f"stream {config.name}: {', '.join(left)}; {what_now}")
     return done

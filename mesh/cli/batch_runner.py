@@ -78,6 +78,7 @@ def command(
     nats_url: str | None,
     nats_user: str | None,
     nats_password: str | None,
+    bus_ca: str | None,
     prefix_key: str | None,
     batch_credentials: Path | None,
     metrics: str | None,
@@ -107,7 +108,7 @@ def command(
         region=home,
         router=RouterId(name),
         peers=topology.asked_by(home),
-        bus=BusAddress(nats_url or own.bus_url, nats_user, nats_password),
+        bus=BusAddress(nats_url or own.bus_url, nats_user, nats_password, bus_ca),
         store=_store_address(own, batch_credentials, nats_url),
         limits=topology.batch,
         settings=OfflineSettings(
@@ -118,6 +119,7 @@ def command(
         seed=random.SystemRandom().getrandbits(64),
         metrics=None if metrics is None else _page(metrics),
         models=model_rules(topology),
+        tenants=topology.tenants,
     )
     collect_seldom()
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from infra.bus import BusAddress
+from infra.bus import BUS_CA, BusAddress
 from infra.credentials_file import read_environment
 from infra.topology import DEFAULT_FILE
 from infra.workers import WORKERS_MAX
@@ -35,12 +35,20 @@ ROUTING_OPTIONS = (
     checked_option(RoutingTable, "hold_order"),
 )
 
+BUS_CA_OPTION = click.option(
+    "--bus-ca",
+    envvar=BUS_CA,
+    metavar="BASE64",
+    help="Who may vouch for the nats-server, as rendered with --tls: with it the connection is "
+    f"encrypted.  [env {BUS_CA}]",
+)
 NATS_OPTIONS = (
     click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]"),
     click.option("--nats-user", envvar="NATS_USER", help="The user there.  [env NATS_USER]"),
     click.option(
         "--nats-password", envvar="NATS_PASSWORD", help="Its password; best in env NATS_PASSWORD."
     ),
+    BUS_CA_OPTION,
 )
 
 
@@ -48,8 +56,7 @@ def batch_login(url: str, credentials: Path) -> BusAddress:
     """The store of files and batch jobs, with the login in `--batch-credentials`. Raises
     Unusable."""
     try:
-        login = read_environment(credentials)
-        return BusAddress(url, login["NATS_USER"], login["NATS_PASSWORD"])
+        return BusAddress.of_credentials(read_environment(credentials), url)
     except (OSError, ValueError) as error:
         raise Unusable(f"--batch-credentials: {credentials}: {error}") from error
     except KeyError as error:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from infra.auth_table import OPEN, open_regions
 from infra.topology import TopologyError
 from mesh.runtime.mesh_file import load_mesh
 from schemas.problems import counted
@@ -23,7 +24,7 @@ def check(file: Path) -> None:
     """Name every mistake in FILE with its line and what is right instead.
 
     Each is a line FILE:LINE:COLUMN: KEY: what to do, on stderr; exit code 1. All commands that read
-    a mesh.toml refuse it with the same lines.
+    a mesh.toml refuse it with the same lines. Warnings are no mistakes.
     """
     try:
         mesh = load_mesh(file)
@@ -33,6 +34,8 @@ def check(file: Path) -> None:
             click.echo(line, err=True)
         click.echo(counted(len(lines), "mistake"), err=True)
         sys.exit(EXIT_MISTAKES)
+    for region, where in open_regions(mesh.auth, mesh.regions):
+        click.echo(f"{file}: warning: http of {region} ({where}): {OPEN}", err=True)
     replicas = sum(len(region.replicas) for region in mesh.regions.values())
     parts = (
         counted(len(mesh.regions), "region"),

@@ -17,6 +17,7 @@ from mesh.cli.unusable import Unusable
 from mesh.console.config import ConsoleConfig, KeyUnusable, read_admin_key
 from mesh.console.server import Console
 from mesh.doctor.connectivity import Logins
+from mesh.http.tls import ServerTls
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.reload import LiveConfig
 from mesh.runtime.router import PortTaken
@@ -108,13 +109,20 @@ async def serving(live: LiveConfig, console: ConsoleConfig | None) -> AsyncItera
         yield
         return
     config = live.config
-    served = Console(replace(console, settings=lambda: live.config.settings))
+
+    def certificate() -> ServerTls:
+        assert live.config.tls is not None, "it neither comes nor goes without a restart"
+        return live.config.tls
+
+    tls = None if config.tls is None else certificate
+    served = Console(replace(console, settings=lambda: live.config.settings, tls=tls))
     try:
         await served.open()
     except OSError as error:
         raise PortTaken.at(console.address, "console", config, error) from error
     try:
-        click.echo(f"console of {config.region}/{config.router}: http://{console.address}/")
+        scheme = "https" if tls else "http"
+        click.echo(f"console of {config.region}/{config.router}: {scheme}://{console.address}/")
         yield
     finally:
         await served.close()
@@ -141,7 +149,7 @@ def _logins(
         try:
             values = read_environment(Path(file))
             url = config.bus.url if region == config.region else values["NATS_URL"]
-            found[region] = BusAddress(url, values["NATS_USER"], values["NATS_PASSWORD"])
+            found[region] = BusAddress.of_credentials(values, url)
         except KeyError as error:
             raise Unusable(f"--{option}: {file}: no {error.args[0]}; render it again") from error
         except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,12 @@ def changes(region: str | None, config: Path | None, credentials: Path, last: in
     if not lines:
         click.echo("nothing was changed")
         return
-    rows = [HEADER, *lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    echo_table([HEADER, *lines])
+
+
+def echo_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print the rows, the first of which is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)
         click.echo("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
@@ -249,6 +253,11 @@ def _run(
         raise Unusable(str(error)) from error
 
 
+def user() -> str:
+    """Whose command it is, as it may be printed."""
+    return printable(f"{_user()}@{socket.gethostname()}")
+
+
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -258,9 +267,8 @@ def _user() -> str:
 
 def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:
     """The orders as this user gives them now."""
-    by = printable(f"{_user()}@{socket.gethostname()}")
     return operator_orders.signed(
-        orders, command, by=by, reason=printable(reason), at_unix_s=time.time()
+        orders, command, by=user(), reason=printable(reason), at_unix_s=time.time()
     )
 
 

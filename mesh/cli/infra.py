@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from infra import topology
+from infra import certificates, topology
 from infra.bus import BusUnreachable
 from infra.nats import bundle, server
 from infra.nats.bundle import PasswordsUnreadable
@@ -16,6 +16,13 @@ from mesh.cli.unusable import Unusable
 from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.runtime.mesh_file import load_mesh
 from schemas.ids import RegionId
+
+UNUSABLE = (
+    topology.TopologyError,
+    PasswordsUnreadable,
+    certificates.CertificatesUnusable,
+    server.ServerUnusable,
+)
 
 
 @click.group()
@@ -38,22 +45,61 @@ def command() -> None:
 )
 @click.option("--rotate", is_flag=True, help="Replace every password.")
 @click.option(
+    "--keep-old",
+    is_flag=True,
+    help="With --rotate: the old logins are taken too, until a rendering with --drop-old.",
+)
+@click.option("--drop-old", is_flag=True, help="Take logins of before --rotate no more.")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Encrypt all connections of the bus, with certificates of the authority in OUT, which is "
+    "made if there is none. Where OUT has one, this holds without being said.",
+)
+@click.option("--new-certificates", is_flag=True, help="Replace every certificate.")
+@click.option(
+    "--change-authority",
+    is_flag=True,
+    help="Take the next of three steps from the authority in OUT to a new one.",
+)
+@click.option(
     "--nats-server",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The server that checks the result. Default: the one on PATH, or the packaged one.",
 )
 def nats(
-    config: Path, out: Path, state_dir: Path | None, rotate: bool, nats_server: Path | None
+    config: Path,
+    out: Path,
+    state_dir: Path | None,
+    rotate: bool,
+    keep_old: bool,
+    drop_old: bool,
+    tls: bool,
+    new_certificates: bool,
+    change_authority: bool,
+    nats_server: Path | None,
 ) -> None:
     """Write a nats-server configuration and credentials for every region."""
     try:
         binary = server.find(nats_server)
         mesh = load_mesh(config)
-        written = bundle.write(mesh, out, state_directory=state_dir, rotate=rotate)
+        if change_authority:
+            step = certificates.change_authority(out, mesh.mesh.name)
+            click.echo(f"change of authority, step {step}")
+        written = bundle.write(
+            mesh,
+            out,
+            state_directory=state_dir,
+            rotate=rotate,
+            keep_old=keep_old,
+            drop_old=drop_old,
+            new_certificates=new_certificates,
+            tls=tls or (out / certificates.CA).exists(),
+        )
         for files in written.values():
             for file in files.configs:
                 server.check_config(binary, file)
-    except (topology.TopologyError, PasswordsUnreadable, server.ServerUnusable) as error:
+    except UNUSABLE as error:
         raise Unusable(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"can't write below {out}: {error}") from error

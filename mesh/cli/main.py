@@ -24,6 +24,8 @@ main = click.version_option(package_name="inference-mesh")(
             "cordon": ("mesh.cli.drain:cordon", "The same without waiting."),
             "undrain": ("mesh.cli.drain:undrain", "Let replicas take work again."),
             "changes": ("mesh.cli.drain:changes", "List what operators changed, and why."),
+            "keys": ("mesh.cli.keys", "Make, list, rotate and revoke API keys."),
+            "usage": ("mesh.cli.usage", "Sum up tokens by key, tenant, model and region."),
             "routing": ("mesh.cli.routing", "Choose how running routers place requests."),
             "replay": ("mesh.cli.replay", "Play a recorded trace against running endpoints."),
             "sim": ("mesh.cli.sim", "Compare policies in a simulated mesh."),

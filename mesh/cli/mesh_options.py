@@ -1,19 +1,25 @@
 """Which running mesh a command asks: the options --config and --credentials, and what they name."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+from nats.aio.client import Client
 
-from infra import topology
+from infra import bus, topology
 from infra.topology import Topology, TopologyError
+from mesh.adapters.region_records import RecordsUnavailable
 from mesh.cli.unusable import Unusable
 from mesh.demo.state_directory import DEFAULT_STATE, RunningMesh, read_running_mesh
 from mesh.doctor.connectivity import Logins, NoCredentials, read_logins
 from mesh.runtime.mesh_file import load_mesh
+from schemas import subjects
 from schemas.ids import RegionId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,36 @@ def find_mesh(config: Path | None, credentials: Path) -> KnownMesh:
     except TopologyError as error:
         raise Unusable(str(error)) from error
     return KnownMesh(file, fitted, credentials, running)
+
+
+def in_regions(
+    mesh: KnownMesh,
+    user: str,
+    regions: Iterable[RegionId],
+    work: Callable[[Client, RegionId], Coroutine[Any, Any, T]],
+) -> tuple[dict[RegionId, T], dict[RegionId, str]]:
+    """Do the work as that user of each region, all at once: what came of it, and why not. Raises
+    Unusable where there are no credentials at all."""
+    logins, done, unreached = mesh.logins(), dict[RegionId, T](), dict[RegionId, str]()
+
+    async def one(region: RegionId) -> None:
+        login = getattr(logins.get(region), user, None)
+        if login is None:
+            unreached[region] = f"no {region}/credentials/{user}.env below {mesh.credentials}"
+            return
+        try:
+            client = await bus.connect(login, name=f"mesh {user}", inbox_prefix=subjects.INBOX_ROOT)
+            try:
+                done[region] = await work(client, region)
+            finally:
+                await bus.close(client)
+        except (bus.BusUnreachable, RecordsUnavailable) as error:
+            unreached[region] = str(error)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*map(one, regions))
+
+    asyncio.run(all_at_once())
+    order = [*mesh.topology.regions]
+    found = {region: done[region] for region in order if region in done}
+    return found, {region: unreached[region] for region in order if region in unreached}

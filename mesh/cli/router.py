@@ -46,7 +46,7 @@ from mesh.runtime.reload import ConfigRefused, LiveConfig
 from mesh.runtime.router import PortTaken, Router, run
 from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
 from schemas.ids import RouterId
-from schemas.settings import HoldOrder, RoutingTable
+from schemas.settings import RoutingTable
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 @click.option("--router", default="r1", show_default=True, help="This router's name in the region.")
 @click.option(
     "--config",
-    "config_file",
+    "file",
     type=click.Path(path_type=Path),
     default=DEFAULT_FILE,
     help="mesh.toml; the packaged three-region one if absent.",
@@ -168,66 +168,35 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     help="The same for a whole request, in seconds.  [env MESH_TRACE_SLOW_S]",
 )
 @log_level_option("DEBUG logs every placement.")
-def command(
-    region: str,
-    router: str,
-    config_file: Path,
-    http: str | None,
-    workers: int | None,
-    metrics: str | None,
-    nats_url: str | None,
-    nats_user: str | None,
-    nats_password: str | None,
-    prefix_key: str | None,
-    batch_credentials: Path | None,
-    policy: str | None,
-    pushing: str | None,
-    hold_order: HoldOrder | None,
-    sse_keep_alive_s: float,
-    drain_s: float,
-    record: Path | None,
-    record_bytes_max: int,
-    access_log: str,
-    requests_kept: int,
-    log_level: str,
-    trace_slow_ttft_s: float,
-    trace_slow_s: float,
-    **limits: Any,
-) -> None:
+def command(**given: Any) -> None:
     """Run one region's router.
 
     After SIGTERM or Ctrl-C it accepts no request, finishes the open ones and ends; after a second
     one it ends at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
     """
-    logging.basicConfig(level=log_level, format=LOG_FORMAT)
-    consoles = {name: limits.pop(name) for name in CONSOLE_NAMES}
+    logging.basicConfig(level=given.pop("log_level"), format=LOG_FORMAT)
+    consoles = {name: given.pop(name) for name in CONSOLE_NAMES}
+    routing = {name: given.pop(name) for name in ("policy", "pushing", "hold_order")}
+    limits = {name: given.pop(name) for name in ("hold_max", "hold_s_max", "request_s_max")}
+    record, record_bytes_max = given.pop("record"), given.pop("record_bytes_max")
+    others = {
+        "sse_keep_alive_s": given.pop("sse_keep_alive_s"),
+        "drain_s": given.pop("drain_s"),
+        "record": RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        "access_log": AccessLogFormat(given.pop("access_log")),
+        "requests_kept": given.pop("requests_kept"),
+        "slow": SlowLimits(given.pop("trace_slow_ttft_s"), given.pop("trace_slow_s")),
+        "connections_max": connections_max(raise_limit()),
+    }
     options = RouterOptions(
-        file=config_file,
-        region=region,
-        router=router,
-        http=http,
-        workers=workers,
-        metrics=metrics,
         console=consoles["console"],
-        nats_url=nats_url,
-        nats_user=nats_user,
-        nats_password=nats_password,
-        prefix_key=prefix_key,
-        batch_credentials=batch_credentials,
-        routing=RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order),
+        routing=RoutingTable(**routing),
         limits={name: limit for name, limit in limits.items() if limit is not None},
-        others={
-            "sse_keep_alive_s": sse_keep_alive_s,
-            "drain_s": drain_s,
-            "record": RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
-            "access_log": AccessLogFormat(access_log),
-            "requests_kept": requests_kept,
-            "slow": SlowLimits(trace_slow_ttft_s, trace_slow_s),
-            "connections_max": connections_max(raise_limit()),
-        },
+        others=others,
+        **given,
     )
     config = _first_read(options)
-    console = console_config(config, load_mesh(config_file), consoles)
+    console = console_config(config, load_mesh(options.file), consoles)
     sys.exit(_run(config, lambda: read_config(options), console))
 
 
@@ -327,9 +296,8 @@ async def _serve_until_stopped(
         reporter.report_stopping()
 
     def on_ready(router: Router) -> None:
-        endpoint = Address(config.http_host, config.http_port)
         page = f", its metrics http://{config.metrics}/metrics" if config.metrics else ""
-        click.echo(f"router {config.region}/{config.router} serves http://{endpoint}/v1{page}")
+        click.echo(f"router {config.region}/{config.router} serves {config.url}/v1{page}")
         reporter.report_ready()
         reporting.append(asyncio.create_task(reporter.keep_reporting(router.status)))
         again = reloads.Reloads(lambda: _reload(live, router), reporter)

@@ -14,6 +14,7 @@ from infra.workers import crowd_problems, page_problems
 from mesh.cli.choices import batch_login
 from mesh.cli.unusable import Unusable
 from mesh.core.model.settings import RouterSettings
+from mesh.http.tls import ServerTls, TlsUnusable, read_tls
 from mesh.runtime.config import BatchAccess, RouterConfig, region_entries, router_settings
 from mesh.runtime.mesh_file import load_mesh
 from mesh.runtime.reload import ConfigRefused
@@ -42,6 +43,7 @@ class RouterOptions:
     nats_url: str | None
     nats_user: str | None
     nats_password: str | None
+    bus_ca: str | None
     prefix_key: str | None
     batch_credentials: Path | None
     routing: RoutingTable
@@ -74,23 +76,29 @@ def read_config(options: RouterOptions) -> RouterConfig:
             metrics=page and page.listen,
             console=None if options.console else own.console,
             workers=own.workers if options.workers is None else options.workers,
+            tls=_tls(own, options.file),
             cors_origins=own.cors_origins,
             routes=own.routes,
             by_option=frozenset(name for name in given if getattr(options, name)),
             bus=BusAddress(
-                options.nats_url or own.bus_url, options.nats_user, options.nats_password
+                options.nats_url or own.bus_url,
+                options.nats_user,
+                options.nats_password,
+                options.bus_ca,
             ),
             bus_servers=len(own.servers),
             settings=_settings(topology, options),
             hash_key=options.prefix_key or topology.mesh.name,
             entries=region_entries(topology),
             keys=topology.keys,
+            tenants=topology.tenants,
+            auth=topology.auth,
             batch=_batch_access(topology, own, options),
             epoch=0,
             seed=0,
             **options.others,
         )
-    except (TopologyError, Unusable) as error:
+    except (TopologyError, TlsUnusable, Unusable) as error:
         raise ConfigRefused(str(error)) from error
     _check_workers(own, config)
     return config
@@ -107,6 +115,16 @@ def _own_table(topology: Topology, options: RouterOptions) -> RegionTable:
         there = ", ".join(own.routers)
         raise ConfigRefused(f"no router {router!r} in [regions.{region}]; there are {there}")
     return own
+
+
+def _tls(own: RegionTable, file: Path) -> ServerTls | None:
+    if own.tls is None:
+        return None
+    ca = own.tls.client_ca
+    folder = file.parent
+    return read_tls(
+        folder / own.tls.cert, folder / own.tls.key, None if ca is None else folder / ca
+    )
 
 
 def _check_workers(own: RegionTable, config: RouterConfig) -> None:

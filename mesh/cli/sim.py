@@ -57,8 +57,6 @@ def command(ctx: click.Context, /, recording: Path | None, **options: object) ->
       between = ["us", "eu"]
       rtt_ms = 80
 
-    CSV (us,eu,80) and JSON ({"us-eu": 80}) are read too, and deprecated.
-
     Exit code 0: everything was played; 1: every request of every run failed, the results can't be
     written, or a replay without changed options found a difference; 2: bad input,
     nothing was played; 130: interrupted, the runs that were complete are given.

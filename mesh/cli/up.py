@@ -22,6 +22,7 @@ from agents.config import (
     engine_key,
 )
 from agents.sim.profiles import PROFILES
+from infra.bus import BUS_CA
 from infra.nats.bundle import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.process import raise_limit
@@ -93,6 +94,14 @@ def _given_engines(
     return tuple(map(given_engine, values))
 
 
+# Variables of rendered files of credentials, which a shell may have of another mesh. A process has
+# its own as a file, and would heed these before it.
+OWN_SECRETS = (
+    *("NATS_URL", "NATS_USER", "NATS_PASSWORD", BUS_CA, "MESH_REGION", "MESH_PREFIX_KEY"),
+    *("MESH_BATCH_CREDENTIALS", "MESH_ENGINE_KEY_FILE"),
+)
+
+
 @click.command()
 @config_option("The mesh.toml to run; without it us, eu and ap on 127.0.0.1:8101 to 8103.")
 @click.option(
@@ -141,6 +150,12 @@ def _given_engines(
     callback=lambda ctx, param, value: value and int(value),
     help="nats-servers of every region, instead of those in the configuration; 3 are a cluster.",
 )
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Encrypt everything: routers serve https, and the bus has TLS, with certificates of an "
+    "authority that is made for it.",
+)
 @workers_option("Processes of every router, instead of those in the configuration.")
 @with_options(ROUTING_OPTIONS)
 @log_level_option("What routers write to their logs; INFO has every placement.")
@@ -186,6 +201,8 @@ def command(
         engine_kind=GivenEngineKind(engine_kind),
         **others,
     )
+    for name in OWN_SECRETS:
+        os.environ.pop(name, None)
     raise_limit()  # also that of all that it starts
     try:
         uvloop.run(run(options, Console()))

@@ -8,6 +8,7 @@ from infra.address import Address
 from infra.topology import Topology
 from mesh.core.model.settings import RouterSettings
 from mesh.doctor.connectivity import Logins
+from mesh.http.tls import ServerTls
 from schemas.ids import RegionId, RouterId
 
 KEY_CHARS_MIN, KEY_CHARS_MAX = 16, 256
@@ -20,7 +21,8 @@ class KeyUnusable(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
     """`logins`: the observers of the regions that are watched, and the admins of those that may be
-    changed. Without `admin_key` nothing may. `settings`: of its own router, as configured now."""
+    changed. Without `admin_key` nothing may. `settings`: of its own router, as configured now;
+    `tls`: the same of its certificate, where it serves https."""
 
     address: Address
     topology: Topology
@@ -29,6 +31,7 @@ class ConsoleConfig:
     settings: Callable[[], RouterSettings]
     logins: Mapping[RegionId, Logins]
     admin_key: str | None = None
+    tls: Callable[[], ServerTls] | None = None
 
 
 def read_admin_key(path: Path) -> str:

@@ -7,6 +7,7 @@ and there are no cookies, and a name that another site's DNS points here is refu
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from importlib import resources
 from math import ceil
@@ -17,15 +18,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from infra.bus import BusUnreachable
+from infra.process import end_all
 from mesh.adapters.operator_orders import OrderInvalid, OrdersUnavailable
 from mesh.console.admin_key import AdminKey, KeyRefused
 from mesh.console.config import ConsoleConfig
-from mesh.console.connections import Connections
+from mesh.console.connections import Connections, TurnedAway
 from mesh.console.frames import shown_orders
 from mesh.console.orders import OrderRefused, Orders, OrdersBusy, read_order
 from mesh.console.request_page import shown_request
 from mesh.console.viewing import Viewing
 from mesh.explain.text import printable
+from mesh.http.tls import TlsListener
 from schemas.explain import ID_CHARS_MAX
 from schemas.ids import RegionId, ReplicaId
 
@@ -69,7 +72,7 @@ class Console:
         self._open = 0
         self._lookups = 0
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._connections: Connections
 
     @property
@@ -101,18 +104,25 @@ class Console:
         served = self._runner.server
         assert served is not None
         self._connections = Connections(served)
-        where = self._config.address.listen
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connections.accept, *where
-            )
+            self._server = await self._listen()
         except OSError:
             await self._runner.cleanup()
             raise
 
+    async def _listen(self) -> asyncio.Server | TlsListener:
+        where, accept = self._config.address.listen, self._connections.accept
+        if (tls := self._config.tls) is None:
+            return await asyncio.get_running_loop().create_server(accept, *where)
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        plug = socket.create_server(where, family=family)
+        return TlsListener(plug, tls, connected=accept, plain=TurnedAway, failed=lambda: None)
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
+        if isinstance(self._server, TlsListener):
+            await end_all(self._server.handshakes)
         if self._runner is not None:
             await self._runner.cleanup()
         await self._viewing.close()

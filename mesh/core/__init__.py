@@ -27,7 +27,8 @@ The host's duties:
    is sent its first byte. Reports of an earlier attempt may come late; they are ignored.
 5. `ClientGone` if the client hangs up first. Each request ends once: by `AnswerEnded` or
    `ClientGone` from the host, or by `Fail` or `PassEngineError` from here. A peer's request ends
-   when it is dispatched or refused (`RefusePeer`).
+   when it is dispatched or refused (`RefusePeer`). After the end of one whose engine counted no
+   tokens the host tells its estimate (`CostEstimated`).
 6. Heartbeats, digests, round trips, prefix deltas and lease writes are reported as they arrive,
    after their senders and sizes were checked; `BusLost` and `BusReturned` when the router's own bus
    connection changes.

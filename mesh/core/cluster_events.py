@@ -205,7 +205,8 @@ def _as_known_here(state: RouterState, beat: Heartbeat) -> Heartbeat | None:
 
 def on_digest(state: RouterState, event: ev.DigestSeen, now: float) -> None:
     digest = digest_by_name(event.digest) if event.digest.models_by_path else event.digest
-    state.peers.see(digest, now)
+    if state.peers.see(digest, now):
+        state.emit(fx.RequestAgain(digest.region))
     state.ownership.digest_seen(digest, now)
     state.models.see(digest.models, now)
     if state.held.group_of:

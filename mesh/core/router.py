@@ -24,6 +24,7 @@ from mesh.core.lifecycle import (
     continued_streams,
     ends,
     failed_attempts,
+    fair_turns,
     forwarded,
     model_choice,
     queue_scheduler,
@@ -136,7 +137,7 @@ def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> Non
         attempts.decided(state, request, forbidden)
         ends.fail(state, record, now, Fault.RESIDENCY, forbidden.reason)
     else:
-        if state.held.group_of or state.replicas.bus.lost_at is not None:
+        if state.held.group_of or state.shares or state.replicas.bus.lost_at is not None:
             place = queue_scheduler.place_new(state, request, now)
         else:
             place = state.placer.place(request, (), now)
@@ -151,6 +152,8 @@ def _on_forwarded(state: RouterState, request: Request, now: float) -> None:
     if isinstance(place, Refusal):
         ends.refuse(state, request, place, now)
     elif place.target is not None:
+        if state.shares:
+            fair_turns.placed(state, request, place, now)
         queue_scheduler.begin_foreign(state, RequestRecord(request), place, now)
     else:
         state.inflight[request.key] = record = RequestRecord(request)
@@ -191,8 +194,9 @@ def _on_client_gone(state: RouterState, event: ev.ClientGone, now: float) -> Non
 def _current(state: RouterState, key: int, attempt: int) -> RequestRecord | None:
     """The request, if that attempt is under way."""
     record = state.inflight.get(key)
-    is_current = record is not None and record.attempt == attempt and record.is_under_way
-    return record if is_current else None
+    if record is None or record.attempt != attempt or not record.is_under_way:
+        return None
+    return record
 
 
 def _on_placed_by_peer(state: RouterState, event: ev.PlacedByPeer, now: float) -> None:
@@ -276,6 +280,9 @@ def _on_settings(state: RouterState, event: ev.SettingsChanged, now: float) -> N
     state.replicas.follow(settings)
     state.placer.follow(settings)
     state.held.model_max = state.targets.hold_max
+    state.weights = dict(settings.tenant_weights)
+    for shares in state.shares.values():
+        shares.weigh(state.weights)
     if settings.hold_order is not before.hold_order:
         state.held.reorder(make_order(settings.hold_order, state.placer.hit_ratio))
     queue_scheduler.place_waiting(state, now)
@@ -319,8 +326,11 @@ def _check(state: RouterState, record: RequestRecord, now: float) -> None:
         if timeouts.is_left_waiting(state, record, now):  # another router there may place it
             failed_attempts.refused(state, record, now)
         else:
+            fell_silent = record.peer is not None and not record.waits_at_peer
             in_prefill = record.is_prefilling
-            failed_attempts.failed(state, record, lost, now, in_prefill=in_prefill)
+            failed_attempts.failed(
+                state, record, lost, now, in_prefill=in_prefill, unanswered=fell_silent
+            )
     elif record.is_prefilling:
         attempts.tell_held_if_due(state, record.request, now)
 
@@ -335,6 +345,7 @@ def _hold_expired(state: RouterState, record: RequestRecord, now: float) -> None
 HANDLERS: Mapping[type, Handler] = {
     ev.RequestArrived: _on_request,
     ev.ClientGone: _on_client_gone,
+    ev.CostEstimated: lambda state, event, now: fair_turns.estimated(state, event),
     ev.HeartbeatSeen: cluster_events.on_heartbeat,
     ev.DigestSeen: cluster_events.on_digest,
     ev.RttMeasured: cluster_events.on_round_trip,

@@ -24,9 +24,11 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
 from mesh.core.policies import PolicyMakers
 from mesh.core.policies.base import Destination
+from mesh.core.requests.fair_shares import FairShares
 from mesh.core.requests.hold_queue import HoldQueue, Need, Turn, make_order
 from mesh.core.requests.record import RequestRecord
 from mesh.core.requests.retry_after import RetryAfter
+from mesh.core.requests.retry_budget import RetryBudget
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, RouterId
@@ -78,6 +80,7 @@ class RouterState:
         turns = make_order(settings.hold_order, self.placer.hit_ratio)
         self.held = HoldQueue(settings.hold_max, turns, self.targets.hold_max)
         self.told_held_at: dict[int, float] = {}
+        self.retries = RetryBudget()
         # Trying held requests: those for which a place was available when last tried; when that
         # was; what replicas and peers had reported when last compared, and whether it has changed.
         self.choosy: dict[int, Need] = {}
@@ -91,6 +94,9 @@ class RouterState:
         self.uncached: dict[int, tuple[float, float]] = {}
         self.newcomer: tuple[int, float] = NO_KEY, 0.0
         self.s_per_token: dict[ModelId, float] = {}
+        # What tenants were given, by work, where several have requests; weights that are not 1.
+        self.shares: dict[ModelId, FairShares] = {}
+        self.weights: Mapping[str, float] = dict(settings.tenant_weights)
         # How fast queues move, by work, and who was told to retry; attempts begun, held before or
         # not; held needs that no replica serves now; when none served a held need last.
         self.paces: dict[ModelId, ReleasePace] = {}

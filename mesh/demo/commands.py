@@ -7,15 +7,13 @@ from pathlib import Path
 
 import orjson
 
-from agents.config import ENGINE_KEY
 from infra.address import Address
-from infra.credentials_file import read_environment
 from infra.nats.bundle import RegionFiles
 from infra.nats.region_config import ADMIN, BATCH, OBSERVER
 from infra.topology import Topology
 from infra.workers import worker_page
 from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
-from mesh.demo.state_directory import StateDirectory
+from mesh.demo.state_directory import StateDirectory, write_atomically
 from mesh.supervisor.program import (
     AllReady,
     FileWritten,
@@ -32,9 +30,12 @@ AGENT_DRAIN_S = 3.0
 RUNNER_DRAIN_S = 2.0  # what a replica has of a job is computed again after the next start
 # What the Python programs of a mesh import.
 PRELOADED = (
+    "agents.cli",
     "agents.runtime.command",
     "agents.simserver.command",
+    "agents.simserver.serving",  # which the command imports when it runs
     "mesh.cli.batch_runner",
+    "mesh.cli.main",
     "mesh.cli.router",
 )
 
@@ -59,6 +60,7 @@ class Commands:
                 kind=ProgramKind.NATS,
                 region=region,
                 command=(str(self.nats_server), "-c", str(config)),
+                folder=config.parent,
                 ready=speaks_nats(server.nats),
             )
             for server, config in zip(servers, configs, strict=True)
@@ -91,9 +93,9 @@ class Commands:
         }
         if BATCH in (credentials := self.files[RegionId(region)].credentials):
             arguments["--batch-credentials"] = str(credentials[BATCH])
-        addresses = [http]
+        probes = [http_ready(http, tls=self.topology.region(region).tls is not None)]
         if metrics is not None:
-            addresses += [worker_page(metrics, number) for number in range(workers)]
+            probes += [http_ready(worker_page(metrics, number)) for number in range(workers)]
             arguments |= {"--workers": str(workers), "--metrics": str(metrics)}
         words = [word for name, value in arguments.items() if value for word in (name, value)]
         if console is not None:
@@ -103,9 +105,8 @@ class Commands:
             kind=ProgramKind.ROUTER,
             region=region,
             preloaded=True,
-            command=_python("mesh.cli.main", "router", *words),
-            ready=AllReady(tuple(map(http_ready, addresses))),
-            environment=self._as_user(region, "router"),
+            command=_python("mesh.cli.main", "router", *self._as_user(region, "router"), *words),
+            ready=AllReady(tuple(probes)),
         )
 
     def _console(self, address: Address) -> Iterator[str]:
@@ -127,6 +128,7 @@ class Commands:
             command=_python(
                 "mesh.cli.main",
                 "batch-runner",
+                *self._as_user(region, "router"),
                 "--region",
                 region,
                 "--name",
@@ -143,7 +145,6 @@ class Commands:
                 self.options.log_level,
             ),
             ready=http_ready(metrics),
-            environment=self._as_user(region, "router"),
         )
 
     def engine(self, region: str, replica: str, *, port: int = 0) -> Program:
@@ -180,7 +181,10 @@ class Commands:
         words += [] if profile is None else ["--profile", str(profile)]
         routes = self.topology.regions[RegionId(region)].routes
         words += [word for path in routes for word in ("--route", path)]
-        key = {} if engine.key is None else {ENGINE_KEY: engine.key.get_secret_value()}
+        if engine.key is not None:
+            file = self.state.run / f"{name}.key"
+            write_atomically(file, engine.key.get_secret_value().encode())
+            words += ["--engine-key-file", str(file)]
         return Program(
             name=name,
             kind=ProgramKind.AGENT,
@@ -189,6 +193,7 @@ class Commands:
             command=_python(
                 "agents.cli",
                 "run",
+                *self._as_user(region, f"agent-{replica}"),
                 "--region",
                 region,
                 "--replica",
@@ -204,12 +209,11 @@ class Commands:
                 str(ready_file),
             ),
             ready=FileWritten(ready_file),
-            environment=self._as_user(region, f"agent-{replica}") | key,
         )
 
-    def _as_user(self, region: str, user: str) -> dict[str, str]:
-        credentials = self.files[RegionId(region)].credentials[user]
-        return dict(read_environment(credentials))
+    def _as_user(self, region: str, user: str) -> tuple[str, str]:
+        """The option that gives a program its secrets: neither `ps` nor an environment has them."""
+        return "--credentials", str(self.files[RegionId(region)].credentials[user])
 
 
 def engine_url(program: Program) -> str:

@@ -122,13 +122,13 @@ class LocalMesh:
 
     def metrics(self, region: RegionId) -> dict[RouterId, str]:
         """The metrics page of every process of every router, by the name of that process."""
-        workers = self._topology.regions[region].workers
+        table = self._topology.regions[region]
         found = {}
         for router, endpoint in self.endpoints[region].items():
             page = self.pages[region].get(router)
-            for number, name in enumerate(worker_names(router, workers)):
-                where = endpoint if page is None else worker_page(page, number)
-                found[name] = f"http://{where}/metrics"
+            for number, name in enumerate(worker_names(router, table.workers)):
+                where = f"http://{page and worker_page(page, number)}"
+                found[name] = f"{where if page else f'{table.scheme}://{endpoint}'}/metrics"
         return found
 
     def sizes(self) -> Counter[ProgramKind]:
@@ -146,6 +146,7 @@ class LocalMesh:
 
         Raises ProgramFailed if a program ends.
         """
+        await self._supervisor.preload()
         files = await self._configure()
         commands = Commands(self._topology, self._options, self._state, self._nats_server, files)
         try:
@@ -181,6 +182,7 @@ class LocalMesh:
             self._state.config,
             state_directory=self._state.jetstream,
             leaf_addresses=leaf_addresses,
+            tls=self._options.tls,
         )
 
     async def _start_region(

@@ -54,6 +54,7 @@ class DemoOptions:
     state: Path
     replicas: int | None = None  # per region; None: as the configuration says
     bus_servers: int | None = None  # likewise
+    tls: bool = False  # routers serve https, and the bus is encrypted
     time_scale: float = 1.0
     profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -12,12 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra.address import Address
 from infra.topology import Topology
 from mesh.demo.local_mesh import DemoEvent, EngineMissing
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import ProgramDied
-from schemas.ids import RegionId
 
 PROGRESS_ORDER = (
     ProgramKind.NATS,
@@ -67,8 +65,10 @@ class Screen:
         took_s: float,
         missing: Sequence[EngineMissing] = (),
         routers_not_ready: Sequence[str] = (),
+        ca: Path | None = None,
     ) -> None:
-        """Show where everything is, what is missing, and a first request to try."""
+        """Show where everything is, what is missing, and a first request to try. `ca`: who signed
+        the routers' certificates."""
         self._is_up = True
         self._console.print(_regions(topology, Counter(each.engine.region for each in missing)))
         if topology.links:
@@ -84,13 +84,13 @@ class Screen:
         self._console.print(f"{state} after {took_s:.1f} s; Ctrl-C ends every process")
         if models:
             self._console.print("try:")
-            self._plain(first_request(topology, models[0]))
+            self._plain(first_request(topology, models[0], ca))
         else:
             self._console.print("no engine serves a model yet: requests are held until one does")
 
-    def consoles(self, addresses: Mapping[RegionId, Address], key: Path) -> None:
+    def consoles(self, urls: Iterable[str], key: Path) -> None:
         """Show where the page is that shows the mesh, and with which key it changes something."""
-        self._plain(f"console: {', '.join(f'http://{each}/' for each in addresses.values())}")
+        self._plain(f"console: {', '.join(urls)}")
         self._plain(f"  to drain something there, its admin key: {key}")
 
     def ending(self) -> None:
@@ -126,8 +126,9 @@ class Screen:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def first_request(topology: Topology, model: str) -> str:
-    """A curl command that streams one answer from the first region that has a replica."""
+def first_request(topology: Topology, model: str, ca: Path | None = None) -> str:
+    """A curl command that streams one answer from the first region that has a replica. `ca`: who
+    signed its certificate."""
     regions = topology.regions
     name = next((name for name, region in regions.items() if region.replicas), next(iter(regions)))
     body = {
@@ -135,10 +136,12 @@ def first_request(topology: Topology, model: str) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": f"Hello from {name}"}],
     }
+    key = '-H "authorization: Bearer $KEY" ' if topology.auth.required else ""
     quoted = json.dumps(body).replace("'", "'\\''")
     return (
-        f"curl -N http://{regions[name].http}/v1/chat/completions "
-        f"-H 'content-type: application/json' -d '{quoted}'"
+        f"curl -N {f'--cacert {shlex.quote(str(ca))} ' if ca else ''}"
+        f"{regions[name].scheme}://{regions[name].http}/v1/chat/completions "
+        f"-H 'content-type: application/json' {key}-d '{quoted}'"
     )
 
 
@@ -151,5 +154,7 @@ def _regions(topology: Topology, missing: Counter[str]) -> Table:
     for name, region in topology.regions.items():
         size = len(region.replicas)
         replicas = f"{size - missing[name]} of {size}" if missing[name] else str(size)
-        table.add_row(name, f"http://{region.http}/v1", region.bus_url.replace(",", "\n"), replicas)
+        table.add_row(
+            name, f"{region.scheme}://{region.http}/v1", region.bus_url.replace(",", "\n"), replicas
+        )
     return table

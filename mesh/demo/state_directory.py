@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from infra.nats.bundle import make_private
+from infra.private_files import make_private
 from infra.topology import Topology
 from schemas.ids import RegionId, ReplicaId
 

@@ -99,7 +99,7 @@ def _read_credentials(file: Path) -> BusAddress | None:
     lines = (line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines())
     values = {pair[0]: pair[1] for pair in lines if len(pair) == 2}
     try:
-        return BusAddress(values["NATS_URL"], values["NATS_USER"], values["NATS_PASSWORD"])
+        return BusAddress.of_credentials(values)
     except KeyError as error:
         raise NoCredentials(f"{file}: no {error}; render it again") from error
 

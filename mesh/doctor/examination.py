@@ -7,6 +7,7 @@ or stopped costs one connection attempt and delays no other region.
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
 from infra.nats.region_config import BATCH_OBSERVER, OBSERVER, link_account
+from infra.nats.server import Version, advisories
 from infra.process import end_all
 from infra.topology import Topology, server_suffixes
 from mesh.adapters import streams
@@ -50,6 +52,7 @@ REQUEST_S = 5.0
 TOOL_INBOX = subjects.INBOX_ROOT
 LEAFZ = "$SYS.REQ.SERVER.PING.LEAFZ"
 ROUTEZ = "$SYS.REQ.SERVER.PING.ROUTEZ"
+VARZ = "$SYS.REQ.SERVER.PING.VARZ"
 
 LoginChecks = Callable[[RegionFindings, DoctorConnection], Awaitable[None]]
 
@@ -120,6 +123,7 @@ async def _examine_region(
 ) -> list[ServerUnreachable]:
     """Examine one region by those of its servers that answer, and return the others."""
     permission_checks.add_residency(found, topology)
+    permission_checks.add_keys(found, topology)
     clock, answer_s = settings.clock, settings.limits.answer_s
     unreachable = await check_servers(logins.url, settings.limits.greeting_s)
     urls = logins.url.split(",")
@@ -136,6 +140,7 @@ async def _examine_region(
         await _check_bus(found, client, clock)
         checks = [
             lambda part: observed_state.check_streams(part, configs, client),
+            lambda part: observed_state.check_keys(part, topology, client),
             lambda part: _observe(part, topology, client, settings),
         ]
         if logins.observer is not None:
@@ -236,8 +241,16 @@ async def _check_bus(found: RegionFindings, client: Client, clock: MonotonicCloc
     await client.flush()
     took_ms = as_ms(clock() - sent_at)
     version = client.connected_server_version
-    detail = f"nats-server {version.major}.{version.minor}.{version.patch}"
-    found.add("bus", "server", CheckResult.OK, detail, took_ms, "ms")
+    detail, known = described_version((version.major, version.minor, version.patch))
+    found.add("bus", "server", result_if(not known), detail, took_ms, "ms")
+
+
+def described_version(version: Version) -> tuple[str, bool]:
+    """A nats-server's version for people, and whether it has known faults."""
+    text = f"nats-server {'.'.join(map(str, version))}"
+    found = advisories(version)
+    faults = "; ".join(f"{one.name}: {one.about}" for one in found)
+    return (f"{text} has known faults, upgrade it: {faults}" if found else text), bool(found)
 
 
 async def _reports(client: Client, subject: str, servers: int) -> dict[str, dict[str, Any]]:
@@ -273,6 +286,12 @@ async def _check_cluster(
     verdict = CheckResult.WARNING if len(joined) > servers // 2 else CheckResult.BAD
     verdict = result_if(len(joined) == servers, verdict)
     found.add("bus", "cluster", verdict, detail)
+    # The one that a login reached is examined with it; these are the others too.
+    for name, report in (await _reports(client, VARZ, reached)).items():
+        major, minor, patch, *_ = (*re.findall("[0-9]+", str(report.get("version"))), 0, 0, 0)
+        about, known = described_version((int(major), int(minor), int(patch)))
+        if known:
+            found.add("bus", name.removeprefix(prefix), CheckResult.BAD, about)
 
 
 async def _check_server_links(

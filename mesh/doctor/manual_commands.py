@@ -200,7 +200,11 @@ def with_causes(
     """The findings with causes and remedies, after one for each unreachable server, by region."""
     silent = _regions_with_silent_routers(findings)
     down = {region for region in unreachable if not _reached_from(region, findings)[0]}
-    versions = {one.region: one.detail for one in findings if (one.check, one.about) == SERVER}
+    versions = {
+        one.region: one.detail.partition(" has ")[0]
+        for one in findings
+        if (one.check, one.about) == SERVER
+    }
 
     def explained(one: Finding) -> Finding:
         if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK and _is_silent(one):

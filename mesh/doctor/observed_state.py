@@ -314,6 +314,23 @@ async def check_streams(
     await found.run_concurrently(*(partial(check, config) for config in configs))
 
 
+async def check_keys(found: RegionFindings, topology: Topology, client: Client) -> None:
+    """Whether somebody can have a key where keys are required; what a lost stream means."""
+    auth = topology.auth
+    has_others = auth.jwt is not None or bool(topology.keys)
+    try:
+        state = (await client.jsm(timeout=REQUEST_S).stream_info(subjects.STREAM_KEYS)).state
+    except (nats.js.errors.Error, nats.errors.Error, TimeoutError):
+        return  # `check_streams` says why
+    if state.messages == 0 and state.last_seq > 0:
+        detail = "the stream was emptied: routers that run keep what they know; `mesh keys sync`"
+        found.add("keys", subjects.STREAM_KEYS, CheckResult.WARNING, detail)
+    elif state.messages == 0 and auth.required and not has_others:
+        detail = "keys are required and none was made, or the stream was made anew: routers that "
+        detail += "start serve nobody; `mesh keys create`, or `mesh keys sync` from other regions"
+        found.add("keys", subjects.STREAM_KEYS, CheckResult.WARNING, detail)
+
+
 def _behind(info: StreamInfo) -> list[str]:
     """The servers whose copy of the stream is not as the leader's, and why."""
     copies = [] if info.cluster is None else info.cluster.replicas or []

@@ -15,6 +15,7 @@ from statistics import median
 import nats.errors
 from nats.aio.client import Client
 
+from infra.auth_table import OPEN, open_regions
 from infra.nats import permissions
 from infra.nats.permissions import covers
 from infra.topology import Topology
@@ -182,6 +183,13 @@ async def _pings(
     finally:
         await echoes.unsubscribe()
     return seconds
+
+
+def add_keys(found: RegionFindings, topology: Topology) -> None:
+    """Add a warning where strangers may reach the region's endpoint, and need no key there."""
+    for region, where in open_regions(topology.auth, topology.regions):
+        if region == found.region:
+            found.add("http", str(where), CheckResult.WARNING, OPEN)
 
 
 def add_residency(found: RegionFindings, topology: Topology) -> None:

@@ -50,7 +50,7 @@ from schemas.http import (
 
 log = logging.getLogger(__name__)
 
-BEHIND_BYTES = 32 * 1024  # unsent, above the kernel's own buffer; half of asyncio's high water
+BEHIND_BYTES = 32 * 1024  # unsent, above the kernel's own buffer: then the transport pauses writers
 DEADLINE_GRACE_S = 5.0  # for the core's own deadline error to reach the client first
 LAST_CHUNK = b"0\r\n\r\n"
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
@@ -123,14 +123,11 @@ class AnswerWriter:
 
     # What the session calls.
 
-    def pass_on(self, frame: bytes, now: float) -> bool:
+    def pass_on(self, frame: bytes) -> bool:
         """Write what a frame brings, past the answer's buffer. False if it is to be fed to it."""
         transport = self._transport
-        if transport.get_write_buffer_size() > BEHIND_BYTES or transport.is_closing():
-            return False
         answer = self._answer
-        data = answer.passing(frame, now)
-        if not data:
+        if transport.is_closing() or not (data := answer.passing(frame)):
             return False
         # RFC 9112, section 7.1; an HTTP/1.0 client gets the bytes as they are.
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
@@ -147,14 +144,15 @@ class AnswerWriter:
         try:
             if self._transport.is_closing():
                 self.leave()
+            elif self._state is AnswerState.WAITING:
+                if (
+                    request.failure is not None
+                    or request.pass_engine_error
+                    or ((answer := request.answer) is not None and answer.is_startable)
+                ):
+                    self._start(request)
             elif self._state is AnswerState.STREAMING:
                 self._send(request)
-            elif self._state is AnswerState.WAITING and (
-                request.failure is not None
-                or request.pass_engine_error
-                or ((answer := request.answer) and answer.head and answer.is_startable)
-            ):
-                self._start(request)
             elif self._state is AnswerState.KEPT_ALIVE:
                 self._go_on(request)
         except Exception as error:
@@ -182,6 +180,8 @@ class AnswerWriter:
 
     def begin(self, request: ClientRequest) -> None:
         self._request = request
+        if request.limit_headers is not None:
+            self._headers.update(request.limit_headers)
         request.fell_silent = self.fell_silent
         self.changed()
 
@@ -227,7 +227,7 @@ class AnswerWriter:
                 self._door.passed(request)
                 self._send(request)
             elif self._state is AnswerState.FLUSHING:
-                self._transport.set_write_buffer_limits()
+                self._transport.set_write_buffer_limits(BEHIND_BYTES)
                 # Not at once: it may close, and asyncio's transport closes then itself, once more.
                 asyncio.get_running_loop().call_soon(self._check_flushed)
         except Exception as error:
@@ -367,7 +367,8 @@ class AnswerWriter:
                 self._answer = answer = following
                 self._door.started(request)
             else:
-                request.direct_writer = self if answer.splice is None else None
+                is_direct = answer.is_wanted and answer.splice is None
+                request.direct_writer = self if is_direct else None
                 return
 
     def _note_number(self, data: bytes) -> None:
@@ -469,7 +470,7 @@ class AnswerWriter:
         retry_after_s: int = 1,
     ) -> None:
         of_fault = error_headers(fault, retry_after_s)
-        headers = {**self._headers, **headers, **of_fault, "content-type": JSON}
+        headers = {**self._headers, **of_fault, **headers, "content-type": JSON}
         body = error_body(fault, message, param, error_form(path))
         self._write_whole(fault.value.status, headers, body)
 

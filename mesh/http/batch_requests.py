@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Protocol
 
 from infra.process import LimitedLog
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.batch.records import (
     FileUnknown,
@@ -19,6 +20,7 @@ from mesh.batch.records import (
     StreamsMissing,
 )
 from mesh.batch.store import BatchStore
+from mesh.http.callers import owner
 from mesh.http.exchange import Exchange, Query
 from mesh.http.request_body import (
     H_CONTENT_ENCODING,
@@ -44,12 +46,8 @@ class BatchDoor(Protocol):
     def batch_store(self) -> BatchStore:
         """The region's. Raises RequestRefused where there is none, or it is away at present."""
 
-    def owner(self, headers: Mapping[str, str]) -> str:
-        """Whose files and batches a request with these headers makes and sees. Raises
-        RequestRefused."""
-
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
+    def residency(self, wanted: Labels, caller: Caller | None) -> Labels:
+        """The labels that limit its request. Raises RequestRefused if they exclude all."""
 
     def refuse_new(self) -> None:
         """Raise RequestRefused while the router takes nothing new."""
@@ -75,6 +73,11 @@ def unknown_as(fault: Fault, param: str | None = None) -> Iterator[None]:
         yield
     except (FileUnknown, JobUnknown) as error:
         raise RequestRefused(fault, str(error), param) from error
+
+
+def owner_of(exchange: Exchange) -> str:
+    """Whose files and batches it makes and sees. Raises RequestRefused."""
+    return owner(exchange.caller, exchange.headers)
 
 
 def id_in(path: str) -> str:

@@ -33,6 +33,7 @@ from mesh.http.batch_requests import (
     idempotency_key,
     key_of_another,
     limit_of,
+    owner_of,
     small_body,
     store_errors,
     unknown_as,
@@ -71,8 +72,8 @@ class BatchesApi:
         self._door.refuse_new()
         checked_query(request.query, ())
         store, headers = self._door.batch_store(), request.headers
-        owner, key = self._door.owner(headers), idempotency_key(request)
-        residency = self._door.residency(read_options(headers, {}).residency, headers)
+        owner, key = owner_of(request), idempotency_key(request)
+        residency = self._door.residency(read_options(headers, {}).residency, request.caller)
         wanted = _batch_request(await small_body(request, BODY_BYTES_MAX))
         with store_errors():
             now = int(store.unix_s())
@@ -107,7 +108,7 @@ class BatchesApi:
 
     async def list(self, request: Exchange) -> Page[Batch]:
         """The tenant's jobs, the newest first."""
-        store, owner = self._door.batch_store(), self._door.owner(request.headers)
+        store, owner = self._door.batch_store(), owner_of(request)
         query = checked_query(request.query, ("limit", "after"))
         limit = limit_of(query, BATCHES_LISTED, BATCHES_MAX)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN, "after"):
@@ -146,7 +147,7 @@ class BatchesApi:
     async def _own(self, store: BatchStore, request: Exchange) -> BatchJob:
         """The job that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
-        owner, job_id = self._door.owner(request.headers), id_in(request.path)
+        owner, job_id = owner_of(request), id_in(request.path)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN):
             job = await store.jobs.get(job_id)
         if job.tenant != owner:

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.http.answer_writer import AnswerWriter
-from mesh.http.exchange import Exchange, IncomingBody, Work, parsed_target
+from mesh.http.answer_writer import BEHIND_BYTES, AnswerWriter
+from mesh.http.exchange import Exchange, IncomingBody, Work, parsed_target, with_labels
 from mesh.http.read_request import are_known, may_be_own, request_id
 from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
 from schemas.exchange import LARGE_BYTES
@@ -43,6 +44,7 @@ PROBE_S = 2.0  # for the headers of a client that came when the router was full
 LINGER_S = 10.0  # for the rest of a body that is refused: closed at once, the error may be lost
 LENGTH_DIGITS_MAX = 19  # of a content-length that fits any counter
 WITHOUT_END = 1 << 62  # bytes
+ACKED_AT = 120  # tcpi_bytes_acked in Linux' struct tcp_info, of 64 bits
 NEVER = float("inf")
 LATE = "the request's headers did not arrive in time"
 TOO_LONG = "the request's headers are too large"
@@ -141,6 +143,7 @@ class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
 
     __slots__ = (
+        "_caller",
         "_chunks",
         "_due_at",
         "_exchange",
@@ -177,6 +180,7 @@ class ClientConnection(asyncio.Protocol):
         self._raw = _NO_RAW_HEADERS  # of a head that is not whole
         self._parser: httptools.HttpRequestParser | None = None
         self._path, self._headers = "", _NO_HEADERS
+        self._caller: Caller | None = None  # who sent the current request
         self._upload: Upload | None = None  # of a body that is not whole
         self._rate: UploadRate | None = None
         self._missing_bytes = 0  # of the current request
@@ -201,6 +205,7 @@ class ClientConnection(asyncio.Protocol):
         if slot.value == "probe":
             self.is_probe, self._routes = True, None
         self.transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
+        self.transport.set_write_buffer_limits(BEHIND_BYTES)
         plug = transport.get_extra_info("socket")
         if plug is not None:
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -342,7 +347,9 @@ class ClientConnection(asyncio.Protocol):
         }
         length = headers.get("content-length", "0")
         size = int(length) if len(length) <= LENGTH_DIGITS_MAX else -1
-        routes = self._routes
+        routes, caller = self._routes, None
+        if routes is not None and routes.callers.are_told_apart:
+            caller = routes.callers.known(headers)
         if (
             routes is None
             or (path := routes.paths.get(data[: data.find(b"\r\n")])) is None
@@ -352,13 +359,14 @@ class ClientConnection(asyncio.Protocol):
             or len(headers) != data.count(b"\r\n", 0, start) - 2  # one is repeated
             or len(headers) > HEADERS_MAX
             or start > HEADER_BYTES_MAX
+            or (caller is None and routes.callers.are_told_apart)
             or (any(map(may_be_own, headers)) and not are_known(headers))
         ):
             self._begin_exchange(data, start, size)
             return
         if not parser.should_keep_alive():
             self.is_last = True
-        end = start + size
+        end, self._caller = start + size, caller
         if len(data) >= end:
             self._held = data[end:]
             self._serve(path, headers, data[start:end], 0)
@@ -408,7 +416,7 @@ class ClientConnection(asyncio.Protocol):
         writer = self._begin_answer(known_id, headers)
         try:
             parsed = routes.reader.read(path, headers, body, known_id, charged)
-            writer.begin(routes.door.admit(parsed, headers, writer.changed))
+            writer.begin(routes.door.admit(parsed, headers, self._caller, writer.changed))
         except RequestRefused as refused:
             writer.refuse(refused, path)
         except Exception as error:
@@ -515,9 +523,12 @@ class ClientConnection(asyncio.Protocol):
             raise _HeadRefused(f"not an HTTP request: {error}") from error
         if not head.keeps_alive:
             self.is_last = True
+        path, problem = with_labels(path, lines)
         is_whole = size == 0 and "transfer-encoding" not in lines
         body = IncomingBody(self._read_on, is_whole=is_whole)
-        return Exchange(self, method, path, query, _VERSIONS[head.version], lines, body)
+        exchange = Exchange(self, method, path, query, _VERSIONS[head.version], lines, body)
+        exchange.refused = problem
+        return exchange
 
     def _exchange_arrived(self, data: bytes) -> None:
         """Bytes of the body of the exchange's request, and perhaps of the next request."""
@@ -574,7 +585,7 @@ class ClientConnection(asyncio.Protocol):
         assert routes is not None
         writer = self._begin_answer(parsed.request_id, headers, exchange.minor)
         try:
-            writer.begin(routes.door.admit(parsed, headers, writer.changed))
+            writer.begin(routes.door.admit(parsed, headers, exchange.caller, writer.changed))
         except RequestRefused as refused:
             writer.refuse(refused, parsed.path)
         except Exception as error:
@@ -610,9 +621,15 @@ class ClientConnection(asyncio.Protocol):
         return before - self._unread_bytes >= WINDOW_BYTES
 
     def _count_unread(self) -> int:
-        """Bytes written that the client's machine has not got."""
+        """Bytes written that the client's machine has not got; under TLS, less a constant."""
         unsent = self.transport.get_write_buffer_size()
         plug = self.transport.get_extra_info("socket")
+        if self.transport.get_extra_info("ssl_object") is not None:
+            # What is encrypted and not yet the kernel's is in no count.
+            with contextlib.suppress(OSError, ValueError):
+                info = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKED_AT + 8)
+                return -int.from_bytes(info[ACKED_AT:], sys.byteorder)
+            return 0
         if not unsent or plug is None or plug.fileno() < 0:
             return unsent
         in_kernel = bytearray(4)
@@ -641,7 +658,8 @@ class ClientConnection(asyncio.Protocol):
             # Further requests came. With a close at once, their unread bytes would make the kernel
             # drop what is written (RFC 9112, 9.6).
             self._missing_bytes = WITHOUT_END
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS has no such thing
+                self.transport.write_eof()
         self._phase = Phase.REFUSED
         self.wake_by(self._loop.time() + LINGER_S)
         data, self._held = self._held, b""
@@ -668,5 +686,6 @@ class ClientConnection(asyncio.Protocol):
             self._upload.release()
             self._upload = None
         self._unread_bytes = self._count_unread()
-        self.transport.close()
+        if not self.transport.is_closing():  # a second time, asyncio forgets what it encrypts
+            self.transport.close()
         self.wake_by(self._loop.time() + self._server.times.headers_s)  # for what is written

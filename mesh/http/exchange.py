@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.http.answer_head import answer_head
 from mesh.http.read_request import LowerHeaders, ParsedRequest
-from schemas.http import H_EXPECT, Fault
+from schemas.http import H_EXPECT, H_RESIDENCY, Fault
+from schemas.residency import labels_text, narrowed, parse_labels
 
 UNREAD_BYTES = 128 * 1024  # of a body; with more, the socket is not read
 CONTINUE = "100-continue"
@@ -132,6 +134,7 @@ class Exchange:
     lines: Mapping[str, list[str]]
     body: IncomingBody
     refused: RequestRefused | None = None
+    caller: Caller | None = None  # None: callers are not told apart
     headers: dict[str, str] = field(init=False)  # the first value of each
     keep_alive: bool = field(init=False, default=False)  # as its answer said
     sent_bytes: int = field(init=False, default=0)  # of the answer's body
@@ -200,6 +203,31 @@ class Exchange:
 
 
 Handler = Callable[[Exchange], Awaitable[Answer | Work]]
+
+
+LABELS_PATH = "/labels/"
+
+
+def with_labels(path: str, headers: dict[str, list[str]]) -> tuple[str, RequestRefused | None]:
+    """`/labels/eu/v1/models` as `/v1/models` with the label eu among the headers, and what is wrong
+    with it. A base URL reaches the router through gateways that leave headers out."""
+    if not path.startswith(LABELS_PATH):
+        return path, None
+    text, _, rest = path.removeprefix(LABELS_PATH).partition("/")
+    of_header = headers.get(H_RESIDENCY, ())
+    if len(of_header) > 1:  # as without labels in the path: the request is refused for it
+        return f"/{rest}", None
+    try:
+        labels = parse_labels(text)
+        given = parse_labels(of_header[0]) if of_header else labels
+    except ValueError as error:
+        return f"/{rest}", RequestRefused(Fault.INVALID, f"labels: {error}", H_RESIDENCY)
+    if not (both := narrowed(labels, given)):
+        message = f"the path wants {labels_text(labels)}, {H_RESIDENCY} {labels_text(given)}"
+        problem = RequestRefused(Fault.RESIDENCY, f"{message}: nothing is left", H_RESIDENCY)
+        return f"/{rest}", problem
+    headers[H_RESIDENCY] = [labels_text(both)]
+    return f"/{rest}", None
 
 
 def parsed_target(method: str, target: str) -> tuple[str, str]:

@@ -37,6 +37,7 @@ from mesh.http.batch_requests import (
     idempotency_key,
     key_of_another,
     limit_of,
+    owner_of,
     store_errors,
     unknown_as,
     upload,
@@ -258,7 +259,7 @@ class FilesApi:
         """Store the file of a form as it comes; nothing is left of one that breaks off."""
         self._door.refuse_new()
         checked_query(request.query, ())
-        store, owner = self._door.batch_store(), self._door.owner(request.headers)
+        store, owner = self._door.batch_store(), owner_of(request)
         form = UploadForm(request.headers.get(CONTENT_TYPE))
         if (request.length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
             raise self._too_large()
@@ -288,7 +289,7 @@ class FilesApi:
 
     async def list(self, request: Exchange) -> Page[FileObject]:
         """The tenant's files, the newest first unless `order` is asc."""
-        store, owner = self._door.batch_store(), self._door.owner(request.headers)
+        store, owner = self._door.batch_store(), owner_of(request)
         query = checked_query(request.query, ("purpose", "limit", "order", "after"))
         order, purpose = query.get("order", "desc"), query.get("purpose")
         if order not in ("asc", "desc"):
@@ -383,7 +384,7 @@ class FilesApi:
     async def _own(self, store: BatchStore, request: Exchange) -> FileInfo:
         """The file that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
-        owner = self._door.owner(request.headers)
+        owner = owner_of(request)
         info = await find_file(store, id_in(request.path), owner)
         if info is None:
             raise RequestRefused(Fault.FILE_UNKNOWN, f"no file {id_in(request.path):.64}")

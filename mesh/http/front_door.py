@@ -8,6 +8,7 @@ router's.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from infra.tenant_table import Caller
 from mesh.core.model.geo import GeoLocation
 from mesh.http.read_request import BodyBudget, ParsedRequest
 from mesh.session.client_request import ClientRequest
@@ -49,13 +50,18 @@ class FrontDoor(Protocol):
     def readiness(self) -> Readiness:
         """Whether this router knows the replicas' caches, and since when."""
 
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
+    def residency(self, wanted: Labels, caller: Caller | None) -> Labels:
+        """The labels that limit its request. Raises RequestRefused if they exclude all."""
 
     def admit(
-        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
+        self,
+        parsed: ParsedRequest,
+        headers: Mapping[str, str],
+        caller: Caller | None,
+        changed: Callable[[], None],
     ) -> ClientRequest:
-        """Take a request in and place it; `bodies` was charged for it.
+        """Take that caller's request in and place it; `bodies` was charged for it. `caller`: None
+        where callers are not told apart.
 
         `changed` becomes the request's, and may be called before this returns. Raises
         RequestRefused if its model, labels or key forbid it; then nothing stays charged.

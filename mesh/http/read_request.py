@@ -136,8 +136,8 @@ class BodyBudget:
 class BodyFields:
     """The fields that the router reads. Values are plain: they cross to another process.
 
-    `adds_usage`: it asks for a stream (`streams`) and has no `stream_options`, which an agent may
-    add. `model_place`: of a large body alone, as others are searched at need.
+    `adds_usage`: it asks for a stream (`streams`) without token counts, for which an agent may ask.
+    `model_place`: of a large body alone, as others are searched at need.
     """
 
     model: str
@@ -194,8 +194,22 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
         raise RequestRefused(fault, str(error), error.param) from error
     there = IN_BODY.intersection(fields)  # mostly none
     options = {name: given for name in there if isinstance(given := fields[name], str)}
-    adds_usage = stream is True and "stream_options" not in fields and path in STREAM_OPTIONS_PATHS
+    adds_usage = (
+        stream is True
+        and path in STREAM_OPTIONS_PATHS
+        and ("stream_options" not in fields or _wants_no_usage(fields["stream_options"]))
+    )
     return BodyFields(model, options, text, adds_usage, stream is True)
+
+
+def _wants_no_usage(options: object) -> bool:
+    """Whether a stream with these options has no token counts, and one event more, no other change,
+    if the engine is asked for them. Without `include_usage` that is up to the engine: vLLM has true
+    for it. `continuous_usage_stats` has SGLang put counts into other events."""
+    if not isinstance(options, dict):
+        return options is None
+    others = (value for name, value in options.items() if name != "include_usage")
+    return options.get("include_usage", True) in (None, False) and not any(others)
 
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import AsyncGenerator
 
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.http.exchange import BodyBroken, Exchange
 from mesh.http.front_door import FrontDoor
@@ -306,9 +307,9 @@ class BodyReader:
     async def close(self) -> None:
         await self._large.close()
 
-    def _precheck(self, headers: LowerHeaders) -> None:
+    def _precheck(self, headers: LowerHeaders, caller: Caller | None) -> None:
         """Raise RequestRefused for what is wrong whatever the body will be."""
-        self._door.residency(read_options(headers, {}).residency, headers)
+        self._door.residency(read_options(headers, {}).residency, caller)
         if self._reader.bodies.is_full:
             raise no_room()
 
@@ -321,7 +322,7 @@ class BodyReader:
                 upload.arrived(first)
             else:
                 if exchange.waits_for_continue():
-                    self._precheck(headers)
+                    self._precheck(headers, exchange.caller)
                     exchange.say_continue()
                 await self._arrival(exchange, upload)
             body, fields = await self._large.read(

@@ -15,10 +15,12 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from infra.metrics_page import metrics_page
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.geo import GeoLocation, parse_location
 from mesh.http.answer_writer import ROUTER_FAILED
 from mesh.http.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
+from mesh.http.callers import Callers
 from mesh.http.connection import FULL
 from mesh.http.cors import Cors
 from mesh.http.exchange import Answer, Exchange, Query, Work
@@ -37,6 +39,7 @@ from schemas import http
 from schemas.engine_routes import ALIASES, ENGINE_PATHS, error_form
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
+from schemas.keys import Scope
 from schemas.problems import did_you_mean
 from schemas.request_headers import ENGINE_HEADERS
 from schemas.response_calls import ID as RESPONSE_ID
@@ -67,12 +70,14 @@ class Served:
     """What one port serves: these paths, and `routes`, of engines, which the operator lists.
 
     `elsewhere`: where the paths are that are left out. `cors_origins`: whose pages may ask.
+    `callers`: who may ask; None for everybody who reaches the port.
     """
 
     paths: Collection[str] = EVERY_PATH
     routes: Collection[str] = ()
     elsewhere: str = ""
     cors_origins: Collection[str] = ()
+    callers: Callers | None = None
 
 
 class HttpApi:
@@ -97,6 +102,7 @@ class HttpApi:
         self._region = region
         self._elsewhere = served.elsewhere
         self._door = door
+        self._callers = served.callers or Callers(region)
         self._registry = registry
         self._handlers: dict[str, RouteHandler] = {
             "createChatCompletion": self._ask,
@@ -114,6 +120,12 @@ class HttpApi:
             **dict.fromkeys(RESPONSE_CALLS, self._call),
             **{name: partial(self._files_and_batches, name) for name in BATCH_ROUTES},
         }
+        # What a key needs for each. All else is for everybody: probes, and the regions, which a
+        # client has to know before it chooses where to send its key.
+        asked: tuple[RouteHandler, ...] = (self._ask, self._call, self._models, self._model)
+        self._scopes = dict.fromkeys(asked, Scope.INFERENCE)
+        self._scopes |= {self._handlers[name]: Scope.BATCH for name in BATCH_ROUTES}
+        self._scopes[self._metrics] = Scope.ADMIN
         self._by_path: dict[str, dict[str, RouteHandler]] = {}
         for route in ROUTES:
             if route.path in served.paths:
@@ -124,7 +136,7 @@ class HttpApi:
         of_engines = [path for path in (*ENGINE_PATHS, *served.routes) if path in self._by_path]
         completions = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
         # What connections need to serve requests for work themselves.
-        self.completions = CompletionRoutes(completions, self._reader, door, region)
+        self.completions = CompletionRoutes(completions, self._reader, door, region, self._callers)
         self.allow_origins(served.cors_origins)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
         self._probed: dict[str, int] = {}  # the last status of each
@@ -189,6 +201,7 @@ class HttpApi:
             handler = self._handler(exchange)
             check_header_names(exchange.headers)
             check_given_once(exchange.lines)
+            await self._identify(exchange, handler)
             return await handler(exchange, known_id)
         except RequestRefused as problem:
             headers = self._headers(exchange, known_id) | problem.headers
@@ -204,6 +217,13 @@ class HttpApi:
             answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(exchange))
             answer.closes = True
             return answer
+
+    async def _identify(self, exchange: Exchange, handler: RouteHandler) -> None:
+        """Find out who asks, where the route is not for everybody. Raises RequestRefused."""
+        if (scope := self._scopes.get(handler)) is not None:
+            peer = exchange.socket.transport.get_extra_info("peername") or ("",)
+            address = str(peer[0])
+            exchange.caller = await self._callers.identified(exchange.headers, scope, address)
 
     def _handler(self, exchange: Exchange) -> RouteHandler:
         path = _path(exchange)
@@ -277,12 +297,12 @@ class HttpApi:
         return Work(parsed, exchange.headers)
 
     async def _models(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        models = tuple(self._described(model) for model in self._models_served())
+        models = tuple(self._described(model) for model in self._models_served(exchange.caller))
         return self._json(exchange, known_id, http.ModelList(data=models))
 
     async def _model(self, exchange: Exchange, known_id: RequestId) -> Answer:
         asked = _path(exchange).removeprefix(MODEL_PREFIX)
-        models = self._models_served()
+        models = self._models_served(exchange.caller)
         if asked not in models:
             raise RequestRefused(Fault.MODEL_UNKNOWN, self._door.unknown_model(asked))
         return self._json(exchange, known_id, self._described(ModelId(asked)))
@@ -298,12 +318,15 @@ class HttpApi:
             max_model_len=card.max_model_len,
         )
 
-    def _models_served(self) -> tuple[ModelId, ...]:
-        """Raise RequestRefused where there is none: clients take an empty list for final."""
+    def _models_served(self, caller: Caller | None) -> tuple[ModelId, ...]:
+        """Those that the caller may name. Raise RequestRefused where none is served: clients take
+        an empty list for final."""
         models = self._door.models()
         if not models and (because := self._door.not_ready_because()) is not None:
             raise RequestRefused(*because)
-        return models
+        if caller is None or not caller.models:
+            return models
+        return tuple(model for model in models if model in caller.models)
 
     async def _files_and_batches(
         self, name: str, exchange: Exchange, known_id: RequestId
@@ -391,7 +414,7 @@ def _path(exchange: Exchange) -> str:
 def _error(
     fault: Fault, message: str, headers: dict[str, str], path: str = "", param: str | None = None
 ) -> Answer:
-    headers = headers | dict(http.error_headers(fault))
+    headers = dict(http.error_headers(fault)) | headers  # what this refusal says goes first
     body = http.error_body(fault, message, param, error_form(path))
     answer = _json(fault.value.status, body, headers)
     answer.fault = fault

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
+from infra.process import end_all
 from mesh.adapters.refused import RequestRefused
 from mesh.http.answer_head import answer_head
+from mesh.http.callers import Callers
 from mesh.http.connection import FULL, ClientConnection
 from mesh.http.cors import Cors
 from mesh.http.exchange import Handler
 from mesh.http.front_door import FrontDoor
 from mesh.http.read_request import RequestReader, request_id
+from mesh.http.tls import ServerTls, TlsListener
 from schemas import http
 from schemas.http import Fault
 from schemas.ids import RegionId
@@ -35,6 +38,7 @@ REFUSALS = 64  # connections that are sent a 503 at one time; others are cut
 PAGE_CONNECTIONS = 256  # of a page of metrics and the like
 DESCRIPTORS_KEPT = RESERVED + PROBES + REFUSALS + PAGE_CONNECTIONS
 REFUSAL_S = 1.0  # for one that is refused to read why
+NOT_PLAIN = "this port speaks TLS: write https:// in place of http://"
 BACKLOG = 1024  # connections that the kernel keeps for it
 
 NO_ROUTE = "-"  # of a request that could not be read
@@ -56,6 +60,7 @@ class CompletionRoutes:
     reader: RequestReader
     door: FrontDoor
     region: RegionId
+    callers: Callers
     cors: Cors | None = None
 
 
@@ -106,24 +111,25 @@ class ConnectionLimit:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection beyond the limit: it is sent a 503 without being read, and closed.
+    """A connection that is sent an error without being read, and closed.
 
     Closed at once, its own bytes, unread, would make the kernel drop ours; so it has a moment.
     """
 
-    def __init__(self, server: "HttpServer") -> None:
-        self._server = server
+    def __init__(self, server: "HttpServer", why: str, fault: Fault, message: str) -> None:
+        """`why`: what it is counted as."""
+        self._server, self._why, self._fault, self._message = server, why, fault, message
         self._over: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
-        self._server.count("connections")
+        self._server.count(self._why)
         if not self._server.begin_refusal():
             transport.abort()
             return
         loop = asyncio.get_running_loop()
         self._over = loop.call_later(REFUSAL_S, transport.abort)  # what it sends is not kept
-        transport.write(self._server.raw_error(Fault.OVERLOADED, FULL))
+        transport.write(self._server.raw_error(self._fault, self._message))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._over is not None:
@@ -150,7 +156,7 @@ class HttpServer:
     ) -> None:
         """`region`: for errors that are no answer to a request. `probes`: paths that may be asked
         for when it is full. `count` is called with why a connection is refused or cut:
-        "connections" or "headers_late"."""
+        "connections", "headers_late", "handshakes" or "plain_http"."""
         self.handler = handler
         self._region = region
         self.times, self.count, self.completions = times, count, completions
@@ -158,13 +164,21 @@ class HttpServer:
         self.probes = frozenset(probes)
         self._refusals = 0
         self.clients: set[ClientConnection] = set()
-        self._listeners: asyncio.Server | None = None
+        self._listeners: asyncio.Server | TlsListener | None = None
+        self._tls: TlsListener | None = None
+        self._certificate: ServerTls
         self._is_closing = False
         self.is_retired = False
         self._answered = asyncio.Event()
 
     def __call__(self) -> asyncio.Protocol:
-        return ClientConnection(self) if self.places.has_probes else _Refusal(self)
+        return ClientConnection(self) if self.places.has_probes else self._full()
+
+    def _full(self) -> _Refusal:
+        return _Refusal(self, "connections", Fault.OVERLOADED, FULL)
+
+    def _plain(self) -> _Refusal:
+        return _Refusal(self, "plain_http", Fault.INVALID, NOT_PLAIN)
 
     async def listen(
         self,
@@ -173,16 +187,34 @@ class HttpServer:
         *,
         shared: bool = False,
         listener: socket.socket | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """Accept connections at that address, or from that socket. `shared`: other processes accept
-        there too. Raises OSError."""
+        there too. `tls`: with that certificate, no others. Raises OSError."""
         loop = asyncio.get_running_loop()
-        if listener is not None:
+        if tls is not None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            plug = listener or socket.create_server(
+                (host, port), family=family, backlog=BACKLOG, reuse_port=shared
+            )
+            self._certificate = tls
+            self._tls = self._listeners = TlsListener(
+                plug,
+                lambda: self._certificate,
+                connected=self,
+                plain=self._plain,
+                failed=lambda: self.count("handshakes"),
+            )
+        elif listener is not None:
             self._listeners = await loop.create_server(self, sock=listener, backlog=BACKLOG)
-            return
-        self._listeners = await loop.create_server(
-            self, host, port, backlog=BACKLOG, reuse_port=shared or None
-        )
+        else:
+            self._listeners = await loop.create_server(
+                self, host, port, backlog=BACKLOG, reuse_port=shared or None
+            )
+
+    def renew(self, tls: ServerTls) -> None:
+        """Use that certificate for connections that come from now on."""
+        self._certificate = tls
 
     @property
     def port(self) -> int:
@@ -200,6 +232,8 @@ class HttpServer:
             client.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
+                if self._tls is not None and self._tls.handshakes:
+                    await asyncio.wait(self._tls.handshakes)
                 while self.clients:
                     self._answered.clear()
                     await self._answered.wait()
@@ -220,6 +254,9 @@ class HttpServer:
                 plug.setblocking(False)
                 while True:
                     client, _ = plug.accept()
+                    if self._tls is not None:
+                        self._tls.begin(client)
+                        continue
                     client.setblocking(False)
                     await asyncio.get_running_loop().connect_accepted_socket(self, client)
 
@@ -240,6 +277,8 @@ class HttpServer:
         tasks = [client.task for client in self.clients if client.task is not None]
         for client in list(self.clients):
             client.transport.abort()
+        if self._tls is not None:
+            await end_all(self._tls.handshakes)
         if tasks:  # which are cancelled by that
             await asyncio.wait(tasks, timeout=timeout_s)
         await asyncio.sleep(0)  # in which transports report it
@@ -248,11 +287,13 @@ class HttpServer:
         """A connection is open. Where its slot is NONE it is another protocol's from now on."""
         slot = self.places.enter()
         if slot is ConnectionSlot.NONE:  # taken since the connection was accepted
-            refusal = _Refusal(self)
+            refusal = self._full()
             transport.set_protocol(refusal)
             refusal.connection_made(transport)
         else:
             self.clients.add(client)
+            if self._is_closing:  # it was shaking hands until now
+                client.retire()
         return slot
 
     def closed(self, client: ClientConnection) -> None:

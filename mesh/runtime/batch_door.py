@@ -6,10 +6,10 @@ starts, and is ready, without it.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
 from infra.bus import BusUnreachable
 from infra.process import LimitedLog
+from infra.tenant_table import Caller
 from mesh.adapters.metrics import BatchMetrics
 from mesh.adapters.refused import RequestRefused
 from mesh.batch.records import StoreError
@@ -70,11 +70,8 @@ class BatchStoreDoor(BatchDoor):
             raise RequestRefused(Fault.STORE_AWAY, AWAY)
         return store
 
-    def owner(self, headers: Mapping[str, str]) -> str:
-        return self._requests.owner(headers)
-
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        return self._requests.residency(wanted, headers)
+    def residency(self, wanted: Labels, caller: Caller | None) -> Labels:
+        return self._requests.residency(wanted, caller)
 
     def refuse_new(self) -> None:
         self._requests.refuse_new()

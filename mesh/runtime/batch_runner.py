@@ -11,8 +11,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -21,6 +21,7 @@ from infra.address import Address
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
 from infra.process import LimitedLog, end_all
+from infra.tenant_table import TenantTable, caller_of
 from mesh.adapters.batch_bus import RunnerBus, RunnerListeners
 from mesh.adapters.bus import has_headers
 from mesh.adapters.process_page import ProcessPage
@@ -45,16 +46,21 @@ from mesh.core.offline.settings import OfflineSettings
 from mesh.core.offline.state import RunnerState
 from mesh.http.read_request import BodyBudget
 from mesh.runtime.control_plane import ReplyGuard, read_lease
+from mesh.runtime.limits import LimitGossip, Member
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.peer_requests import PeerRequests
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.ticks import keep_ticking
+from mesh.runtime.usage_writer import UsageWriter
+from mesh.session.cost import Seen, estimated
 from mesh.session.record import Ending, Home, Identifiers, Observer, OpenRequest
 from mesh.session.session import Session
+from mesh.session.usage_book import UsageBook, account
 from schemas import exchange, state, subjects, wire
 from schemas.batch import BatchJob
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
+from schemas.limits import TENANT
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +86,7 @@ class RunnerConfig:
     seed: int
     metrics: Address | None = None
     models: tuple[ModelRule, ...] = ()  # aliases that lines may name
+    tenants: Mapping[str, TenantTable] = field(default_factory=dict)  # as mesh.toml has them
 
 
 class _Served(Observer):
@@ -92,7 +99,10 @@ class _Served(Observer):
         runner = self._runner
         runner.metrics.served(record, end)
         held = runner.lines.line_of(record)
-        if held is None or end.prompt_tokens < 0:
+        if held is None:
+            return
+        runner.account(record)
+        if end.prompt_tokens < 0:
             return
         runner.prompts.learn(held.line.model, held.size, end.prompt_tokens)
         reported = (end.prompt_tokens, max(0, end.completion_tokens))
@@ -190,6 +200,15 @@ class BatchRunner:
         job_of = self.jobs.in_progress
         models = LineModels(ModelTargets(config.models), self.core.served)
         self.lines = HeldLines(store, self.session, self.prompts, job_of, metrics, models)
+        self.usage = UsageWriter(self._bus, UsageBook(home, name, config.epoch, (home, *peers)))
+        self._limits = LimitGossip(Member(home, name, config.epoch, peers), self._bus, clock)
+        self._limits.know(
+            {
+                TENANT + tenant: table.limits
+                for tenant, table in config.tenants.items()
+                if table.limits is not None
+            }
+        )
         self._name = NameClaim(home, name, config.epoch, self._bus, NameTaken.runner(home, name))
         self._messages = RequestMessages(config, self.session, self._bus)
         self._messages.takers.append(lambda token, msg: self._name.receive(token, msg.data))
@@ -250,6 +269,20 @@ class BatchRunner:
             f"{len(self.lines)} lines here, {self.lines.tried} of them at replicas"
         )
 
+    def account(self, record: OpenRequest) -> None:
+        """Put down what a line's answer has cost, which is here."""
+        answer = record.answer
+        assert answer is not None and answer.end is not None
+        end = answer.end
+        counts = end.prompt_tokens, end.cached_tokens, end.completion_tokens
+        cost = estimated(Seen(record.request, answer, record.decided, None, *counts))
+        account(self.usage.book, record, answer.region or "", cost)
+        tenant = record.tenant or ""
+        whose = caller_of(tenant, self._config.tenants.get(tenant), record.request.key_id)
+        if whose.limited:
+            tokens = cost.uncached, cost.cached, cost.output
+            self._limits.keeper.spent(whose.limited, tokens, self._clock())
+
     # From start to end.
 
     async def open(self) -> None:
@@ -277,6 +310,8 @@ class BatchRunner:
             self._bus.watch_streams(self._messages.read_heartbeat, lambda name, differs: None),
             self.lines.keep(),
             self.jobs.run(),
+            self.usage.run(),
+            self._limits.run(),
             self._watch_fill(),
         ):
             self._tasks.append(asyncio.create_task(work))
@@ -319,6 +354,7 @@ class BatchRunner:
         await self.lines.close()
         await end_all([*self._tasks, *self._saving])
         await self.store.close()
+        await self.usage.close()
         await self._bus.close()
 
     # Effects.

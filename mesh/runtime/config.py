@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.address import Address
+from infra.auth_table import AuthTable
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
+from infra.tenant_table import TenantTable
 from infra.topology import Topology
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT
@@ -19,8 +21,9 @@ from mesh.adapters.tail_rule import SlowLimits
 from mesh.core.model.geo import GeoLocation
 from mesh.core.model.model_targets import ModelRule
 from mesh.core.model.settings import RouterSettings
+from mesh.http.callers import ApiKeys
 from mesh.http.server import CONNECTIONS_MAX, HttpTimes
-from mesh.http.tenants import ApiKeys
+from mesh.http.tls import ServerTls
 from mesh.runtime.mesh_file import region_problems
 from schemas.ids import RegionId, RouterId
 from schemas.settings import ContinueStreams, RoutingTable
@@ -62,6 +65,7 @@ class RouterConfig:
     cors_origins: tuple[str, ...] = ()  # whose pages may call; "*" for all
     routes: tuple[str, ...] = ()  # of engines, beside those known, that clients may call
     http_times: HttpTimes = field(default_factory=HttpTimes)
+    tls: ServerTls | None = None  # to serve https with
     bus: BusAddress
     bus_servers: int = 1  # that the region has; `bus` may name fewer
     settings: RouterSettings
@@ -76,7 +80,15 @@ class RouterConfig:
     slow: SlowLimits = field(default_factory=SlowLimits)  # such requests are traced
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
+    tenants: Mapping[str, TenantTable] = field(default_factory=dict)  # as mesh.toml has them
+    auth: AuthTable = field(default_factory=AuthTable)
     batch: BatchAccess | None = None  # where the region has batch runners
+
+    @property
+    def url(self) -> str:
+        """Where it serves clients."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{Address(self.http_host, self.http_port)}"
 
 
 def router_settings(
@@ -96,6 +108,9 @@ def router_settings(
     for key, problem in region_problems(topology, region, chosen):
         raise topology.error(key, problem)
     others["models"] = model_rules(topology)
+    others["tenant_weights"] = tuple(
+        (name, tenant.weight) for name, tenant in topology.tenants.items() if tenant.weight != 1.0
+    )
     if topology.ground.labels:
         others["ground"] = topology.ground_for(region)
     return RouterSettings(**chosen.as_settings() | others)

@@ -330,11 +330,15 @@ class LeaseClaims:
         self._failed_writes = 0  # of these in a row
 
     def receive(self, msg: Msg) -> None:
-        """A stream has taken a write."""
+        """A stream has taken a write: perhaps a sibling's, after which this router writes none."""
         try:
-            self._feed(read_lease(msg))
+            heard = read_lease(msg)
         except wire.WireError as error:
             self._drop(msg, "unreadable", error)
+            return
+        if heard.lease.region == self._config.region:
+            self._failed_writes = 0
+        self._feed(heard)
 
     def receive_answer(self, msg: Msg) -> None:
         """A stream's answer to a claim."""

@@ -37,12 +37,15 @@ def reloaded(old: RouterConfig, new: RouterConfig) -> ReloadedConfig:
         old,
         settings=with_changes(old.settings, new.settings),
         keys=new.keys,
+        tenants=new.tenants,
+        auth=new.auth,
         cors_origins=new.cors_origins,
         entries=new.entries,
+        tls=new.tls if old.tls and new.tls else old.tls,
     )
     return ReloadedConfig(
         config,
-        tuple(_differing(_taken_over(old), _taken_over(new))),
+        tuple(_differing(_taken_over(old), _taken_over(config))),
         tuple(_differing(_built_in(old), _built_in(new))),
     )
 
@@ -57,9 +60,11 @@ def _taken_over(config: RouterConfig) -> dict[str, Any]:
     return {
         **routing,
         "models": config.settings.models,
-        "tenants": config.keys,
+        "tenants": (config.keys, config.tenants),
+        "auth": config.auth,
         "cors_origins": config.cors_origins,
         "endpoint and location of regions": places,
+        "files of tls": config.tls,
     }
 
 
@@ -81,6 +86,7 @@ def _built_in(config: RouterConfig) -> dict[str, Any]:
         "workers": config.workers,
         "routes": config.routes,
         "http": (config.http_host, config.http_port),
+        "tls": config.tls is not None,
         "metrics": config.metrics,
         "console": config.console,
         "nats": config.bus.url,

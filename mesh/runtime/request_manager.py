@@ -13,6 +13,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from infra import trace_context, tracing
+from infra.tenant_table import Caller
 from mesh.adapters.access_log import AccessLog
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus
@@ -31,12 +32,14 @@ from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.http.answer_writer import ROUTER_FAILED
+from mesh.http.callers import Callers, check_model
 from mesh.http.connection import SHUTTING_DOWN
 from mesh.http.read_request import PREVIOUS, BodyBudget, ParsedRequest
 from mesh.http.response_calls import unknown_response
-from mesh.http.tenants import Tenants
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
+from mesh.runtime.keys_in_force import KEYS_UNREAD, KeysInForce
+from mesh.runtime.limits import Member, RouterLimits
 from mesh.runtime.model_mapping import ModelMapping
 from mesh.runtime.peer_requests import PeerRequests
 from mesh.runtime.regions import Regions
@@ -45,9 +48,12 @@ from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_o
 from mesh.runtime.routing_in_force import RouterRouting
 from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.runtime.stream_continuations import StreamContinuations
+from mesh.runtime.token_signers import TokenSigners
+from mesh.runtime.usage_writer import UsageWriter
 from mesh.session.client_request import ClientRequest
 from mesh.session.record import NO_TRACE, Decide, Failure, Home, Identifiers, Trace
 from mesh.session.session import Session
+from mesh.session.usage_book import UsageBook
 from schemas import state, subjects, wire
 from schemas.engine_routes import GENERATING_PATHS, PLAIN_PATHS
 from schemas.exchange import Outcome
@@ -55,6 +61,7 @@ from schemas.held import HeldAsk
 from schemas.http import Fault, Readiness
 from schemas.http_statuses import OK, SERVER_ERROR
 from schemas.ids import ModelId
+from schemas.keys import KeyRecord
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
 from schemas.response_ids import ResponsePlace
@@ -87,16 +94,26 @@ class RequestManager:
         self.ended = EndedRequests(config.region, config.router, clock, access_log, kept_max)
         self._core, self._bus, self._metrics = core, bus, metrics
         self._clock = clock
-        self._know_tenants()
+        self.callers = Callers(config.region)
+        member = Member(config.region, config.router, config.epoch, config.peers)
+        self.limits = RouterLimits(member, bus, clock, metrics.limited)
+        self.keys = KeysInForce(config.region, self._know_made)
+        self.signers = TokenSigners(self.callers)
+        self._know_callers()
         prompts = self._prompts = PromptReader(config.hash_key, core.prompt_writing)
         self._tail, self.bodies = TailRule(config.slow), BodyBudget()
+        known = config.region, *config.peers
+        book = UsageBook(config.region, config.router, config.epoch, known)
+        self.usage = UsageWriter(bus, book)
         self.session = session = Session(
             Home(config.region, config.router, config.settings.ground),
             decide=decide,
             clock=clock,
             bus=bus,
             ids=Identifiers(lambda: os.urandom(INBOX_SECRET_BYTES).hex(), count(1)),
-            observer=RequestObserver(config, metrics, prompts, clock, self.ended, self.bodies),
+            observer=RequestObserver(
+                config, metrics, prompts, clock, self.ended, self.bodies, book
+            ),
             keep_alive_s=config.sse_keep_alive_s,
         )
         self.guard = ReplyGuard(config.region, config.peers, metrics, clock)
@@ -124,18 +141,25 @@ class RequestManager:
         metrics.peer_requests_held.set_function(lambda: session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
+        metrics.usage_unwritten.set_function(lambda: len(book))
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Admit new requests by this; those under way go on as they began."""
         self._config = config
-        self._know_tenants()
+        self._know_callers()
         self._regions.reconfigure(config)
         self.routing.reconfigure(config.settings)
 
-    def _know_tenants(self) -> None:
-        keys, ground = self._config.keys, self._config.settings.ground
-        self._tenants = Tenants(self._config.region, ground, keys)
-        self._may_be_limited = bool(keys or ground.labels)  # by a key or a label
+    def _know_callers(self) -> None:
+        config, ground = self._config, self._config.settings.ground
+        self.callers.know(ground, config.keys, config.tenants, is_required=config.auth.required)
+        self.signers.know(config.auth.jwt)
+        self.limits.know(self.callers.limits(), self.callers.own_limits())
+        self._has_labels = bool(ground.labels)
+
+    def _know_made(self, keys: tuple[KeyRecord, ...]) -> None:
+        self.callers.know_made(keys)
+        self.limits.know(self.callers.limits(), self.callers.own_limits())
 
     def _performers(self, regions: Regions) -> dict[type, Callable[[Any], None]]:
         """Of the effects that concern no request."""
@@ -191,21 +215,19 @@ class RequestManager:
             return SHUTTING_DOWN
         if not self._bus.is_connected:
             return Fault.NO_REPLICA, UNREACHABLE
+        if self.callers.must_be_read and not self.keys.is_read:
+            return Fault.KEYS_UNREAD, KEYS_UNREAD
         if not self._core.models():
             return Fault.NO_REPLICA, "no replica of any region is ready"
         return None
 
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+    def residency(self, wanted: Labels, caller: Caller | None) -> Labels:
         try:
-            return self._tenants.residency(wanted, headers)
+            return self.callers.residency(wanted, caller)
         except RequestRefused as problem:
             if problem.fault is Fault.RESIDENCY:
                 self._metrics.residency_refused.labels("client").inc()
             raise
-
-    def owner(self, headers: Mapping[str, str]) -> str:
-        """Whose files and batches a request makes and sees. Raises RequestRefused."""
-        return self._tenants.owner(headers)
 
     def refuse_new(self) -> None:
         """Raise RequestRefused while the router is shutting down."""
@@ -213,23 +235,30 @@ class RequestManager:
             raise RequestRefused(*SHUTTING_DOWN)
 
     def readiness(self) -> Readiness:
-        warmth, problem = self._core.gossip.siblings.sync, self.leases.problem
+        warmth = self._core.gossip.siblings.sync
+        problem = self.leases.problem or self.keys.problem or self.signers.problem
         if warmth.warm_at is None:
             return Readiness(warm=False, problem=problem)
         warm_for_s = round(self._clock() - warmth.warm_at, 3)
         return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source, problem=problem)
 
     def admit(
-        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
+        self,
+        parsed: ParsedRequest,
+        headers: Mapping[str, str],
+        caller: Caller | None,
+        changed: Callable[[], None],
     ) -> ClientRequest:
         """Take a client's request in and place it; see `FrontDoor`."""
         options, model, fields = parsed.options, parsed.model, parsed.fields
         residency: Labels = ()
-        tenant: str | None = None
+        tenant, key_id = None, ""
         try:
-            if self._may_be_limited or options.residency:
-                residency = self.residency(options.residency, headers)
-                tenant = self._tenants.tenant(headers)
+            if caller is not None:
+                tenant, key_id = caller.tenant, caller.key_id
+                check_model(caller, model)
+            if self._has_labels or options.residency or (caller is not None and caller.residency):
+                residency = self.residency(options.residency, caller)
             asked = None if parsed.call else self.mapping.apply(parsed, residency, tenant)
             model, options = parsed.model, parsed.options
             now, spans = self._clock(), self._spans(headers)
@@ -254,7 +283,14 @@ class RequestManager:
                 streams=fields.streams,
                 residency=residency,
                 wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
+                tenant=tenant or "",
+                key_id=key_id,
             )
+            held = limit_headers = None
+            if caller is not None and caller.limited:
+                request, held, limit_headers = self.limits.take(
+                    caller.limited, request, parsed.path, parsed.body
+                )
         except BaseException as error:
             self.bodies.give_back(parsed.kept_bytes)
             if isinstance(error, RequestRefused):
@@ -275,6 +311,8 @@ class RequestManager:
             spans=spans,
             kept_bytes=parsed.kept_bytes,
             changed=changed,
+            held=held,
+            limit_headers=limit_headers,
         )
         try:
             self.session.admit(admitted)
@@ -286,6 +324,8 @@ class RequestManager:
                 self.feed(ev.ClientGone(request.key))
             except Exception:
                 self.session.close(admitted)
+                if held is not None:
+                    held.settle(0, 0, 0)
                 raise
         return admitted
 

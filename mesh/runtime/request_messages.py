@@ -49,21 +49,19 @@ class RequestMessages:
         self._config = config
         self._bus = bus
         self._streams = session.answers.streams
-        self._clock = session.clock
         self._log = LimitedLog(log)
         self._parcels = subjects.inbox(config.region, config.router, PARCEL)
         self.takers: list[TakeControl] = []  # of what comes to inboxes that are no answer's
 
     def receive_answer(self, msg: Msg) -> None:
         """Something for an inbox of this router: nearly always the bytes of some answer."""
-        subject = msg.subject
-        record = self._streams.get(subject)
-        if record is not None and msg.headers is None:  # as `receive_frame`, for every token
-            now, writer = self._clock(), record.direct_writer
-            if writer is None or not writer.pass_on(msg.data, now):
-                self.session.answers.take_in(record, msg.data, now)
-        else:
-            self._receive_unusual(msg, subject)
+        record = self._streams.get(msg.subject)
+        if record is None or msg.headers is not None:
+            self._receive_unusual(msg, msg.subject)
+            return
+        writer = record.direct_writer  # as `receive_frame`, for every token
+        if writer is None or not writer.pass_on(msg.data):
+            self.session.answers.take_in(record, msg.data)
 
     def _receive_unusual(self, msg: Msg, subject: str) -> None:
         """Frames of several answers, a message with headers, or one that is no answer's."""

@@ -16,7 +16,9 @@ from mesh.runtime.config import RouterConfig
 from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
 from mesh.session.client_request import ClientRequest
+from mesh.session.cost import NOTHING
 from mesh.session.record import STEPS_MAX, Ending, Observer, OpenRequest, Step, StepKind
+from mesh.session.usage_book import UsageBook, account
 from schemas import exchange
 from schemas.decision import Placement
 from schemas.exchange import Placed
@@ -43,13 +45,14 @@ class RequestObserver(Observer):
         clock: Callable[[], float],
         ended: EndedRequests,
         bodies: BodyBudget,
+        book: UsageBook,
     ) -> None:
         self._home = config.region
         self._regions = frozenset((*config.peers, config.region))
         self._metrics = metrics
         self._prompts = prompts
         self._clock, self._ended = clock, ended
-        self._bodies = bodies
+        self._bodies, self._book = bodies, book
         self._log = LimitedLog(log)
 
     def _note(self, record: OpenRequest, what: StepKind, outcome: str = "") -> None:
@@ -63,7 +66,8 @@ class RequestObserver(Observer):
         if request.shadow:
             return
         if placement is Placement.LOCAL or placement is Placement.PEER:
-            self._metrics.hold.observe(_held_since_last_s(record, effect.decision.held_s))
+            held_s = effect.decision.held_s
+            self._metrics.hold.observe(held_s and _held_since_last_s(record, held_s))
         if len(record.steps) < STEPS_MAX:  # as `_note`, for every request
             record.steps += (Step(self._clock(), effect),)
         if request.answer_inbox is None:
@@ -117,13 +121,10 @@ class RequestObserver(Observer):
             output = record.splice.whole(prompt, output)[1]
         if prompt >= 0:
             self._prompts.learn(record.request.model, record.size, prompt)
-        if prompt < 0 and output < 0:
-            return
-        labels = labels_of(self._metrics, record)
-        self._metrics.tokens_seen(labels, prompt, end.cached_tokens, output)
         began_at = record.first_byte_at
         if began_at is not None and output > 1 and record.answer.is_event_stream:
             seconds = (self._clock() - began_at) / (output - 1)
+            labels = labels_of(self._metrics, record)
             self._metrics.token_time_seen(labels, seconds, exemplar_of(record))
 
     def frames_missing(self) -> None:
@@ -135,6 +136,7 @@ class RequestObserver(Observer):
     def request_ended(self, record: OpenRequest, ending: Ending) -> None:
         request, metrics = record.request, self._metrics
         self._ended.add(ending)
+        account(self._book, record, ending.region, ending.cost)
         outcome = ending.outcome
         if request.answer_inbox is not None:
             metrics.ingress.labels(request.origin, outcome).inc()
@@ -148,9 +150,14 @@ class RequestObserver(Observer):
                 metrics.streams_continued.labels("whole" if outcome == "ok" else outcome).inc()
             if ending.asked:
                 metrics.mapped(ending.asked, request.model)
+            labels, cost = labels_of(metrics, record), ending.cost
+            if record.held is not None:
+                record.held.settle(cost.uncached, cost.cached, cost.output)
+            if cost is not NOTHING:
+                metrics.tokens_seen(labels, cost)
             metrics.ended(
                 outcome,
-                labels_of(metrics, record),
+                labels,
                 ending.ended_at - ending.arrived_at,
                 streamed=ending.is_stream,
                 trace_id=exemplar_of(record),
@@ -172,8 +179,6 @@ class RequestObserver(Observer):
 
 def _held_since_last_s(record: OpenRequest, held_s: float) -> float:
     """Seconds in the hold queue since the last placement; `held_s`: in all."""
-    if not held_s:
-        return 0.0
     decisions = (step.what.decision for step in record.steps if isinstance(step.what, fx.Decided))
     return held_s - max((one.held_s for one in decisions), default=0.0)
 

@@ -115,10 +115,10 @@ def _access_log(config: RouterConfig) -> AccessLog | None:
 
 
 async def _listen(
-    server: HttpServer, key: str, config: RouterConfig, where: Address, *, shared: bool = False
+    server: HttpServer, key: str, config: RouterConfig, where: Address, **how: Any
 ) -> HttpServer:
     try:
-        await server.listen(*where, shared=shared)
+        await server.listen(*where, **how)
     except OSError as error:
         raise PortTaken.at(where, key, config, error) from error
     return server
@@ -198,6 +198,8 @@ class Router:
                 trie_ask=self.requests.trie.receive_ask,
                 lease=self.requests.leases.receive,
                 control=self.requests.leases.orders.receive,
+                keys=self.requests.keys.receive,
+                limits=self.requests.limits.receive,
                 answer=self.requests.messages.receive_answer,
                 ingress=self.requests.from_peers.receive,
                 ping=self._pings.answer,
@@ -216,6 +218,8 @@ class Router:
     def _work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """The tasks that run until the router is closed."""
         yield from (self._ticks(), self._keep_alive(), self._pings.run(), self._stream())
+        yield from (self.requests.signers.keep(), self.requests.usage.run())
+        yield self.requests.limits.run()
         if self._config.peers and self._config.settings.lease_s:
             yield self.requests.beats.keep()
         if self._batch is not None:
@@ -233,6 +237,8 @@ class Router:
         self.requests.reconfigure(config)
         for api in self._apis:
             api.allow_origins(config.cors_origins)
+        if self._http is not None and config.tls is not None:
+            self._http.renew(config.tls)
 
     def status(self) -> str:
         """What it does, in one line for people."""
@@ -290,6 +296,7 @@ class Router:
         await end_all(self._tasks)
         if self._batch is not None:
             await self._batch.close()
+        await self.requests.usage.close()
         await self._bus.close()
         if self._recorder is not None:
             await self._recorder.close()
@@ -301,7 +308,11 @@ class Router:
         connections = ConnectionLimit(config.connections_max)
         metrics.connections.set_function(lambda: connections.open)
         metrics.connections_max.set(connections.most)
-        served = Served(routes=config.routes, cors_origins=config.cors_origins)
+        served = Served(
+            routes=config.routes,
+            cors_origins=config.cors_origins,
+            callers=self.requests.callers,
+        )
         if config.shares_port:  # a scrape would meet one of the workers at random
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
             served = replace(served, paths=EVERY_PATH - {http.METRICS}, elsewhere=elsewhere)
@@ -317,14 +328,16 @@ class Router:
             completions=api.completions,
         )
         where = Address(config.http_host, config.http_port)
-        self._http = await _listen(server, "http", config, where, shared=config.shares_port)
+        self._http = await _listen(
+            server, "http", config, where, shared=config.shares_port, tls=config.tls
+        )
         if config.metrics is not None:  # last: its /ready speaks for the endpoint too
             page = self._api(Served(OF_ONE_PROCESS, cors_origins=config.cors_origins), connections)
             server = HttpServer(
                 page.handle, region=config.region, connections=ConnectionLimit(PAGE_CONNECTIONS)
             )
             self._page = await _listen(server, "metrics", config, config.metrics)
-        log.info("region %s serves http://%s", config.region, where)
+        log.info("region %s serves %s", config.region, config.url)
 
     def _api(
         self, served: Served, connections: ConnectionLimit, batch: BatchApi | None = None
@@ -360,7 +373,10 @@ class Router:
     async def _stream(self) -> None:
         requests = self.requests
         await self._bus.watch_streams(
-            requests.messages.read_heartbeat, self._stream_found, requests.leases.orders.reading
+            requests.messages.read_heartbeat,
+            self._stream_found,
+            requests.leases.orders.reading,
+            requests.keys.read,
         )
 
     def _stream_found(self, name: str, differs: list[str]) -> None:

@@ -133,6 +133,8 @@ class ShadowCopies:
             answer_tokens=None if is_work else 0,
             residency=request.residency,
             wants_receipt=False,
+            tenant=request.tenant,
+            key_id=request.key_id,
         )
         copy = CopyRequest(
             request=copied,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
@@ -32,6 +32,7 @@ PROGRESS_S = 0.5  # between two progress events to the core
 DOUBTED = 1  # of a head
 ENGINES_FAULT = (Outcome.ENGINE_LOST, Outcome.ENGINE_BROKEN, Outcome.ENGINE_FAILED)
 EVENT_STREAM = "text/event-stream"
+USUAL_END = b"}\n\n"  # of all events but the last one
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
 LAST_BYTES = 4096  # of what was given out that are kept; any last event is shorter
@@ -95,41 +96,46 @@ class FramesMissing:
     number: int
 
 
+@dataclass(slots=True, eq=False)
 class AnswerReceiver:
     """The answer of attempt number `attempt` of request `key`, from its first frame to its end."""
 
-    def __init__(self, key: int, attempt: int, inbox: str) -> None:
-        self.key, self.attempt, self.inbox = key, attempt, inbox
-        self.head: exchange.Head | None = None
-        self.passed: Mapping[str, str] = {}  # headers of the engine's that are for the client
-        self.end: exchange.End | None = None
-        self.failed_as = ""  # the outcome that its agent named, of an answer that is not whole
-        self.engine_error: EngineError | None = None
-        self.region: RegionId | None = None  # who answers, as soon as it is known
-        self.replica: ReplicaId | None = None
-        self.asked: RegionId | None = None  # the peer that is to place it
-        self.peer_held_s = 0.0  # in that peer's hold queue, by its own claim
-        self.fresh: Digest | None = None  # how the region is that refused it
-        self.is_event_stream = False  # so that an error event may end it; known with the head
-        self._is_error = False
-        self._chunks: list[bytes] = []
-        self.buffered_bytes = 0  # that wait for the client
-        self.taken_bytes = 0  # given out
-        self.credit_at_bytes = CREDIT_BYTES  # given out: then a credit is due
-        self.credited_bytes = 0  # as the agent was last granted
-        self._credit_may_be_lost = False  # its replica waits for something
-        self.next_number = 0  # of the frame that it waits for
-        self._given_out_last = b""  # the end of what was given out
-        self._progress_due_at = float("-inf")
-        self._missing_from = self._came_last = -1
-        self.body_sent = False  # in parts, as the agent requested
-        self.keep: Callable[[bytes], None] = _nothing  # what is given out
-        self.splice: Splice | None = None  # it goes on with a stream that broke
-        self.is_broken = False  # it is to go on elsewhere; what it gave out is counted already
-        self._first_window = WINDOW_BYTES
-        self.is_wanted = True  # until its attempt is over
-        # Of an answer that comes over a link: called when a credit is due, which it sends later.
-        self.pace: Callable[[], None] | None = None
+    key: int
+    attempt: int
+    inbox: str
+    head: exchange.Head | None = None
+    passed: Mapping[str, str] = field(default_factory=dict)  # the engine's headers, for the client
+    end: exchange.End | None = None
+    failed_as: str = ""  # the outcome that its agent named, of an answer that is not whole
+    engine_error: EngineError | None = None
+    region: RegionId | None = None  # who answers, as soon as it is known
+    replica: ReplicaId | None = None
+    asked: RegionId | None = None  # the peer that is to place it
+    peer_held_s: float = 0.0  # in that peer's hold queue, by its own claim
+    fresh: Digest | None = None  # how the region is that refused it
+    is_event_stream: bool = False  # so that an error event may end it; known with the head
+    buffered_bytes: int = 0  # that wait for the client
+    taken_bytes: int = 0  # given out
+    first_bytes: int = 0  # given out first: up to the first content
+    credit_at_bytes: int = CREDIT_BYTES  # given out: then a credit is due
+    credited_bytes: int = 0  # as the agent was last granted
+    next_number: int = 0  # of the frame that it waits for
+    body_sent: bool = False  # in parts, as the agent requested
+    keep: Callable[[bytes], None] = _nothing  # what is given out
+    splice: Splice | None = None  # it goes on with a stream that broke
+    is_broken: bool = False  # it is to go on elsewhere; what it gave out is counted already
+    is_wanted: bool = True  # until its attempt is over
+    # Of an answer that comes over a link: called when a credit is due, which it sends later.
+    pace: Callable[[], None] | None = None
+    _chunks: list[bytes] = field(default_factory=list)
+    _given_out_last: bytes = b""  # the end of what was given out
+    _progress_due_at: float = -inf
+    _looked_at_bytes: int = 0  # that had been given out then
+    _is_error: bool = False
+    _credit_may_be_lost: bool = False  # its replica waits for something
+    _missing_from: int = -1
+    _came_last: int = -1
+    _first_window: int = WINDOW_BYTES
 
     def begin_small(self, first_window: int, pace: Callable[[], None]) -> None:
         """It comes over a link, and its agent is told to send `first_window` bytes at first."""
@@ -166,33 +172,41 @@ class AnswerReceiver:
 
     @property
     def is_startable(self) -> bool:
-        """Whether the client may be sent its first byte."""
+        """Whether the client may be sent its first byte. Not where the attempt failed before that:
+        what came of it is dropped, as another attempt's answer follows."""
         if self.head is None or self._is_error:
             return False
         if self.end is not None:
             return True
+        if not self.is_wanted:
+            return False
         if self.is_event_stream:
-            return self._whole_bytes(b"".join(self._chunks)) > 0
+            return bool(self._chunks) and self._whole_bytes(b"".join(self._chunks)) > 0
         return self.buffered_bytes >= PLAIN_BYTES_MAX
 
-    def passing(self, frame: bytes, now: float) -> bytes:
+    def passing(self, frame: bytes) -> bytes:
         """What a frame brings, if it can be given out as it is; empty if it is to be fed instead.
 
-        Most frames are the next event of a stream that flows. The last event is not passed: where
-        the end is in the same parcel, they go out in one write.
+        Most frames are the next event of a stream that flows, an object of JSON. The last event
+        (LAST_EVENTS) is not passed: where the end is in the same parcel, they go out in one write.
         """
-        if self._chunks or now >= self._progress_due_at:
-            return b""
-        if not frame.startswith(_frame_header(_DATA, self.next_number)):
+        if self._chunks or not frame.startswith(_frame_header(_DATA, self.next_number)):
             return b""
         data = frame[_HEADER_BYTES:]
-        if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS) or ERROR_EVENT in data:
+        if not data.endswith(USUAL_END) or ERROR_EVENT in data:
             return b""
         self.next_number += 1
         self.taken_bytes += len(data)
         self._given_out_last = data
         self.keep(data)
         return data
+
+    def looked_at(self) -> ev.AttemptProgressed | None:
+        """The core's event where bytes were given out since the last look."""
+        if self.taken_bytes == self._looked_at_bytes:
+            return None
+        self._looked_at_bytes = self.taken_bytes
+        return ev.AttemptProgressed(self.key, self.attempt)
 
     def take(self) -> bytes:
         """The bytes that may be given out and have not been; empty when there are none."""
@@ -210,6 +224,8 @@ class AnswerReceiver:
             self._chunks.insert(0, data[at:])
             data = data[:at]
         if data:
+            if not self.taken_bytes:
+                self.first_bytes = len(data)
             self.taken_bytes += len(data)
             self.buffered_bytes -= len(data)
             if self.splice is not None and not (data := self.splice.joined(data)):
@@ -405,6 +421,12 @@ class AnswerReceiver:
         return self._progressed(now)
 
     def _end(self, end: exchange.End) -> ev.Event:
+        counts = end.prompt_tokens, end.cached_tokens, end.completion_tokens
+        if max(counts) > exchange.TOKENS_MAX:  # accounts would add up what nobody computed
+            prompt, cached, output = (
+                -1 if count > exchange.TOKENS_MAX else count for count in counts
+            )
+            end = exchange.End(end.outcome, end.detail, prompt, cached, output, end.ttft_s)
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
             rest = b"".join(self._chunks)
             at = rest.find(ERROR_EVENT)

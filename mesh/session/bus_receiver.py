@@ -6,15 +6,18 @@ a stray: its sender gets a cancel.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from mesh.core.model import events as ev
-from mesh.session.answer import AnswerReceiver, FramesMissing, Message, place_named
+from mesh.session.answer import PROGRESS_S, AnswerReceiver, FramesMissing, Message, place_named
 from mesh.session.record import Bus, Home, Observer, OpenRequest
 from schemas import exchange, wire
 from schemas.exchange import Frame
+from schemas.ids import RegionId
 from schemas.parcels import unpack_parcel
 
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
+_BODY_WANTED, _DATA, _WORKING = Frame.BODY_WANTED, Frame.DATA, Frame.WORKING
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
 REQUEST_S = 0.5  # after the first request; each wait is twice as long as the one before
 REQUESTS_MAX = 3
@@ -100,6 +103,7 @@ class BusReceiver:
         self._over = over
         self.streams = streams
         self._missing = RetransmitRequests()
+        self._look_at = -inf
 
     @property
     def missing(self) -> int:
@@ -111,14 +115,13 @@ class BusReceiver:
         record = self.streams.get(inbox)
         if record is None:
             return False
-        now = self._clock()
-        if record.direct_writer is None or not record.direct_writer.pass_on(data, now):
-            self.take_in(record, data, now)
+        if record.direct_writer is None or not record.direct_writer.pass_on(data):
+            self.take_in(record, data)
         return True
 
-    def take_in(self, record: OpenRequest, data: bytes, now: float) -> None:
+    def take_in(self, record: OpenRequest, data: bytes) -> None:
         """A frame that its direct writer, if there is one, does not pass on."""
-        self._frame(record, data, now)
+        self._frame(record, data, self._clock())
         record.changed()
 
     def receive_parcel(self, inboxes: str, data: bytes) -> None:
@@ -133,7 +136,7 @@ class BusReceiver:
                 record = self.streams.get(inboxes + stream)
                 if record is None:
                     self.receive_stray(inboxes + stream, frame)
-                elif record.direct_writer is None or not record.direct_writer.pass_on(frame, now):
+                elif record.direct_writer is None or not record.direct_writer.pass_on(frame):
                     self._frame(record, frame, now)
                     fed[record.request.key] = record
         except wire.WireError as error:  # what was in the rest is missed by its numbers
@@ -186,22 +189,25 @@ class BusReceiver:
         assert answer is not None
         try:
             frame = exchange.unpack_frame(data)
-            kind = frame.kind
+            kind, _, payload = frame
             event = answer.feed(frame, now)
             if isinstance(event, FramesMissing):
                 self._observer.frames_missing()
                 self._request_again(self._missing.enter(answer.inbox, event.number, now), now)
                 return
-            if kind is Frame.BODY_WANTED and not answer.body_sent:
+            if kind is _BODY_WANTED and not answer.body_sent:
                 answer.body_sent = True
-                if why_not := self._send_body(record, answer, frame.payload):
-                    refused = ev.AttemptFailed(answer.key, answer.attempt, why_not, blameless=True)
-                    self._over(record, answer, refused)
+                if why_not := self._send_body(record, answer, payload):
+                    self._over(
+                        record, answer, ev.AttemptFailed(answer.key, answer.attempt, why_not)
+                    )
                     return
             if event is not None:
                 self._received(record, answer, event)
-            waits = not answer.is_event_stream or bool(answer.pace or answer.splice)
-            if kind is Frame.WORKING or (kind is Frame.DATA and waits):
+            if kind is _DATA:
+                if not answer.is_event_stream or answer.pace or answer.splice:
+                    self.give_credit(answer)
+            elif kind is _WORKING:
                 self.give_credit(answer)
         except wire.WireError as error:
             self._unreadable_frame(answer.inbox, error)
@@ -223,8 +229,8 @@ class BusReceiver:
     def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> str:
         """To an agent that requests the body's parts, perhaps of a region that we did not choose.
 
-        Returns why it may not go there, empty where it may; then this attempt is over, which is no
-        failure of the agent's. Raises WireError where no such agent can be.
+        Returns why it may not go there, empty where it may; then this attempt is over, by the fault
+        of whoever sent the request on to there. Raises WireError where no such agent can be.
         """
         wanted = wire.decode_as(exchange.BodyWanted, payload)
         region, replica = place_named(wanted.region, wanted.replica)
@@ -256,18 +262,32 @@ class BusReceiver:
         return True
 
     def tick(self) -> None:
-        """Request again what was lost and has still not come."""
+        """Request again what was lost and has still not come; tell the core which streams flow."""
         now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + PROGRESS_S
+            for record in list(self.streams.values()):  # those that no frame is fed of
+                answer = None if record.direct_writer is None else record.answer
+                if answer is not None and (event := answer.looked_at()) is not None:
+                    self._feed(event)
         for missing in self._missing.due(now, bus_is_there=self._bus.is_connected):
             self._request_again(missing, now)
 
     def bus_returned(self) -> None:
         """Request what came while the bus was away, of answers that have begun."""
-        now = self._clock()
         for record in self.streams.values():
-            if (answer := record.answer) is not None and answer.head is not None:
-                self._send_again(answer, answer.next_number)
-                self._missing.requested_after_outage(answer.inbox, now)
+            if record.answer is not None and record.answer.head is not None:
+                self._request_rest(record.answer)
+
+    def link_returned(self, region: RegionId) -> None:
+        """The same of that region's answers: the link to it was lost for a moment."""
+        for record in self.streams.values():
+            if record.answer is not None and record.answer.region == region:
+                self._request_rest(record.answer)
+
+    def _request_rest(self, answer: AnswerReceiver) -> None:
+        self._send_again(answer, answer.next_number)
+        self._missing.requested_after_outage(answer.inbox, self._clock())
 
     def _request_again(self, missing: RetransmitRequest, now: float) -> None:
         """Request what was lost, until it comes or counts as lost."""

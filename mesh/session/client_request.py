@@ -1,14 +1,17 @@
 """A client's request from its admission to its end, with what its receipt says of the wait."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from sys import intern
 
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import NO_TEXT, TextSize
-from mesh.session.record import UNKNOWN, Ending, OpenRequest, Step
+from mesh.core.requests.limits import Held
+from mesh.session.cost import NOTHING, Cost, Seen, counted, estimated
+from mesh.session.record import UNKNOWN, Ending, Numbers, OpenRequest, Step
 from schemas.decision import Decision, Placement
-from schemas.engine_routes import error_form
-from schemas.http import error_body
+from schemas.engine_routes import SERVER_PATHS, error_form
+from schemas.http import Fault, error_body
 
 RETURNED = ev.AttemptRefused, ev.AttemptFailed  # to the hold queue, if it did not fail at once
 
@@ -27,6 +30,8 @@ class ClientRequest(OpenRequest):
     size: TextSize = NO_TEXT  # of the prompt
     wants_decision: bool = False  # as a header of its answer
     first_byte_at: float | None = None
+    held: Held | None = None  # of its key's limits, until it is over
+    limit_headers: Mapping[str, str] | None = None  # of its answer
 
     @property
     def receipt(self) -> Decision | None:
@@ -54,7 +59,7 @@ class ClientRequest(OpenRequest):
         request, answer, failure = self.request, self.answer, self.failure
         asked = request.asked
         region = replica = fault = ""
-        numbers, sent_bytes, peer_held_s, is_stream = UNKNOWN, 0, 0.0, False
+        numbers, sent_bytes, peer_held_s, is_stream, cost = UNKNOWN, 0, 0.0, False, NOTHING
         if answer is not None:
             region, replica = answer.region or "", answer.replica or ""
             sent_bytes = 0 if answer.is_broken else answer.taken_bytes
@@ -64,9 +69,10 @@ class ClientRequest(OpenRequest):
                 peer_held_s = self.bounded_peer_held_s(at)
             if end is not None:
                 numbers = end.prompt_tokens, end.cached_tokens, end.completion_tokens, end.ttft_s
-                if self.splice is not None and min(numbers) >= 0:
+                if self.splice is not None and end.prompt_tokens >= 0 <= end.completion_tokens:
                     prompt, output = self.splice.whole(end.prompt_tokens, end.completion_tokens)
                     numbers = prompt, min(end.cached_tokens, prompt), output, end.ttft_s
+            cost = self._cost(numbers)
             if self.said is not None:
                 sent_bytes += self.said.sent_bytes
         if failure is not None:
@@ -93,6 +99,7 @@ class ClientRequest(OpenRequest):
             replica=replica,
             peer_held_s=peer_held_s,
             numbers=numbers,
+            cost=cost,
             sent_bytes=sent_bytes,
             is_stream=is_stream,
             fault=fault,
@@ -101,6 +108,32 @@ class ClientRequest(OpenRequest):
             decided=self.decided,
             steps=self.steps,
         )
+
+    def _cost(self, numbers: Numbers) -> Cost:
+        """What it has cost if it ends now; `numbers`: of its engine."""
+        prompt, cached, output, _ = numbers
+        is_counted = prompt >= 0 and (output >= 0 or self.request.answer_tokens == 0)
+        if is_counted:
+            # Of one that went on elsewhere, what was said before is counted by its events.
+            return counted(prompt, cached, output, is_estimated=self.splice is not None)
+        if self.call is not None or self.path in SERVER_PATHS or not self._was_computed:
+            return NOTHING
+        assert self.answer is not None
+        seen = Seen(self.request, self.answer, self.decided, self.splice, prompt, cached, output)
+        return estimated(seen)
+
+    @property
+    def _was_computed(self) -> bool:
+        """Whether its client has got some of an answer, or gave up while an engine had it."""
+        if self.first_byte_at is not None:
+            return True
+        failure, answer, steps = self.failure, self.answer, self.steps
+        gave_up = not self.pass_engine_error and (
+            failure is None or failure.fault is Fault.DEADLINE
+        )
+        is_there = answer is not None and answer.replica is not None
+        has_returned = bool(steps) and isinstance(steps[-1].what, RETURNED)
+        return gave_up and is_there and not has_returned
 
     def note_return(self, at: float) -> None:
         """It has been in the hold queue since then: its attempt, if one was under way, was lost."""

@@ -18,6 +18,7 @@ from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
 from schemas.http import RESPONSES
 from schemas.ids import (
+    UNLISTED_KEY,
     ModelId,
     NameInvalid,
     RegionId,
@@ -72,6 +73,8 @@ def ingress_headers(
     headers = _request_headers(record, effect.attempt, now)
     if record.tenant:
         headers[exchange.H_TENANT] = record.tenant
+    if request.key_id:
+        headers[exchange.H_KEY_ID] = request.key_id
     headers[exchange.H_WAITED_MS] = str(max(0, round((now - request.arrived_at) * 1000)))
     headers[exchange.H_HELD_MS] = str(round(effect.held_s * 1000))
     headers[exchange.H_HOPS] = "1"
@@ -81,13 +84,15 @@ def ingress_headers(
 
 def _request_headers(record: OpenRequest, attempt: int, now: float) -> dict[str, str]:
     request = record.request
-    headers = {exchange.H_DEADLINE_MS: _deadline_ms(request, now)}
-    headers[exchange.H_REQUEST] = request.request_id
     path = record.path
     model = request.model if path in PLAIN_PATHS else model_of(request.model)
-    headers[exchange.H_MODEL] = subjects.encode_model(model)
-    headers[exchange.H_PATH] = path
-    headers[exchange.H_ATTEMPT] = str(attempt)
+    headers = {
+        exchange.H_DEADLINE_MS: _deadline_ms(request, now),
+        exchange.H_REQUEST: request.request_id,
+        exchange.H_MODEL: subjects.encode_model(model),
+        exchange.H_PATH: path,
+        exchange.H_ATTEMPT: str(attempt),
+    }
     if record.adds_usage:
         headers[exchange.H_ADD_USAGE] = "1"
     if record.splice is not None and record.splice.is_turn:
@@ -199,18 +204,27 @@ def read_forwarded(
             wants_receipt=wants_receipt,
             answer_tokens=None if path in GENERATING_PATHS else 0,
             is_whole_here=exchange.H_BODY_BYTES not in headers,
+            tenant=read_tenant(headers),
+            key_id=_optional_name(headers, exchange.H_KEY_ID),
         )
     except KeyError as error:
         raise IngressInvalid(f"no header {error}") from error
 
 
 def read_tenant(headers: Mapping[str, str]) -> str:
-    """The tenant whose request it is; empty for none."""
-    tenant = headers.get(exchange.H_TENANT, "")
+    """The tenant whose request it is, or the mark of a key on no list; empty for none."""
+    return _optional_name(headers, exchange.H_TENANT, UNLISTED_KEY)
+
+
+def _optional_name(headers: Mapping[str, str], header: str, mark: str = "") -> str:
+    """A name, which `mark` may precede."""
+    name = headers.get(header, "")
     try:
-        return tenant and checked_name("tenant", tenant)
+        if name:
+            checked_name("name", name.removeprefix(mark))
+        return name
     except NameInvalid as error:
-        raise IngressInvalid(f"header {exchange.H_TENANT}: {error}"[:300]) from error
+        raise IngressInvalid(f"header {header}: {error}"[:300]) from error
 
 
 def _model(headers: Mapping[str, str]) -> ModelId:

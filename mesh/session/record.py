@@ -14,6 +14,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of
 from mesh.session.answer import AnswerReceiver, EngineError, Held
 from mesh.session.body_model import ModelPlace, with_model
+from mesh.session.cost import NOTHING, Cost
 from mesh.session.said import Said, Splice
 from schemas import exchange
 from schemas.decision import Decision
@@ -57,7 +58,7 @@ NO_TRACE = Trace()
 class DirectWriter(Protocol):
     """Writes frames of an answer that has begun to its client."""
 
-    def pass_on(self, frame: bytes, now: float) -> bool:
+    def pass_on(self, frame: bytes) -> bool:
         """Write what a frame brings. False: feed it to the answer, and call `changed`."""
 
 
@@ -122,6 +123,7 @@ class Ending(NamedTuple):
     replica: str = ""
     peer_held_s: float = 0.0
     numbers: Numbers = UNKNOWN
+    cost: Cost = NOTHING  # of a client's request, where it was asked
     sent_bytes: int = 0
     is_stream: bool = False
     is_copy: bool = False

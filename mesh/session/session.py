@@ -96,6 +96,7 @@ class Session:
             fx.TellHeld: lambda effect: bus.answer_peer(effect.answer_inbox, Held(effect.hops)),
             fx.TellLost: self._tell_lost,
             fx.StopForwarded: self._stop_forwarded,
+            fx.RequestAgain: lambda effect: self.answers.link_returned(effect.region),
         }
 
     def __len__(self) -> int:
@@ -122,15 +123,15 @@ class Session:
 
     def feed(self, event: object) -> None:
         """Let the core decide about one event, and perform its effects."""
+        events = self._events
+        events.append(event)  # behind what an exception may have left
         if self._is_feeding:
-            self._events.append(event)
             return
         self._is_feeding = True
-        self._events.append(event)  # behind what an exception may have left
         try:
             performers = self.performers
-            while self._events:
-                for effect in self._decide(self._events.popleft(), self.clock()):
+            while events:
+                for effect in self._decide(events.popleft(), self.clock()):
                     performers[type(effect)](effect)
         finally:
             self._is_feeding = False
@@ -198,6 +199,9 @@ class Session:
         ending = record.ending_at(self.clock(), outcome, status, error_type, detail)
         record.ending = ending
         self._observer.request_ended(record, ending)
+        if (cost := ending.cost).is_output_estimated:
+            request = record.request
+            self.feed(ev.CostEstimated(request.key, request.model, cost.uncached, cost.output))
         spans = record.spans
         if spans.is_traced and (error_type or ending.ended_at - ending.arrived_at >= spans.quiet_s):
             spans.end(record, ending)
@@ -213,6 +217,7 @@ class Session:
         if record.answer is not None:
             self._streams.pop(record.answer.inbox, None)
             record.answer.is_wanted = False
+        record.direct_writer = None  # it would take frames of the next attempt for this one's
 
     def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""

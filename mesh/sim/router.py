@@ -127,9 +127,12 @@ class SimRouter(SessionHost):
             priority=Priority(sent.node.priority),
             slo_ttft_s=sent.node.slo_ttft_s,
             wants_receipt=False,
+            tenant=sent.node.tenant,
         )
         changed = partial(self._changed, sent.number)
-        record = TwinRequest(request=request, sent=sent, receiver=self, changed=changed)
+        record = TwinRequest(
+            request=request, tenant=request.tenant, sent=sent, receiver=self, changed=changed
+        )
         self._by_number[sent.number] = record
         self._session.admit(record)
 

@@ -102,7 +102,7 @@ def _table(links: Iterable[tuple[str, Any]]) -> RttTable:
 def _links(text: str) -> Iterator[tuple[str, Any]]:
     try:
         links = tomllib.loads(text).get("links", [])
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # as `infra.topology`
         raise RttInvalid(f"not TOML: {error}; {FORM}") from error
     if not isinstance(links, list):
         raise RttInvalid(f"links is no list of tables; {FORM}")

@@ -59,6 +59,7 @@ class RequestNode:
     priority: str = "normal"  # x-mesh-priority
     slo_ttft_s: float | None = None  # x-mesh-slo-ttft-ms
     adapter: str = ""  # asked for; empty: the model
+    tenant: str = ""  # whose request it is
 
     @property
     def prompt_tokens(self) -> int:

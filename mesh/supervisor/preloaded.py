@@ -51,7 +51,7 @@ class ForkedProcess:
 
 
 class PreloadedPrograms:
-    """The supervisor's side of the preloaded process, which starts with the first `fork`."""
+    """The supervisor's side of the preloaded process, which starts with `start` or `fork`."""
 
     def __init__(self, modules: Sequence[str], log: Path) -> None:
         """`modules`: what it imports; `log`: what it prints, which is nothing if all is well."""
@@ -62,7 +62,8 @@ class PreloadedPrograms:
         self._is_closing = False
         self._reading: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._started: asyncio.Future[ForkedProcess]  # of the fork that was asked for last
+        # Of the fork that was asked for last.
+        self._started: asyncio.Future[ForkedProcess] | None = None
         self._running: dict[int, ForkedProcess] = {}
 
     async def fork(self, program: Program, log: int) -> ForkedProcess:
@@ -75,13 +76,21 @@ class PreloadedPrograms:
         if len(message) > MESSAGE_BYTES_MAX:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         async with self._one_at_a_time:
-            if self._socket is None:
-                if self._reading is not None:
-                    await self._reading
-                self._socket = await self._start()
-            socket.send_fds(self._socket, [message], [log])
+            socket.send_fds(await self._running_socket(), [message], [log])
             self._started = asyncio.get_running_loop().create_future()
             return await self._started
+
+    async def start(self) -> None:
+        """Have it import while the caller does something else. Raises OSError."""
+        async with self._one_at_a_time:
+            await self._running_socket()
+
+    async def _running_socket(self) -> socket.socket:
+        if self._socket is None:
+            if self._reading is not None:
+                await self._reading
+            self._socket = await self._start()
+        return self._socket
 
     async def close(self) -> None:
         """End the preloaded process; what still runs of its children dies."""
@@ -129,7 +138,7 @@ class PreloadedPrograms:
                 self._report(*orjson.loads(message))
         reports.close()
         self._socket = None  # the next fork starts another
-        if not self._started.done():
+        if self._started is not None and not self._started.done():
             self._started.set_exception(OSError(f"the preloaded process ended, see {self._log}"))
         status = await process.wait()
         if not self._is_closing:
@@ -142,6 +151,7 @@ class PreloadedPrograms:
 
     def _report(self, pid: int, status: int | None) -> None:
         """A process was forked (no status), could not be (pid 0, the error), or has ended."""
+        assert self._started is not None, "a report without a fork"
         if status is None:
             self._running[pid] = ForkedProcess(pid)
             self._started.set_result(self._running[pid])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -65,11 +66,13 @@ class FileWritten:
 
 @dataclass(frozen=True, slots=True)
 class TcpGreeting:
-    """Ready when its answer to `request` on a new connection begins with `greeting`."""
+    """Ready when its answer to `request` on a new connection begins with `greeting`. `tls`: of
+    whoever answers there."""
 
     address: Address
     request: bytes
     greeting: bytes
+    tls: bool = False
 
     def reset(self) -> None:
         """A closed port needs no cleaning."""
@@ -77,7 +80,8 @@ class TcpGreeting:
     async def passes(self) -> bool:
         with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(*self.address)
+                tls = _anyone() if self.tls else None
+                reader, writer = await asyncio.open_connection(*self.address, ssl=tls)
                 try:
                     writer.write(self.request)
                     return (await reader.read(STATUS_LINE_BYTES_MAX)).startswith(self.greeting)
@@ -105,10 +109,17 @@ def speaks_nats(address: Address) -> TcpGreeting:
     return TcpGreeting(address, b"", b"INFO ")
 
 
-def http_ready(address: Address) -> TcpGreeting:
-    """An HTTP server that answers 200 to `GET /ready`."""
+def _anyone() -> ssl.SSLContext:
+    """Takes every certificate: the port of a program of ours is enough."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def http_ready(address: Address, *, tls: bool = False) -> TcpGreeting:
+    """An HTTP server, or with `tls` an HTTPS server, that answers 200 to `GET /ready`."""
     request = f"GET /ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    return TcpGreeting(address, request.encode(), b"HTTP/1.1 200 ")
+    return TcpGreeting(address, request.encode(), b"HTTP/1.1 200 ", tls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,3 +134,4 @@ class Program:
     preloaded: bool = False
     ready: ReadinessProbe
     environment: Mapping[str, str] = field(default_factory=dict)  # added to our own
+    folder: Path | None = None  # where it is started; ours, or that of what is preloaded

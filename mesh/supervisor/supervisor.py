@@ -182,6 +182,7 @@ class SupervisedProgram(SupervisedProcess):
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=program.folder,
                 env={**os.environ, **program.environment},
                 start_new_session=True,
             )
@@ -235,6 +236,11 @@ class Supervisor:
     @property
     def pids(self) -> dict[str, int]:
         return {name: one.pid for name, one in self._programs.items() if one.pid is not None}
+
+    async def preload(self) -> None:
+        """Begin to import what preloaded programs need, while the caller does something else."""
+        with contextlib.suppress(OSError):  # the first that needs it tries again, and says so
+            await self._preloaded.start()
 
     async def start(self, program: Program) -> SupervisedProgram:
         """Start a program and return when it is ready. Raises ProgramFailed if it ends instead."""

@@ -16,10 +16,10 @@ from schemas.state import Heartbeat, decode_heartbeat
 from schemas.wire import decode_as, encode
 from tests.support.flushed import flushed
 from tests.support.frames import frames_of
+from tests.support.until import PATIENCE_S
 
 REGION, REPLICA, ROUTER = "us", "g0", "r1"
 MODEL = "org/llama"
-WAIT_S = 20.0
 KEEPALIVE_S = 0.5  # between keep-alives, as routers have it
 
 
@@ -61,7 +61,7 @@ class FakeRouter:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds, checked at every frame and heartbeat."""
-        async with asyncio.timeout(WAIT_S), self._received:
+        async with asyncio.timeout(PATIENCE_S), self._received:
             await self._received.wait_for(condition)
 
     async def state(self, **fields: object) -> Heartbeat:

@@ -6,6 +6,7 @@ What is there already, made from the same requirements, is kept.
 """
 
 import asyncio
+import json
 import shutil
 import sys
 import time
@@ -22,7 +23,8 @@ from tests.programs.bench.processes import Absent, output_of
 
 SDKS, LITELLM, GUIDELLM, AIPERF = "sdks", "litellm", "guidellm", "aiperf"
 NODE = ROOT / "build" / "node" / "clients"
-NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3")
+NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3", "@portkey-ai/gateway@1.15.2")
+PORTKEY = NODE / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
 TOKENIZER = ENVIRONMENTS.parent / "models" / "clients"
 NPM_WITHIN_S = 300.0
 
@@ -31,6 +33,13 @@ def programs(name: str) -> Path:
     """The folder of an installed client's commands."""
     assert is_installed(name, ENVIRONMENTS), f"make test-clients installs {name}"
     return ENVIRONMENTS / name / "bin"
+
+
+def node() -> str:
+    """Node's command."""
+    found = shutil.which("node")
+    assert found is not None, "make test-clients needs node 20 or newer"
+    return found
 
 
 async def make_tokenizer() -> None:
@@ -46,9 +55,12 @@ async def make_tokenizer() -> None:
 
 async def install_node() -> None:
     """Vercel's packages. Raises Absent."""
-    if (NODE / "node_modules" / "ai").is_dir():
+    if (NODE / "node_modules" / "ai").is_dir() and PORTKEY.is_file():
         return
     NODE.mkdir(parents=True, exist_ok=True)
+    # Portkey's gateway answers each stream with 500 over a newer one.
+    fixed = {"private": True, "overrides": {"@hono/node-server": "1.13.8"}}
+    (NODE / "package.json").write_text(json.dumps(fixed))
     npm = shutil.which("npm")
     if npm is None:
         raise Absent("the tests run Vercel's `ai` with Node: install node 20 or newer, and npm")

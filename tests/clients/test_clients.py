@@ -1,27 +1,22 @@
 """Each client does what its users do, against one region of two simulated engines."""
 
-import asyncio
-import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import aiohttp
 import pytest
 
 from schemas.engine_routes import TRANSCRIPTIONS
 from schemas.http import EMBEDDINGS, MESSAGES, RESPONSES
 from tests.agents.simserver.support import config, running
 from tests.clients import install
+from tests.clients.commands import SCRIPTS, answers, output
+from tests.clients.gateways import litellm
 from tests.clients.table import WORKS, keep
 from tests.programs.bench import aiperf
-from tests.support.ports import free_ports
 from tests.support.small_mesh import PATIENT, small_mesh
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
-SCRIPTS = Path(__file__).with_name("scripts")
-WITHIN_S = 300.0
 REQUESTS = 60
 UNSENT_MAX = 13  # methods whose own checks refuse made-up arguments
 
@@ -41,26 +36,6 @@ async def url(nats_server) -> AsyncIterator[str]:
         for path in (EMBEDDINGS, MESSAGES, RESPONSES, TRANSCRIPTIONS):
             await mesh.until_ready("us", 2, f"tiny on {path}")
         yield mesh.urls["us"] + "/v1"
-
-
-async def output(*command: str, cwd: Path | None = None, **environment: str) -> str:
-    """What a client printed; it must end well."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=cwd,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "NO_COLOR": "1", **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(WITHIN_S):
-            out, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, errors.decode()[-2000:]
-    return out.decode()
 
 
 async def found_by(client: str, *command: str, **environment: str) -> dict[str, str]:
@@ -105,49 +80,17 @@ async def test_a_client_of_python(url, client, environment, script, least):
 
 
 async def test_litellms_proxy_has_the_mesh_as_its_upstream(url, tmp_path):
-    [port], file = free_ports(1), tmp_path / "proxy.yaml"
-    upstream = {"model": "openai/tiny", "api_base": url, "api_key": "unused"}
-    model = {"model_name": "tiny", "litellm_params": upstream}
-    file.write_text(json.dumps({"model_list": [model]}))  # JSON is YAML
-    folder = install.programs(install.LITELLM)
     python = str(install.programs(install.SDKS) / "python")
-    proxy = await asyncio.create_subprocess_exec(
-        *(str(folder / "litellm"), "--config", str(file), "--host", "127.0.0.1"),
-        *("--port", str(port)),
-        env={
-            "PATH": f"{folder}:/usr/bin:/bin",
-            "HOME": str(tmp_path),
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched
-            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
-        },
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        await answers(f"http://127.0.0.1:{port}/health/liveliness")
+    async with litellm(url, url, tmp_path, set_up=False) as gateway:
+        await answers(gateway.health)
         script = str(SCRIPTS / "through_proxy.py")
-        found = await found_by("LiteLLM's proxy", python, script, f"http://127.0.0.1:{port}/v1")
-    finally:
-        proxy.terminate()
-        await proxy.wait()
+        found = await found_by("LiteLLM's proxy", python, script, gateway.url)
     assert len(found) == 4
     assert bad(found) == {}
 
 
-async def answers(url: str) -> None:
-    """Wait until that URL answers."""
-    async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(url) as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.2)
-
-
 async def test_vercels_ai(url):
-    node = shutil.which("node")
-    assert node is not None
+    node = install.node()
     script = install.NODE / "vercel.mjs"  # modules are found beside the script
     shutil.copy(SCRIPTS / "vercel.mjs", script)
     found = await found_by("Vercel ai", node, str(script), url)

@@ -23,9 +23,9 @@ from testcontainers.core.network import Network
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from infra import topology
+from infra.credentials_file import read_environment
 from infra.nats import bundle
 from infra.nats.bundle import Written
-from mesh.demo.commands import read_environment
 from schemas.ids import RegionId
 from tests.support.nats_server import nats_server_binary
 

@@ -22,7 +22,7 @@ from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.otlp_collector import Collector, otlp_collector
 from tests.support.prometheus import Prometheus, running_prometheus, scrape_config
 
-pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.prometheus
 
 ANSWERED_S = 120.0
 STREAMS = 40  # at once, more than the replica of one region takes

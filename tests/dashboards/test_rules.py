@@ -45,7 +45,7 @@ def unit_test(case: Case, series: dict[str, str], *, fires: bool) -> dict[str, A
 
 def unit_tests(path: Path, tests: list[dict[str, Any]]) -> Path:
     path.write_text(
-        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": tests})
+        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests})
     )
     return path
 

@@ -12,8 +12,6 @@ from tests.agents.simserver.support import MODEL, Engine, config, running
 from tests.support.small_mesh import PATIENT, SmallMesh, client, small_mesh
 from tests.support.until import until
 
-pytestmark = pytest.mark.timeout(120)
-
 ADAPTERS = ("a", "b", "c", "d")
 SOURCES = tuple(f"{name}=/adapters/{name}" for name in ADAPTERS)
 REPLICAS = 6
@@ -122,10 +120,10 @@ async def test_no_answer_comes_from_a_wrong_adapter_whatever_operators_unload(
         unloaded = 0
         for adapter in ADAPTERS * 2:
             before = clients.ended["whole"]
-            await until(lambda seen=before: clients.ended["whole"] > seen + 20, deadline_s=60)
+            await until(lambda seen=before: clients.ended["whole"] > seen + 20)
             unloaded += await unload_everywhere(engines, adapter)
         before = clients.ended["whole"]
-        await until(lambda: clients.ended["whole"] > before + 40, deadline_s=60)
+        await until(lambda: clients.ended["whole"] > before + 40)
         clients.is_over = True
         await asyncio.gather(*running_clients)
         assert not clients.wrong

@@ -4,8 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -23,12 +21,10 @@ from schemas import subjects
 from schemas.http import H_DECISION
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.subjects import STREAM_CONTROL
+from tests.support.mesh_command import said_by
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
-pytestmark = pytest.mark.timeout(240)
-
-END_S = 90.0
 DRAINED = [f"replica us-0: {WAITING}", "replica us-0: drained, nothing runs there"]
 UNDRAINED = ["replica us-0: work is sent there again", "replica us-1: not drained, nothing changes"]
 CLIENTS = 3
@@ -37,18 +33,9 @@ DRAINING = ReplicaState.DRAINING
 REPLICAS = {"us": 2, "eu": 1}
 
 
-async def mesh_command(folder, *arguments: str) -> tuple[int, str]:
+async def ordered(folder, *words: str) -> tuple[int, str]:
     """Exit code and all output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh.cli.main", *arguments),
-        *("--credentials", str(folder / ".mesh" / "config")),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    async with asyncio.timeout(END_S):
-        out, _ = await process.communicate()
-    return process.returncode or 0, out.decode()
+    return await said_by(*words, "--credentials", folder / ".mesh" / "config")
 
 
 class Load:
@@ -87,15 +74,14 @@ class Load:
 
     async def serves_again(self, replica: str) -> None:
         before = self.served.get(replica, 0)
-        await until(lambda: self.served.get(replica, 0) > before, deadline_s=END_S)
+        await until(lambda: self.served.get(replica, 0) > before)
 
     async def others_serve(self, drained: str, count: int) -> None:
         """So many more answers, none of them from the drained one."""
         before = self.served.get(drained, 0)
         others = sum(self.served.values()) - before
         await until(
-            lambda: sum(self.served.values()) - self.served.get(drained, 0) >= others + count,
-            deadline_s=END_S,
+            lambda: sum(self.served.values()) - self.served.get(drained, 0) >= others + count
         )
         assert self.served.get(drained, 0) == before
 
@@ -116,17 +102,17 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
     config.write_text(config.read_text() + '[routing]\npolicy = "round-robin"\n')
     async with mesh_up(tmp_path, config=config) as mesh, load(mesh) as clients:
         await clients.serves_again("us-0")
-        code, said = await mesh_command(tmp_path, "drain", "us-0", "--reason", "new fan")
+        code, said = await ordered(tmp_path, "drain", "us-0", "--reason", "new fan")
         assert (code, *said.splitlines()[:: len(said.splitlines()) - 1]) == (0, *DRAINED)
         await clients.others_serve("us-0", 15)
 
         # The order holds for an agent and for a router that start again.
         async with heartbeats(mesh) as beats:
-            await until(lambda: "us-0" in beats, deadline_s=END_S)
+            await until(lambda: "us-0" in beats)
             first = beats["us-0"].epoch
             os.kill(mesh.record["processes"]["agent-us-0"], signal.SIGKILL)
-            await until(lambda: beats["us-0"].epoch != first, deadline_s=END_S)
-            await until(lambda: beats["us-0"].state is DRAINING, deadline_s=END_S)
+            await until(lambda: beats["us-0"].epoch != first)
+            await until(lambda: beats["us-0"].state is DRAINING)
         assert clients.failed == []
         router = mesh.record["processes"]["router-us-r1"]
         os.kill(router, signal.SIGKILL)
@@ -134,32 +120,32 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
         def is_another() -> bool:  # between the two there is none
             return mesh.record["processes"].get("router-us-r1", router) != router
 
-        await until(is_another, deadline_s=END_S)
+        await until(is_another)
         await is_ready(mesh.endpoint("us"))
         clients.failed.clear()  # of the router that was killed
         await clients.others_serve("us-0", 15)
 
-        code, said = await mesh_command(tmp_path, "undrain", "us-0", "us-1")
+        code, said = await ordered(tmp_path, "undrain", "us-0", "us-1")
         assert (code, said.splitlines()) == (0, UNDRAINED)
         await is_open(mesh, "us-0")
         await clients.serves_again("us-0")
 
         # Everything that is named, once for each region.
-        code, said = await mesh_command(tmp_path, "drain", "us-1", "us/us-0", "us", "us-1")
+        code, said = await ordered(tmp_path, "drain", "us-1", "us/us-0", "us", "us-1")
         assert (code, said.splitlines()[-1]) == (0, "region us: drained, nothing runs there")
         served = dict(clients.served)
         await clients.serves_again("eu-0")
         assert {name: clients.served[name] for name in ("us-0", "us-1")} == {
             name: served[name] for name in ("us-0", "us-1")
         }
-        code, said = await mesh_command(tmp_path, "undrain", "us-0")
+        code, said = await ordered(tmp_path, "undrain", "us-0")
         assert code == 2 and "all of region us is drained" in said
         for said in ("work is sent there again", "not drained, nothing changes"):
-            assert await mesh_command(tmp_path, "undrain", "us") == (0, f"region us: {said}\n")
+            assert await ordered(tmp_path, "undrain", "us") == (0, f"region us: {said}\n")
         await asyncio.gather(is_open(mesh, "us-0"), is_open(mesh, "us-1"))
         assert clients.failed == []
 
-        code, said = await mesh_command(tmp_path, "changes", "us")
+        code, said = await ordered(tmp_path, "changes", "us")
         assert code == 0
         header, *rows = [re.split(r"  +", line) for line in said.splitlines()]
         assert header == ["region", "number", "at", "by", "command", "then drained", "reason"]
@@ -215,10 +201,7 @@ def test_what_can_not_be_drained_is_named(tmp_path, arguments, expected):
 async def is_open(mesh: MeshUp, replica: str) -> None:
     """Wait until it takes work. Who gets some is the policy's choice: a few clients fit in one."""
     async with heartbeats(mesh) as beats:
-        await until(
-            lambda: replica in beats and beats[replica].state is ReplicaState.READY,
-            deadline_s=END_S,
-        )
+        await until(lambda: replica in beats and beats[replica].state is ReplicaState.READY)
 
 
 @asynccontextmanager
@@ -241,7 +224,7 @@ async def heartbeats(mesh: MeshUp):
 
 
 async def is_ready(url: str) -> None:
-    async with asyncio.timeout(END_S), aiohttp.ClientSession() as http:
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as http:
         while True:
             try:
                 async with http.get(url + "/ready") as answer:

@@ -5,13 +5,11 @@ import asyncio
 import aiohttp
 import openai
 import orjson
-import pytest
 
 from tests.support.mesh_up import mesh_up, write_config
 from tests.support.otlp_collector import otlp_collector
 from tests.support.scripted_engine import say, scripted_engine
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.until import PATIENCE_S
 
 ROOT, FORWARD = "chat tiny", "publish mesh.{region}.ingress"
 INGRESS, WORK = "process mesh.{region}.ingress", "process mesh.{region}.replica.{replica}.work"
@@ -26,7 +24,7 @@ TRACE = {
 
 async def until_full(endpoint: str, state: str) -> None:
     """Wait until the region's router says of its one replica that it is in this state."""
-    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
         while True:
             async with session.get(f"{endpoint}/metrics") as answer:
                 if f'mesh_replicas{{state="{state}"}} 1.0' in await answer.text():

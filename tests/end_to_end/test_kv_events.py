@@ -12,7 +12,8 @@ from agents.simserver.server import SimServer
 from mesh.core.model.prompt import prompt_text
 from tests.agents.simserver.support import MODEL, config
 from tests.support.ports import free_ports
-from tests.support.small_mesh import PATIENT, WAIT_S, SmallMesh, post, small_mesh
+from tests.support.small_mesh import PATIENT, SmallMesh, post, small_mesh
+from tests.support.until import PATIENCE_S
 
 REPLICA = "us-0"
 KV_TOKENS = 2048
@@ -142,7 +143,7 @@ async def test_an_engine_that_restarts_has_lost_everything(scene):
     assert (await scene.ask(4))["prompt_tokens_details"]["cached_tokens"] == 0
     # What an engine published before its new subscriber was connected, nobody has.
     last = 4
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while scene.reported() <= before:
             last += 1
             await scene.ask(last)

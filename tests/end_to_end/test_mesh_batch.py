@@ -10,16 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.mesh.batch_client.test_input_file import line
+from tests.support.mesh_command import mesh_command
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
-from tests.support.until import until
-
-pytestmark = pytest.mark.timeout(240)
+from tests.support.until import PATIENCE_S, until
 
 LINES = 60
-END_S = 90.0
 
 
 @contextlib.asynccontextmanager
@@ -45,12 +41,11 @@ async def started(
         await process.communicate()
 
 
-async def output_of(mesh: MeshUp, folder: Path, *arguments: str) -> str:
-    async with started(mesh, folder, *arguments) as (process, errors):
-        async with asyncio.timeout(END_S):
-            out, _ = await process.communicate()
-        assert process.returncode == 0, errors.read_text()
-    return out.decode()
+async def output_of(mesh: MeshUp, *arguments: str) -> str:
+    endpoint = mesh.endpoint("us") + "/v1"
+    status, out, err = await mesh_command("batch", *arguments, "--endpoint", endpoint)
+    assert status == 0, err
+    return out
 
 
 def input_file(folder: Path, model: str) -> str:
@@ -74,7 +69,7 @@ def paused_runner(mesh: MeshUp) -> Iterator[None]:
 async def killed_until(mesh: MeshUp, program: str, condition: Callable[[], bool]) -> None:
     """Kill it, and again when it is back: it may be sooner than its client looks once a second."""
     last = 0
-    async with asyncio.timeout(END_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             if (pid := mesh.record["processes"].get(program, last)) != last:
                 with contextlib.suppress(ProcessLookupError):
@@ -89,30 +84,30 @@ async def test_a_job_ends_well_though_the_router_dies_that_its_client_waits_at(t
         file = input_file(tmp_path, mesh.model)
         async with contextlib.AsyncExitStack() as stack:
             with paused_runner(mesh):
-                job = (await output_of(mesh, tmp_path, "submit", file)).strip()
+                job = (await output_of(mesh, "submit", file)).strip()
                 wait = started(mesh, tmp_path, "wait", job)
                 waiting, errors = await stack.enter_async_context(wait)
-                await until(lambda: "validating" in errors.read_text(), deadline_s=END_S)
+                await until(lambda: "validating" in errors.read_text())
                 await killed_until(
                     mesh, "router-us-r1", lambda: "no answer from" in errors.read_text()
                 )
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await waiting.wait() == 0, errors.read_text()
 
         out = tmp_path / "answers.jsonl"
-        await output_of(mesh, tmp_path, "output", job, "-o", str(out))
+        await output_of(mesh, "output", job, "-o", str(out))
         answers = [json.loads(each) for each in out.read_text().splitlines()]
         assert sorted(int(each["custom_id"]) for each in answers) == list(range(LINES))
         assert {each["response"]["status_code"] for each in answers} == {200}
         assert not (tmp_path / "answers.errors.jsonl").exists()
 
         with paused_runner(mesh):
-            second = (await output_of(mesh, tmp_path, "submit", file)).strip()
-            assert "cancelling" in await output_of(mesh, tmp_path, "cancel", second)
+            second = (await output_of(mesh, "submit", file)).strip()
+            assert "cancelling" in await output_of(mesh, "cancel", second)
         async with started(mesh, tmp_path, "wait", second) as (cancelled, _):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await cancelled.wait() == 1
-        listed = json.loads(await output_of(mesh, tmp_path, "list", "--json"))
+        listed = json.loads(await output_of(mesh, "list", "--json"))
         status = {each["id"]: each["status"] for each in listed}
         assert status == {second: "cancelled", job: "completed"}
         [done] = [each["request_counts"] for each in listed if each["id"] == job]

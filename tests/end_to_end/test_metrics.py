@@ -12,8 +12,8 @@ from prometheus_client.samples import Sample
 
 from tests.support.mesh_up import mesh_up, write_config
 from tests.support.otlp_collector import otlp_collector
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(120)
 MODEL = "mistralai/Mistral-7B-Instruct-v0.3"
 SPANS = {("SERVER", f"chat {MODEL}"), ("CLIENT", f"chat {MODEL}")}  # of router and agent
 STREAMS, WHOLE, TOKENS = 3, 2, 12
@@ -54,7 +54,7 @@ async def ask(http: aiohttp.ClientSession, url: str, name: str, *, stream: bool)
 
 async def counted(http: aiohttp.ClientSession, url: str) -> list[Metric]:
     """The page once all requests are on it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             page = await families(http, url, OPEN_METRICS)
             if total(page, "mesh_requests_total", outcome="ok") == STREAMS + WHOLE:

@@ -19,12 +19,11 @@ from tests.support.nats_pair import nats_pair
 from tests.support.pairs import MODEL, PairEngine, add
 from tests.support.scripted_engine import say, scripted_engine
 from tests.support.small_mesh import PATIENT, SmallMesh, client, small_mesh, upload
+from tests.support.until import PATIENCE_S
 
 NIXL, SGLANG = TransferKind.NIXL, TransferKind.SGLANG
 PREFILL, DECODE = KvRole.PREFILL, KvRole.DECODE
 CHAT = "/v1/chat/completions"
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def chat(topic: int, *, words: int = 400, max_tokens: int = 24, stream: bool = True) -> dict:
@@ -169,7 +168,7 @@ async def load(scene: Fleet, requests: int, killed: tuple[str, ...]) -> list[tup
     await some_begun.wait()
     for name in killed:
         await scene.engines[name].stop()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         return await asyncio.gather(*asking)
 
 

@@ -15,14 +15,12 @@ from tests.end_to_end.test_drain import is_ready
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.until import until
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
 ROUTERS = ("r1", "r2")
 AGENTS = ("agent-us-0", "agent-us-1")
-RESTARTED = (*(f"router-us-{name}" for name in ROUTERS), *AGENTS, "nats-us")
-ROUNDS = 4  # 20 restarts
+RESTARTED = ("nats-us", *(f"router-us-{name}" for name in ROUTERS), *AGENTS)
 MET = 30  # answers between two of them
-BACK_S = 120.0
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
@@ -108,17 +106,17 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, body
 
 
-async def test_twenty_restarts_in_turn_fail_no_request(tmp_path):
+async def test_restarts_in_turn_fail_no_request(tmp_path):
     config = write_config(tmp_path, regions=("us",), replicas=2, routers=ROUTERS)
     async with mesh_up(tmp_path, config=config) as mesh:
         load = Load(mesh)
         clients = [asyncio.create_task(load.client(n, 1 if n % 2 else 3)) for n in range(6)]
         try:
-            for name in RESTARTED * ROUNDS:
+            for name in RESTARTED:
                 load.spell = name.partition("-")[0]
                 await restart(mesh, name)
                 before = load.answered
-                await until(lambda b=before: load.answered >= b + MET, deadline_s=BACK_S)
+                await until(lambda b=before: load.answered >= b + MET)
         finally:
             await end_all(clients)
             print(dict(load.ends), f"told to close {load.told_to_close}", load.sent_again)
@@ -131,6 +129,6 @@ async def restart(mesh: MeshUp, name: str) -> None:
     """As a service manager does; returns when it serves again."""
     old = mesh.record["processes"][name]
     os.kill(old, signal.SIGTERM)
-    await until(lambda: mesh.record["processes"].get(name, old) != old, deadline_s=BACK_S)
+    await until(lambda: mesh.record["processes"].get(name, old) != old)
     for router in ROUTERS:
         await is_ready(mesh.endpoint("us", router))

@@ -1,31 +1,16 @@
 """`mesh routing` on a real mesh: routers follow, report it, and go back; it is in the history."""
 
-import asyncio
 import os
 import signal
 
-import pytest
-from click.testing import CliRunner
-
-from mesh.cli.main import main
-from tests.end_to_end.test_drain import END_S, Load, load
+from tests.end_to_end.test_drain import Load, load, ordered
 from tests.support.mesh_up import mesh_up, write_config
-from tests.support.until import until
-
-pytestmark = pytest.mark.timeout(240)
-
-
-async def mesh_command(folder, *words: str) -> tuple[int, list[str]]:
-    """Exit code and lines of a command, run in a thread: a process of its own takes seconds."""
-    credentials = ("--credentials", str(folder / ".mesh" / "config"))
-    found = await asyncio.to_thread(CliRunner().invoke, main, [*words, *credentials])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found.exit_code, found.output.splitlines()
+from tests.support.until import PATIENCE_S, until
 
 
 async def clients_are_served(clients: Load) -> None:
     before = sum(clients.served.values())
-    await until(lambda: sum(clients.served.values()) > before + 3, deadline_s=END_S)
+    await until(lambda: sum(clients.served.values()) > before + 3, deadline_s=PATIENCE_S)
 
 
 async def wrong_words_change_nothing(routing) -> None:
@@ -68,7 +53,8 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
     async with mesh_up(tmp_path, config=config) as mesh, load(mesh, clients=2) as clients:
 
         async def routing(*words):
-            return await mesh_command(tmp_path, "routing", *words)
+            code, said = await ordered(tmp_path, "routing", *words)
+            return code, said.splitlines()
 
         await clients_are_served(clients)
         said = await routing(
@@ -118,7 +104,8 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
             assert said == (0, ["us: nothing changes", "us: in force at r1"])
 
         await wrong_words_change_nothing(routing)
-        code, lines = await mesh_command(tmp_path, "changes", "us")
+        code, said = await ordered(tmp_path, "changes", "us")
+        lines = said.splitlines()
         assert code == 0 and len(lines) == 7
         assert "routing set region us: policy mesh -> e2:60, pushing" in lines[-1]
         assert lines[-1].endswith("why")

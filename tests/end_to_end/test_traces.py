@@ -4,13 +4,10 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import aiohttp
-import pytest
 
 from tests.support.mesh_up import mesh_up, write_config
 from tests.support.otlp_collector import otlp_collector
 from tests.support.scripted_engine import event, fail, hang, say, scripted_engine
-
-pytestmark = pytest.mark.timeout(120)
 
 SLOW_TTFT_S = 4.0  # a suspended process alone does not take as long
 SAMPLED = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}

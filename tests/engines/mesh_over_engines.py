@@ -217,6 +217,11 @@ class MeshOverEngines:
         async with aiohttp.ClientSession() as http:
             return await self.router.sample(http, 0, "mesh_placements_total") or 0.0
 
+    async def continued(self) -> float:
+        """How many streams went on at another engine."""
+        async with aiohttp.ClientSession() as http:
+            return await self.router.sample(http, 0, "mesh_streams_continued_total") or 0.0
+
     async def tokens(self) -> tuple[float, float]:
         """Prompt and output tokens that the router has counted."""
         names = ("mesh_prompt_tokens_total", "mesh_output_tokens_total")

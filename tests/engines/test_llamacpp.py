@@ -2,22 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import MappingProxyType
 
 import openai
-import orjson
 import pytest
 import pytest_asyncio
 
-from mesh.session.continuation import continuation
-from mesh.session.said import Said
-from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
+from schemas.http import EMBEDDINGS
 from tests.engines import llamacpp_server, probed_speed, route_table, routes, tiny_gguf
 from tests.engines.contract import (
     KEYS,
     CodingAgentContract,
+    GoesOnContract,
     KeyedEngineContract,
     prompt,
-    streamed,
 )
 from tests.engines.engine import MODEL
 from tests.engines.llamacpp import LlamaCpp
@@ -45,36 +43,14 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestLlamaCpp(KeyedEngineContract, CodingAgentContract):
+class TestLlamaCpp(KeyedEngineContract, CodingAgentContract, GoesOnContract):
     column = route_table.LLAMACPP
+    said_alike = MappingProxyType({"logit_bias": [[token, False] for token in NOT_TEXT]})
     slow_chars = 1500  # each is a token: some ten heartbeats long
 
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
         for replica, engine in mesh.engines.items():
             assert mesh.beats[replica].batch_max == engine.batch_max
-
-    @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-    async def test_it_goes_on_with_what_another_engine_said(self, mesh, path):
-        """The rest of a greedy answer, whatever was said of it: by the engine alone, as the text
-        of several at once depends on how they are batched."""
-        engine = mesh.engines["us-0"]
-        asked = {"model": MODEL, "stream": True, "temperature": 0, "max_tokens": 40}
-        asked["logit_bias"] = [[token, False] for token in NOT_TEXT]
-        user = {"role": "user", "content": "Who is there?"}
-        asked |= {"messages": [user]} if path == CHAT else {"prompt": "Who is there?"}
-        whole = Said(orjson.dumps(asked), is_chat=path == CHAT)
-        stream = await streamed(engine.url + path, whole.body, {})
-        whole.chunks.append(stream)
-        whole.read()
-        events = stream.split(b"\n\n")
-        for count in (2, 9, 17, 30):
-            said = Said(whole.body, is_chat=path == CHAT)
-            said.chunks += [event + b"\n\n" for event in events[:count]]
-            fields, splice = continuation(said)
-            rest = await streamed(engine.url + path, orjson.dumps(fields), {})
-            said.chunks.append(splice.joined(rest))
-            said.read()
-            assert (said.text, said.finished) == (whole.text, whole.finished), count
 
     async def test_a_probe_finds_its_speed(self, mesh):
         await probed_speed.check(mesh)

@@ -60,7 +60,9 @@ def _tokens(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_pre("default")
     writer.add_token_list(known)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["\u0120 a"])  # of a token that is not there: a list may not be empty
+    # A list may not be empty: of two zero bytes, which no text has, as a token that a merge makes
+    # and the list of tokens lacks is lost.
+    writer.add_token_merges(["\u0100 \u0100"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(True)

@@ -1,4 +1,5 @@
-"""A folder with a random two-layer Llama that vLLM can load: weights, configuration, tokenizer.
+"""A folder with a random two-layer Llama that vLLM can load: weights, configuration, tokenizer. It
+never ends an answer by itself, as long as the likeliest token is taken.
 
     python -m tests.engines.tiny_llama FOLDER TEXT…
 
@@ -28,7 +29,10 @@ def write(folder: Path, texts: list[str]) -> None:
     tiny_model.write(folder, texts)
     known = {name: value for name, value in tiny_model.CONFIG.items() if name not in _OF_THE_FILE}
     torch.manual_seed(SEED)
-    LlamaForCausalLM(LlamaConfig(**{**known, **SHAPE})).save_pretrained(folder)
+    model = LlamaForCausalLM(LlamaConfig(**{**known, **SHAPE}))
+    with torch.no_grad():  # of thousands of tokens one is above its 0
+        model.lm_head.weight[tiny_model.CONFIG["eos_token_id"]] = 0.0
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

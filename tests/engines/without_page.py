@@ -17,6 +17,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 class WithoutPage(RealEngine):
     kind = "openai"
+    start_within_s = 600.0  # it imports torch, on a busy machine for minutes
     exact: Mapping[str, object] = {}  # their models never end an answer
     running = waiting = ""
     computes_what_is_left = True  # a plain answer whose client is gone, to its end

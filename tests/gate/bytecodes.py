@@ -7,12 +7,13 @@ counted instead, those that this project's own functions execute: the same under
 by nothing when the clock, the kernel or a library changes. What it can't see is time inside C and
 inside libraries; `make bench-workers` and `make decide` measure that.
 
-Six acts: a plain request and a stream of 32 chunks, from HTTP bytes in to HTTP bytes out through
-the real server, session, core and a real bus, each frame of the answer heard alone; a heartbeat;
-and a decision among 64 replicas that hold 20,000 blocks, with what it leaves to be learned; and
-the same two requests at an agent (`agent`). `test_gate.py` holds them to `bytecodes.json`, which
-`renew` writes. Other versions of Python compile to other bytecodes: 3.13 to a tenth fewer than
-3.11. So the file says of which one its figures are, and any other one has more room.
+Seven acts: a plain request, one of a key with limits and a stream of 32 chunks, from HTTP bytes in
+to HTTP bytes out through the real server, session, core and a real bus, each frame of the answer
+heard alone; a heartbeat; and a decision among 64 replicas that hold 20,000 blocks, with what it
+leaves to be learned; and the same two requests at an agent (`agent`). `test_gate.py` holds them to
+`bytecodes.json`, which `renew` writes. Other versions of Python compile to other bytecodes: 3.13 to
+a tenth fewer than 3.11. So the file says of which one its figures are, and any other one has more
+room.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from infra import bus
 from infra.bus import BusAddress
+from infra.tenant_table import TenantTable, key_hash, listed_callers
 from mesh.adapters.access_log import AccessLog
 from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.metrics import RouterMetrics
@@ -39,13 +41,14 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import make_policy
 from mesh.core.router import RouterCore
 from mesh.core.state import RouterState
-from mesh.http.routes import HttpApi
+from mesh.http.routes import HttpApi, Served
 from mesh.http.server import HttpServer
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.request_manager import RequestManager
 from schemas import exchange, subjects
 from schemas.exchange import Frame, pack_frame
 from schemas.ids import RegionId, RouterId
+from schemas.limits import LimitsTable
 from schemas.wire import encode
 from tests.programs.live.load.fleet import CHUNK, DONE, MODEL, PLAIN, replica
 from tests.programs.studies import decide
@@ -59,6 +62,10 @@ CHUNKS, DECISION_REPLICAS, DECISION_BLOCKS = 32, 64, 20_000
 WAIT_S, TURNS = 10.0, 16
 WRITTEN_EVERY_S = 3600.0  # the access log; here its lines are written by COUNTED
 PROMPT = "word " * 800  # 16 blocks
+
+KEY = "sk-gate"
+MANY = LimitsTable(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
+LIMITED = {"acme": TenantTable(key_sha256=(key_hash(KEY),), limits=MANY, key_limits=MANY)}
 
 Figures = dict[str, float]
 
@@ -108,6 +115,9 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self._closing = True
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is written at once."""
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -121,10 +131,11 @@ class Wire(asyncio.Transport):
 class Edge:
     """A router without a clock of its own: its HTTP side, session and core, on a real bus."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tenants: dict[str, TenantTable]) -> None:
         config = RouterConfig(
             region=US, router=R1, peers=(), http_host="", http_port=0, bus=BusAddress(url),
             settings=RouterSettings(), hash_key="gate", epoch=1, seed=1,
+            keys=listed_callers(tenants), tenants=tenants,
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
         core = RouterCore(
@@ -137,7 +148,9 @@ class Edge:
         self.requests = RequestManager(
             config, core, self.bus, metrics, clock, core.handle, self.log
         )
-        api = HttpApi(US, self.requests, metrics.registry)
+        served = Served(callers=self.requests.callers)
+        api = HttpApi(US, self.requests, metrics.registry, served)
+        self._key = KEY if tenants else ""
         self._server = HttpServer(api.handle, completions=api.completions)
         self._fleet: Client | None = None
         self._work: asyncio.Queue[Msg] = asyncio.Queue()
@@ -184,7 +197,7 @@ class Edge:
         protocol, wire = self._server(), Wire()
         protocol.connection_made(wire)
         with counter:
-            protocol.data_received(_request(stream=bool(chunks)))
+            protocol.data_received(_request(stream=bool(chunks), key=self._key))
             async with asyncio.timeout(WAIT_S):
                 msg = await self._work.get()
                 await self._answer(msg, chunks)
@@ -219,20 +232,31 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def _request(*, stream: bool) -> bytes:
+def _request(*, stream: bool, key: str) -> bytes:
     messages = [{"role": "user", "content": PROMPT}]
     body = orjson.dumps({"model": MODEL, "stream": stream, "messages": messages})
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: mesh\r\ncontent-type: application/json\r\n"
+    if key:
+        head += f"authorization: Bearer {key}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def count_edge(url: str, files: tuple[str, ...] = OURS) -> Figures:
-    """Bytecodes of a heartbeat, a plain request and a stream, through a router on that bus."""
-    edge = Edge(url)
+    """Bytecodes of a heartbeat, plain requests and a stream, through a router on that bus."""
+    streams = {"a plain request": 0, f"a stream of {CHUNKS} chunks": CHUNKS}
+    figures = await _count_requests(url, files, {}, streams)
+    limited = await _count_requests(url, files, LIMITED, {"a request of a key with limits": 0})
+    return limited | figures
+
+
+async def _count_requests(
+    url: str, files: tuple[str, ...], tenants: dict[str, TenantTable], acts: dict[str, int]
+) -> Figures:
+    edge = Edge(url, tenants)
     await edge.open(url)
     try:
         figures = {}
-        for name, chunks in (("a plain request", 0), (f"a stream of {CHUNKS} chunks", CHUNKS)):
+        for name, chunks in acts.items():
             for _ in range(WARM):
                 await edge.ask(Bytecodes(files), chunks)
             edge.log.pass_on()

@@ -19,7 +19,7 @@ from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.stopped import stopped
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
@@ -46,7 +46,7 @@ async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, ca
     await client.subscribe("a", cb=got.put)
     await flushed(client)
     await nats_server.restart()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await lost.wait()
         await back.wait()
     said = [record.getMessage() for record in caplog.records if record.name == "infra.bus"]
@@ -56,7 +56,7 @@ async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, ca
         f"t: {at} is back",
     ]
     await client.publish("a", b"again")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await got.get()).data == b"again"
     await client.close()
 
@@ -103,7 +103,6 @@ async def test_a_listener_that_raises_is_logged_and_called_again(nats_server: Na
 async def test_headers_arrive_as_they_would_from_nats_pys_own_client(nats_server, headers, arrived):
     """Above all no value ends its line, whatever a client had written in it."""
     received: list[dict[str, str]] = []
-    sent: list[dict[str, int]] = []
     address = bus.BusAddress(nats_server.url)
     ours = await bus.connect(address, name="x", inbox_prefix="_INBOX.x")
     theirs = await nats.connect(nats_server.url)
@@ -115,11 +114,9 @@ async def test_headers_arrive_as_they_would_from_nats_pys_own_client(nats_server
         await ours.publish_described("a", b"text", "b", headers, block)
     for client in (theirs, ours):
         await client.flush()
-        sent.append({name: client.stats[name] for name in ("out_msgs", "out_bytes")})
     await bus.flush(ours)
     assert (block is None) is (arrived is not None)
     assert received == [headers if arrived is None else arrived] * len(received)
-    assert sent[1:] == [sent[0] if block else {"out_msgs": 0, "out_bytes": 0}]
     assert len(received) == (2 if block else 1)
     await theirs.close()
     await ours.close()
@@ -208,7 +205,7 @@ async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server,
             await bus.flush(client, 0.05)
     await bus.flush(client)
     await client.publish("a", b"1")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await received.get()).data == b"1"
     assert client.is_connected
     assert [record for record in caplog.records if record.name.startswith("nats")] == []
@@ -397,7 +394,7 @@ async def test_leaving_ends_an_attempt_to_reconnect_that_loses_a_cancel(monkeypa
 
         monkeypatch.setattr(client, "_connect_to_server", refused)
         await client.publish("a", b"")  # the server ends the connection at it
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await trying.wait()
             await bus.close(client)
     assert lost_cancels == 2

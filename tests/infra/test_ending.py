@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from infra.process import end_all, run_all
+from tests.support.until import PATIENCE_S
 
 
 async def forever() -> None:
@@ -27,7 +28,7 @@ async def test_all_have_ended_when_it_returns(monkeypatch):
     monkeypatch.setattr("infra.process.CANCEL_AGAIN_S", 0.001)
     tasks = [asyncio.create_task(work) for work in (forever(), loses(1), loses(3), fails())]
     await asyncio.sleep(0)  # all have begun
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await end_all(tasks)
     assert [task.cancelled() for task in tasks] == [True, True, True, False]
     assert isinstance(tasks[-1].exception(), RuntimeError)
@@ -59,7 +60,7 @@ async def test_works_that_run_together_end_also_when_one_loses_its_cancel():
 
     running = asyncio.create_task(run_all([stubborn(), stubborn()]))
     await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await end_all([running])
     assert running.cancelled()
 

@@ -125,7 +125,6 @@ print(len(encoded))
 """
 
 
-@pytest.mark.timeout(60)
 def test_the_sdks_exporter_uses_them():
     received = []
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from infra.topology import Topology, TopologyError, parse
 from schemas.ids import RegionId
 
@@ -53,7 +53,7 @@ def test_ground_and_keys_are_those_of_the_file():
     mesh = read("", 'residency = ["eu", "de"]\nconfined_to = ["eu"]', tenant())
     assert mesh.ground.carried_by(EU) == {"de", "eu"}
     assert mesh.ground.confined_to(EU) == {"eu"}
-    assert mesh.keys == {key_hash("sk-1"): KeyHolder("acme", ("eu",))} == {KEY: ("acme", ("eu",))}
+    assert mesh.keys == {key_hash("sk-1"): Caller(KEY[:12], "acme", residency=("eu",))}
 
 
 def test_regions_that_are_not_forwarded_to_carry_no_labels():

@@ -356,6 +356,7 @@ def test_the_error_of_broken_toml_names_the_place():
         ("[mesh]\n[mesh]\n", "2:6: .* the table is there twice; join them"),
         ("[mesh]\nname: 'a'\n", "2:5: .* write key = value; comments begin with #"),
         ("a = " + "[" * 100_000, "not TOML: brackets too deep; correct the file there"),
+        ("a = " + "9" * 5000, "not TOML: Exceeds the limit .*; correct the file there"),
         ("a = 1\nb = [", "2: not TOML: Invalid value; the text ends too early"),
     ],
 )

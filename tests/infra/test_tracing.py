@@ -14,7 +14,7 @@ from infra import otlp, trace_context, tracing
 from infra.trace_context import TraceContext
 from tests.support.otlp_collector import otlp_collector
 from tests.support.spans import described, traced
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 ONE_SPAN = """
 import logging, sys, time
@@ -43,7 +43,7 @@ async def ended(endpoint: str, flush_s: float) -> tuple[float, float, str]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:
@@ -174,11 +174,11 @@ async def test_spans_are_made_together_in_short_turns_of_the_loop(monkeypatch) -
     for _ in range(3 * tracing.LATER_TOGETHER):
         tracer.later(lambda: made.append(turn))
     assert made == []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await turns()
     assert max(map(made.count, made)) <= tracing.LATER_TOGETHER
     tracer.later(lambda: made.append(-1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: -1 in made)
 
 

@@ -93,5 +93,5 @@ def test_every_parameter_of_every_subject_is_documented():
         assert set(row["parameters"]) == {
             part.split("}")[0] for part in row["address"].split("{")[1:]
         }
-    known = {"region", "replica", "router", "stream", "label", "asker"}
+    known = {"region", "replica", "router", "stream", "label", "asker", "day", "page"}
     assert set(asyncapi.PARAMETERS) == known

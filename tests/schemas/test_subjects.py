@@ -81,7 +81,7 @@ def test_only_an_inbox_comes_apart(text):
 def test_the_second_token_of_every_subject_is_its_owner(region, replica, router, stream):
     for row in CHANNELS:
         names = {"replica": replica, "router": router, "stream": stream}
-        names |= {"label": router, "asker": replica}
+        names |= {"label": router, "asker": replica, "day": stream, "page": stream}
         subject = row.subject(region=region, **names)
         assert subjects.owner(subject) == region, row.name
         assert all(LEGAL_TOKEN.fullmatch(token) for token in subject.split(".")), row.name

@@ -68,7 +68,7 @@ def test_a_missing_field_is_an_error(message):
 
 
 def test_a_field_with_a_default_may_be_missing(monkeypatch):
-    for table in ("_CLASSES", "_FIELDS", "_ITEMS", "_REQUIRED"):
+    for table in ("_CLASSES", "_FIELD_TYPES", "_ITEMS", "_REQUIRED", "_TUPLES"):
         monkeypatch.setattr(wire, table, {})
 
     @wire.wire_message(tag=1)

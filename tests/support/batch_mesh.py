@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from agents.core.offline_profile import OfflineProfile
 from agents.core.slo_profile import Measure
 from infra.address import Address
+from mesh.batch.records import StoreUnavailable
 from mesh.batch.store import BatchStore
 from mesh.core.model.model_targets import ModelRule
 from mesh.core.offline.settings import OfflineSettings
@@ -17,7 +18,8 @@ from schemas.ids import RegionId, RouterId
 from tests.support.batch_regions import opened
 from tests.support.nats_regions import NatsRegions
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.small_mesh import WAIT_S, SmallMesh, small_mesh
+from tests.support.small_mesh import SmallMesh, small_mesh
+from tests.support.until import PATIENCE_S
 
 JOB_S = 25.0  # for a job to get that far; less than ACK_WAIT_S
 
@@ -75,6 +77,7 @@ class BatchMesh:
             seed=7,
             metrics=Address("127.0.0.1", 0) if metrics else None,
             models=models,
+            tenants=topology.tenants,
         )
         runner = BatchRunner(config)
         self.mesh.stack.push_async_callback(runner.close)
@@ -87,10 +90,11 @@ class BatchMesh:
         another one only after a longer time."""
         async with asyncio.timeout(JOB_S):
             while True:
-                found = await self.store.jobs.get(job.id)
-                if found.status is status:
-                    return found
-                assert not found.is_over, f"{found.status}: {found.errors}"
+                with contextlib.suppress(StoreUnavailable):  # its server may have started anew
+                    found = await self.store.jobs.get(job.id)
+                    if found.status is status:
+                        return found
+                    assert not found.is_over, f"{found.status}: {found.errors}"
                 await asyncio.sleep(0.02)
 
     async def until_running(self, job: BatchJob) -> None:
@@ -99,7 +103,7 @@ class BatchMesh:
 
     async def until_answered(self, job: BatchJob, lines: int) -> None:
         """Wait until so many lines of the job have a result."""
-        async with asyncio.timeout(3 * WAIT_S):
+        async with asyncio.timeout(3 * PATIENCE_S):
             while await self.store.results.count(job.id) < lines:
                 await asyncio.sleep(0.01)
 

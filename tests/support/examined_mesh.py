@@ -1,15 +1,14 @@
 """Two small regions as `mesh doctor` finds them: eu is confined to `eu`, us carries `us`."""
 
 import asyncio
-import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from infra.topology import parse
 from mesh.doctor.connectivity import read_logins
 from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
 from mesh.doctor.findings import CheckResult
 from mesh.doctor.manual_commands import SystemdCommands
+from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
@@ -73,16 +72,4 @@ async def command(directory, *arguments, config="mesh.toml"):
     """Status, output and errors of `mesh doctor`."""
     which = () if config is None else ("--config", str(directory / config))
     credentials = ("--credentials", str(directory / "rendered"))
-    return await ran("mesh.cli.main", "doctor", *which, *credentials, *arguments)
-
-
-async def ran(*arguments):
-    """Status, output and errors of a command: a module and its arguments."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *arguments),
-        cwd=Path(__file__).parents[2],
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+    return await mesh_command("doctor", *which, *credentials, *arguments)

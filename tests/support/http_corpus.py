@@ -21,6 +21,7 @@ import orjson
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, H_DECISION
+from tests.support.until import PATIENCE_S
 
 ORIGIN = "https://page.example"
 KEY = "sk-acme"
@@ -28,8 +29,7 @@ FILE_KEY, FILE = "corpus", b'{"custom_id": "1"}\n{"custom_id": "2"}\n'
 LAST = b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: last\r\nconnection: close\r\n\r\n"
 # Of every answer, or counted in its body.
 CHANGES = frozenset({"date", "server", "x-request-id", "x-mesh-region", "content-length"})
-SINGLE_BYTES = 3000  # of an input; the rest of a long one in larger pieces
-WAIT_S = 60.0
+SINGLE_BYTES = 500  # of an input; the rest of a long one in larger pieces
 QUIET_S = 0.2  # after which an answer is whole
 
 HELLO = orjson.dumps(
@@ -683,7 +683,7 @@ async def exchanged(url: str, one: Input, pieces: list[bytes]) -> bytes:
     with socket.create_connection((host, int(port))) as plug:
         plug.setblocking(False)
         plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             reading = asyncio.create_task(_read(plug, one))
             with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
                 for piece in (*pieces, *(() if one.eof else (LAST,))):

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_ports
+from tests.support.until import PATIENCE_S
 
-START_TIMEOUT_S = 50.0
-STOP_TIMEOUT_S = 30.0
 REGIONS = ("us", "eu", "ap")
 NO_SPEED_PROBE = {"MESH_SPEED_PROBE": "0"}  # engines get the requests of the test alone
 RTT_MS = {("us", "eu"): 20, ("us", "ap"): 40, ("eu", "ap"): 60}
@@ -57,18 +56,18 @@ class MeshUp:
     async def started(self) -> None:
         """Wait until it is ready. Fails with its output if it ends or takes too long."""
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not self._ready.exists():
                     assert self.process.returncode is None, self.output
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"not ready in {START_TIMEOUT_S} s:\n{self.output}") from None
+            raise AssertionError(f"not ready in {PATIENCE_S} s:\n{self.output}") from None
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal, wait for the end, and return the exit status."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.process.wait()
 
 

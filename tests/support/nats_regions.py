@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,8 +21,7 @@ from mesh.adapters import streams
 from schemas import subjects
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
-
-LINK_TIMEOUT_S = 20.0
+from tests.support.until import PATIENCE_S
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -66,10 +67,11 @@ class NatsRegions:
         *,
         edit: Edit | None = None,
         binaries: Mapping[str, Path] | None = None,
+        tls: bool = False,
     ) -> None:
         """`binaries`: a server's program where it is not the one that is found here."""
-        self.topology = mesh
-        self.files = bundle.write(mesh, directory)
+        self.topology, self.directory, self._tls = mesh, directory, tls
+        self.files = bundle.write(mesh, directory, tls=tls)
         if edit is not None:
             _edit_configs(mesh, directory, self.files, edit)
         found = server.find()
@@ -91,9 +93,19 @@ class NatsRegions:
                 await self._servers[name].start()
         for region in self.topology.regions:
             await self.set_up(region)
-        async with asyncio.timeout(LINK_TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             for name in self.topology.regions:
                 await self._until_linked(name)
+
+    def render(self, **how: bool) -> None:
+        """Write the files again, as `bundle.write` does."""
+        self.files = bundle.write(self.topology, self.directory, tls=self._tls, **how)
+
+    def reload(self) -> None:
+        """Have every server read its files again."""
+        for process in self._servers.values():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGHUP)
 
     def _acceptors_first(self) -> list[str]:
         """A link whose acceptor does not listen yet is dialled again a second later."""
@@ -151,9 +163,7 @@ class NatsRegions:
     def address(self, region: str, user: str) -> bus.BusAddress:
         lines = self.files[region].credentials[user].read_text().splitlines()
         variables = dict(line.split("=", 1) for line in lines)
-        return bus.BusAddress(
-            variables["NATS_URL"], variables["NATS_USER"], variables["NATS_PASSWORD"]
-        )
+        return bus.BusAddress.of_credentials(variables)
 
     async def connect(
         self,
@@ -192,7 +202,7 @@ class NatsRegions:
         replies = await client.subscribe(inbox)
         await client.publish("$SYS.REQ.SERVER.PING.LEAFZ", reply=inbox)
         for _ in range(servers):
-            reply = await replies.next_msg(timeout=LINK_TIMEOUT_S)
+            reply = await replies.next_msg(timeout=PATIENCE_S)
             found += json.loads(reply.data)["data"]["leafnodes"]
         await replies.unsubscribe()
         return found
@@ -200,11 +210,11 @@ class NatsRegions:
 
 @contextlib.contextmanager
 def running_regions(
-    directory: Path, *, toml: str | None = None, edit: Edit | None = None
+    directory: Path, *, toml: str | None = None, edit: Edit | None = None, tls: bool = False
 ) -> Iterator[NatsRegions]:
     """Three linked regions, or those of `toml`. `edit` may alter a region's settings first."""
     mesh = topology.parse(toml or mesh_toml(), "mesh.toml")
-    regions = NatsRegions(mesh, directory, edit=edit)
+    regions = NatsRegions(mesh, directory, edit=edit, tls=tls)
     try:
         asyncio.run(regions.start())
         yield regions

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-WAIT_S = 30.0
+from tests.support.until import PATIENCE_S
 
 
 class NotifySocket:
@@ -24,7 +24,7 @@ class NotifySocket:
 
     async def next(self) -> list[str]:
         """The lines of the next datagram."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             data = await asyncio.get_running_loop().sock_recv(self._receiving, 4096)
         return data.decode().split("\n")
 

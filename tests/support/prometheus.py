@@ -11,8 +11,7 @@ import yaml
 
 from tests.support.mesh_up import MeshUp
 from tests.support.ports import free_ports
-
-START_S, END_S = 50.0, 20.0
+from tests.support.until import PATIENCE_S
 
 
 class Prometheus:
@@ -81,7 +80,7 @@ async def running_prometheus(folder: Path, config: dict[str, Any]) -> AsyncItera
     try:
         async with aiohttp.ClientSession() as http:
             prometheus = Prometheus(f"http://127.0.0.1:{port}", http)
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not await prometheus.is_ready():
                     assert process.returncode is None, log.read_text()
                     await asyncio.sleep(0.05)
@@ -90,7 +89,7 @@ async def running_prometheus(folder: Path, config: dict[str, Any]) -> AsyncItera
         if process.returncode is None:
             process.terminate()
             try:
-                async with asyncio.timeout(END_S):
+                async with asyncio.timeout(PATIENCE_S):
                     await process.wait()
             except TimeoutError:
                 process.kill()

@@ -24,8 +24,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra import bus, topology
+from infra.credentials_file import read_environment
 from infra.topology import Topology
-from mesh.demo.commands import read_environment
 from mesh.demo.local_mesh import LocalMesh
 from mesh.demo.options import DemoOptions
 from mesh.demo.state_directory import StateDirectory

@@ -13,17 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.nats_regions import mesh_toml
 from tests.support.ports import free_ports, free_row
-
-READY_S = 50.0
-END_S = 30.0
+from tests.support.until import PATIENCE_S
 
 
 class RouterProcess:
     """One `mesh router` of region us."""
 
-    def __init__(self, process: asyncio.subprocess.Process, http: int, pages: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, http: int, pages: int, scheme: str = "http"
+    ) -> None:
         self.process = process
-        self.url = f"http://127.0.0.1:{http}"
+        self.url = f"{scheme}://127.0.0.1:{http}"
         self.http_port, self._pages = http, pages
 
     @property
@@ -55,7 +55,7 @@ class RouterProcess:
 
     async def until_serves(self, worker: int) -> None:
         """Wait until that worker would place requests, and the endpoint listens, which is later."""
-        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
             while True:
                 assert self.process.returncode is None, await self.end()
                 with contextlib.suppress(aiohttp.ClientConnectionError):
@@ -66,19 +66,19 @@ class RouterProcess:
         await self.until_answers("/health")
 
     async def until_answers(self, path: str) -> None:
-        """Wait until the endpoint answers 200 there."""
-        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+        """Wait until the endpoint answers 200 there, with whichever certificate."""
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
             while True:
                 assert self.process.returncode is None, await self.end()
                 with contextlib.suppress(aiohttp.ClientConnectionError):
-                    async with session.get(self.url + path) as answer:
+                    async with session.get(self.url + path, ssl=False) as answer:
                         if answer.status == 200:
                             return
                 await asyncio.sleep(0.02)
 
     async def end(self) -> tuple[int, str, str]:
         """Its status and all that it said, once it has ended."""
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(PATIENCE_S):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, out.decode(), err.decode()
@@ -109,7 +109,7 @@ async def router_process(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    router = RouterProcess(process, http, pages)
+    router = RouterProcess(process, http, pages, "https" if "tls =" in table else "http")
     try:
         yield router
     finally:

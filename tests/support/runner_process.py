@@ -8,8 +8,7 @@ from pathlib import Path
 
 from infra.nats.region_config import BATCH
 from tests.support.nats_regions import NatsRegions
-
-READY_S, END_S = 50.0, 30.0
+from tests.support.until import PATIENCE_S
 
 
 class RunnerProcess:
@@ -20,13 +19,13 @@ class RunnerProcess:
 
     async def until_ready(self) -> None:
         assert self.process.stdout is not None
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             line = await self.process.stdout.readline()
         assert b"is ready" in line, (line, await self.end())
 
     async def end(self) -> tuple[int, str]:
         """Its status and its log, once it has ended."""
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(PATIENCE_S):
             _, err = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, err.decode()

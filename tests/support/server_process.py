@@ -27,9 +27,10 @@ class ServerProcess:
 
     def __init__(self, binary: Path, config: Path, *, log: Path) -> None:
         """`log` is appended to; the server's ports file stands beside it while it runs."""
-        self._binary = binary
-        self._arguments = ["--config", str(config), "--ports_file_dir", str(log.parent)]
-        self._log = log
+        self._binary, self._folder = binary.absolute(), config.absolute().parent
+        self._log = log.absolute()
+        self._arguments = ["--config", str(config.absolute())]
+        self._arguments += ["--ports_file_dir", str(self._log.parent)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,7 +83,11 @@ class ServerProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [self._binary, *self._arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [self._binary, *self._arguments],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,7 @@ import orjson
 from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
+from infra.auth_table import AuthTable
 from infra.bus import BusAddress
 from infra.nats.region_config import BATCH
 from infra.process import end_all
@@ -21,24 +22,24 @@ from mesh.adapters import streams
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.recorder import RecordTo
 from mesh.core.model.settings import RouterSettings
+from mesh.http.callers import ApiKeys
 from mesh.http.server import CONNECTIONS_MAX, HttpTimes
-from mesh.http.tenants import ApiKeys
 from mesh.runtime.config import BatchAccess, RegionEntry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_regions import NatsRegions
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_engine import Behaviour, ScriptedEngine, scripted_engine
+from tests.support.until import PATIENCE_S
 
 _EPOCHS = itertools.count(time.time_ns() // 1_000_000)
-WAIT_S = 20.0
 # Of a router that takes no silence for a loss: for tests of something else, that a server or a
 # process which stands still for a moment is not to disturb.
 PATIENT = {
-    "heartbeat_late_s": 20.0,
-    "heartbeat_lost_s": 20.0,
-    "digest_late_s": 20.0,
-    "digest_lost_s": 20.0,
+    "heartbeat_late_s": 240.0,
+    "heartbeat_lost_s": 240.0,
+    "digest_late_s": 240.0,
+    "digest_lost_s": 240.0,
 }
 
 
@@ -76,6 +77,7 @@ class SmallMesh:
         entries: Mapping[RegionId, RegionEntry] | None = None,
         skew_ms: int = 0,
         keys: ApiKeys | None = None,
+        auth: AuthTable = AuthTable(),  # noqa: B008 - frozen
         peers: tuple[str, ...] | None = None,
         http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
         connections_max: int = CONNECTIONS_MAX,
@@ -117,6 +119,7 @@ class SmallMesh:
             record=record,
             entries=entries or {},
             keys=keys or {},
+            auth=auth,
             http_times=http_times,
             connections_max=connections_max,
             cors_origins=cors_origins,
@@ -149,6 +152,7 @@ class SmallMesh:
             nats_url=address.url,
             nats_user=address.user,
             nats_password=address.password,
+            bus_ca=address.ca,
             read_interval_ms=20,
             heartbeat_ms=50,
             **{"engine_kind": "vllm", "speed_probe": False, **options},
@@ -177,11 +181,11 @@ class SmallMesh:
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition of this process's own objects."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not condition():
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"waited {WAIT_S:g} s for {what}") from None
+            raise AssertionError(f"waited {PATIENCE_S:g} s for {what}") from None
 
     async def until_ready(self, region: str, replicas: int, model: str = "tiny") -> None:
         """Wait until the region's router may push work to that many replicas."""

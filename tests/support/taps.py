@@ -14,8 +14,8 @@ from infra.nats.region_config import ACCOUNT
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions
+from tests.support.until import PATIENCE_S
 
-TIMEOUT_S = 20
 TAP = "tap"  # a user of every test server whom nothing is forbidden
 
 
@@ -87,7 +87,7 @@ class Taps:
         self, listener: str, subject: str, speak: Callable[[str], Awaitable[None] | None]
     ) -> None:
         """Have it said until it arrives: interest takes a moment to reach a new link's account."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.heard[listener][subject]:
                 said = speak(subject)
                 if said is not None:

@@ -11,7 +11,7 @@ import pytest
 from infra.nats import server
 from tests.support.ports import free_ports
 from tests.support.server_process import READY_TIMEOUT_S, ServerNotStarted, ServerProcess
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 
 def process(folder: Path, port: int) -> ServerProcess:
@@ -98,7 +98,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
     silent = program(tmp_path, f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
     server_process = ServerProcess(silent, tmp_path / "nats.conf", log=tmp_path / "log")
     starting = asyncio.create_task(server_process.start())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         pid = int(await asyncio.to_thread(started.read_text))
     assert runs(pid)
     starting.cancel()

@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+# Of everything that takes moments: a test that waits so long has failed. A machine that has other
+# work makes it twenty times as slow.
+PATIENCE_S = 120.0
+
 
 async def until(
-    condition: Callable[[], object], *, deadline_s: float = 20.0, every_s: float = 0.005
+    condition: Callable[[], object], *, deadline_s: float = PATIENCE_S, every_s: float = 0.005
 ) -> None:
     """Return once `condition()` is true. Raises TimeoutError after `deadline_s`."""
     async with asyncio.timeout(deadline_s):

@@ -12,7 +12,8 @@ import pytest
 
 from infra.topology import parse
 from mesh.doctor.findings import STREAM_WRITES
-from tests.support.examined_mesh import examined, looked, ran
+from tests.support.examined_mesh import examined, looked
+from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, post, small_mesh
@@ -102,14 +103,14 @@ async def is_named(regions, mesh, directory, store):
         "--credentials",
         str(directory / "rendered"),
     )
-    status, _, err = await ran("mesh.cli.main", "cordon", "us-0", *options)
+    status, _, err = await mesh_command("cordon", "us-0", *options)
     assert status != 0 and "disk is or was full" in err
 
     filler.unlink()
     await regions.stop_one("us")
     await regions.start_one("us")
     await mesh.until(lambda: leases.problem is None, "the streams to take writes again")
-    status, *_ = await ran("mesh.cli.main", "cordon", "us-0", *options)
+    status, *_ = await mesh_command("cordon", "us-0", *options)
     assert status == 0
     findings = await looked(lambda: examined(regions, directory), lambda them: not is_found(them))
     assert not is_found(findings)

@@ -76,6 +76,7 @@ class Running(NamedTuple):
             NATS.binary,
             *words,
             env=self.environment(user),
+            cwd=self.folder,  # where backups are put
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

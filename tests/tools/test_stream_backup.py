@@ -1,4 +1,5 @@
-"""`nats stream backup` and `restore` with the login that makes the streams: docs/install.md."""
+"""`nats stream backup` and `restore` with the login that makes the streams: docs/install.md. So a
+region of one nats-server gets three, too."""
 
 import asyncio
 import os
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from infra.topology import parse
+from mesh.adapters import streams
 from mesh.adapters.operator_orders import change_orders, read_orders
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.tools.go_tools import NATS
@@ -19,18 +21,20 @@ def _nats():
     NATS.install()
 
 
-async def test_orders_are_backed_up_and_restored_by_one_command_each(tmp_path):
-    regions = NatsRegions(parse(mesh_toml(("us",)), "mesh.toml"), tmp_path / "rendered")
-    credentials = regions.files["us"].credentials
-    told = dict(line.split("=", 1) for line in credentials["setup"].read_text().splitlines())
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("NATS")}
-    environment = alone | told | {"XDG_CONFIG_HOME": str(tmp_path)}
+class Login:
+    """The `nats` command as a region's setup user."""
 
-    async def nats(*words):
+    def __init__(self, regions, home):
+        lines = regions.files["us"].credentials["setup"].read_text().splitlines()
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("NATS")}
+        told = dict(line.split("=", 1) for line in lines)
+        self._environment = alone | told | {"XDG_CONFIG_HOME": str(home)}
+
+    async def nats(self, *words):
         process = await asyncio.create_subprocess_exec(
             NATS.binary,
             *words,
-            env=environment,
+            env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -38,18 +42,52 @@ async def test_orders_are_backed_up_and_restored_by_one_command_each(tmp_path):
         printed, _ = await process.communicate()
         assert process.returncode == 0, printed.decode()
 
+
+def drained(orders):
+    return replace(orders, drained=("us-0",), reason="new fan")
+
+
+async def test_orders_are_backed_up_and_restored_by_one_command_each(tmp_path):
+    regions = NatsRegions(parse(mesh_toml(("us",)), "mesh.toml"), tmp_path / "rendered")
+    setup = Login(regions, tmp_path)
     try:
         await regions.start()
         admin = await regions.connect("us", "admin")
-
-        def drained(orders):
-            return replace(orders, drained=("us-0",), reason="new fan")
-
         given = await change_orders(admin, "us", drained)
         backup = str(tmp_path / "CONTROL")
-        await nats("stream", "backup", "CONTROL", backup, "--no-progress")
-        await nats("stream", "rm", "CONTROL", "--force")
-        await nats("stream", "restore", backup, "--no-progress")
+        await setup.nats("stream", "backup", "CONTROL", backup, "--no-progress")
+        await setup.nats("stream", "rm", "CONTROL", "--force")
+        await setup.nats("stream", "restore", backup, "--no-progress")
         assert await read_orders(admin, "us") == given
     finally:
         await regions.stop()
+
+
+async def test_orders_are_kept_where_a_region_gets_three_servers(tmp_path):
+    one = NatsRegions(parse(mesh_toml(("us",)), "mesh.toml"), tmp_path / "one")
+    backups = {name: str(tmp_path / name) for name in ("CONTROL", "KEYS", "USAGE")}
+    try:
+        await one.start()
+        given = await change_orders(await one.connect("us", "admin"), "us", drained)
+        for name, folder in backups.items():
+            await Login(one, tmp_path).nats("stream", "backup", name, folder, "--no-progress")
+    finally:
+        await one.stop()
+    three = NatsRegions(
+        parse(mesh_toml(("us",), clusters=("us",)), "mesh.toml"), tmp_path / "three"
+    )
+    try:
+        await three.start()
+        setup = Login(three, tmp_path)
+        for name, folder in backups.items():
+            await setup.nats("stream", "rm", name, "--force")
+            await setup.nats("stream", "restore", folder, "--no-progress")
+        done = await three.set_up("us")
+        assert {done[name] for name in backups} == {streams.PUT_RIGHT}
+        client = await three.connect("us", "setup")
+        for name in backups:
+            info = await client.jsm().stream_info(name)
+            assert info.config.num_replicas == 3
+        assert await read_orders(await three.connect("us", "admin"), "us") == given
+    finally:
+        await three.stop()

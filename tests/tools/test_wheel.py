@@ -21,8 +21,9 @@ from openai import OpenAI
 
 from agents.cli import main as mesh_agent
 from mesh.cli.main import main as mesh
-from tests.support.mesh_up import START_TIMEOUT_S, STOP_TIMEOUT_S, write_config
+from tests.support.mesh_up import write_config
 from tests.support.pages import ROOT
+from tests.support.until import PATIENCE_S
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(600)]
 
@@ -137,7 +138,7 @@ async def test_three_regions_serve_until_ctrl_c(programs: Path, tmp_path: Path):
         programs / "mesh", *words, cwd=tmp_path, stdin=subprocess.DEVNULL
     )
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not ready.exists():
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
@@ -145,7 +146,7 @@ async def test_three_regions_serve_until_ctrl_c(programs: Path, tmp_path: Path):
         for region in record["regions"].values():
             assert await asyncio.to_thread(streamed, region["endpoint"], record["models"][0])
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in record["processes"].values())
     finally:

@@ -48,12 +48,13 @@ async def test_a_fleet_is_upgraded_under_load_and_no_request_is_lost(
 
 
 async def servers_and_streams(mesh: Rolling) -> None:
-    """Rendered anew: reloaded in one region, restarted in the others; then the streams."""
+    """Rendered anew: a reload, which a server of before refuses, changes nothing; restarted in all
+    regions; then the streams, of which one is new."""
     fleet, new = mesh.fleet, mesh.fleet.new
     await fleet.render(new)
     fleet.reload_nats("us")
     await mesh.meet("nats-us is reloaded")
-    for region in ("eu", "ap"):
+    for region in ("us", "eu", "ap"):
         await fleet.change(fleet[f"nats-{region}"], new)
         await mesh.meet(f"nats-{region} is restarted")
     await fleet.make_streams(new)

@@ -106,6 +106,10 @@ def test_json_messages_are_read_by_both(last: LastRelease, kind: str):
     reads()
 
 
+# The last release does not know them: they are tried from the next one on.
+NEW = {"claims", "keys", "page"}
+
+
 def test_every_message_in_json_is_tried():
     decoders = {
         name.removeprefix("decode_")
@@ -113,7 +117,7 @@ def test_every_message_in_json_is_tried():
         for name, _ in inspect.getmembers(codec.module(module.name), inspect.isfunction)
         if name.startswith("decode_")
     }
-    assert decoders - {"json", "as", "model"} == set(codec.JSON_MESSAGES)
+    assert decoders - {"json", "as", "model"} - NEW == set(codec.JSON_MESSAGES)
 
 
 RETIRED = ("schemas.exchange.H_WARM",)  # of warm-ups: what it said must never mean anything else

@@ -21,7 +21,7 @@ first after 79 s. So a request is refused
     at arrival     if its expected wait exceeds the limit
     while held     once it has waited that long, and its whole wait would be twice the limit
 
-The expected wait is how many go before it (`release_order`) by the queue's pace. Before the pace is
+The expected wait is how many go before it (`fair_turns`) by the queue's pace. Before the pace is
 known, it is what the first request in the queue has waited, or the policy's estimate of queues if
 that is more; being an estimate, it refuses only beyond twice the limit. The second rule is laxer,
 because an admitted request is served in time unless the queue slows down, or higher classes or
@@ -34,7 +34,7 @@ DAGOR's threshold of classes.
 
 When a client may retry: `requests/retry_after.py`.
 
-Reads: absent, begun, dice, held, inflight, paces, retry_after, unserved_at.
+Reads: absent, begun, dice, held, inflight, paces, retry_after, shares, unserved_at.
 Writes: absent, paces, retry_after, unserved_at.
 """
 
@@ -42,7 +42,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from mesh.core.lifecycle import release_order
+from mesh.core.lifecycle import fair_turns, release_order
 from mesh.core.lifecycle.timeouts import queue_delay_s, serving
 from mesh.core.model.rates import ReleasePace
 from mesh.core.model.request import Request
@@ -97,6 +97,8 @@ def waits(state: RouterState, request: Request, now: float) -> None:
 
 def look(state: RouterState, now: float) -> None:
     """A tick: time in which no replica serves a queue does not count for its pace."""
+    if state.shares:
+        fair_turns.expire(state, now)
     held = state.held.held_needs
     state.absent = {need for need in held if not serving(state, need, now)}
     served = {work_name(need[0]) for need in held if need not in state.absent}
@@ -172,7 +174,7 @@ def retry_after_s(
     would be in time; and after clients that were refused before.
     """
     back = replace(request, arrived_at=now)
-    ahead = release_order.ahead(state, back, state.absent, gone=request)
+    ahead = fair_turns.ahead(state, back, state.absent, gone=request)
     pace_per_s = _pace_per_s(state, request, now)
     wait_s: float | None = 0.0
     if ahead:
@@ -196,7 +198,7 @@ def _line_s(state: RouterState, request: Request, now: float) -> float | None:
 
 
 def _ahead(state: RouterState, request: Request) -> int:
-    return release_order.ahead(state, request, state.absent)
+    return fair_turns.ahead(state, request, state.absent)
 
 
 def _pace(state: RouterState, request: Request) -> ReleasePace | None:

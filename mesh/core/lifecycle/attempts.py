@@ -3,10 +3,11 @@
 What an attempt occupies (a hand-off to a replica, a forwarded request) is counted once and released
 once, and every placement has its receipt. The caller decides whether and where.
 
-Reads: ownership, peers, placer, region, replicas, unlearned.
+Reads: ownership, peers, placer, region, replicas, shares, unlearned.
 Writes: peers, placer, replicas, told_held_at, unlearned.
 """
 
+from mesh.core.lifecycle import fair_turns
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request, Served
 from mesh.core.placement.pairs import PrefillChoice
@@ -14,7 +15,7 @@ from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import CacheEstimate, Destination
 from mesh.core.requests.record import PrefillStage, RequestRecord, Suspect
 from mesh.core.state import RouterState
-from mesh.core.view.outliers import FailingPlaces
+from mesh.core.view.outliers import SEEN, FailingPlaces
 from mesh.core.view.replica import split_replica_name
 from schemas.decision import CandidateKind, Decision, Placement
 from schemas.exchange import HELD_S
@@ -71,15 +72,16 @@ def begin(
     if place.prefill is not None:
         _begin_pair(state, record, place, place.prefill, now)
         return
+    replicas, slow = state.replicas, state.replicas.slow
     replica, prefill_tokens = ReplicaId(name), place.prefill_tokens
     # The rest of a stream begins for the router when its client has read what was said before.
     if request.answer_inbox is None and not record.continuations:
-        state.replicas.slow.sent(request, state.replicas.by_name[replica], prefill_tokens, now)
-    handoff = state.replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
-    if state.replicas.failing.places:
-        state.replicas.failing.tries(name, request.model, request.key, now)
-    if state.replicas.slow.by_key:
-        state.replicas.slow.placed(name, request.model, len(state.replicas.serving(request.model)))
+        slow.sent(request, replicas.by_name[replica], prefill_tokens, now)
+    handoff = replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
+    if replicas.failing.places:
+        replicas.failing.tries(name, request.model, request.key, now)
+    if slow.by_key:
+        slow.placed(name, request.model, len(replicas.serving(request.model)))
     destination = Destination(CandidateKind.REPLICA, name)
     record.dispatch(destination, handoff, now)
     decided(state, request, place, attempt=record.attempt, held_s=record.held_s)
@@ -93,7 +95,7 @@ def begin(
         )
     )
     if request.answer_inbox is not None:
-        state.replicas.relay(replica, request.answer_inbox, request.deadline)
+        replicas.relay(replica, request.answer_inbox, request.deadline)
         record.end()
 
 
@@ -210,21 +212,27 @@ def began(state: RouterState, record: RequestRecord, now: float, *, shows_ttft: 
 
 def served(state: RouterState, record: RequestRecord, served: Served | None, now: float) -> None:
     """The whole answer has arrived; policies learn from its cost, if that is known."""
-    if served is not None:
+    if served is None:
+        return
+    replicas, request = state.replicas, record.request
+    if record.suspects or replicas.failing.places or state.peers.failing.places:
         _judge(state, record, served, now)
-        state.replicas.slow.served(record.request.key, served, now)
-    if record.destination is not None and served is not None:
-        state.placer.served(record.request, record.destination, served, now)
+    if state.shares:
+        fair_turns.served(state, request, served)
+    replicas.slow.served(request.key, served, now)
+    if record.destination is not None:
+        state.placer.served(request, record.destination, served, now)
 
 
 def leave(state: RouterState, record: RequestRecord, now: float) -> None:
     """Release what the attempt under way occupies. The record's next transition follows."""
-    state.replicas.slow.left(record.request.key)
-    if state.replicas.failing.places or state.peers.failing.places:
+    replicas = state.replicas
+    replicas.slow.left(record.request.key)
+    if replicas.failing.places or state.peers.failing.places:
         for place in _places_of(record):
             _failing_of(state, record).left(place, record.request.model, record.request.key)
     if record.handoff is not None and record.replica is not None:
-        state.replicas.over(record.replica, record.handoff)
+        replicas.over(record.replica, record.handoff)
     if record.prefill is not None:
         _leave_prefill(state, record, record.prefill)
         if not record.request.kind.ends_here:
@@ -241,9 +249,8 @@ def _judge(state: RouterState, record: RequestRecord, served: Served, now: float
             table = state.peers.failing if suspect.is_peer else state.replicas.failing
             if _is_there(state, suspect.place, is_peer=suspect.is_peer):
                 table.failed(suspect.place, model, suspect.what, now)
-    if state.replicas.failing.places or state.peers.failing.places:
-        for place in _places_of(record):
-            _failing_of(state, record).answered(place, model)
+    for place in _places_of(record):
+        _failing_of(state, record).answered(place, model)
 
 
 def failed(
@@ -253,11 +260,13 @@ def failed(
     now: float,
     *,
     is_sure: bool,
+    weight: int = 1,
     in_prefill: bool = False,
 ) -> None:
     """The attempt under way failed. `is_sure`: by its place's fault; else an answer elsewhere
-    has to show it. `in_prefill`: in the prefill stage of a pair. An error that the decode engine of
-    a pair answers with may be of the transfer, and so of either one: neither is judged."""
+    has to show it. `weight`: of the failure, SEEN at least inside an answer. `in_prefill`: in the
+    prefill stage of a pair. An error that the decode engine of a pair answers with may be of the
+    transfer, and so of either one: neither is judged."""
     stage, place = record.prefill, record.peer or record.replica
     if stage is not None and in_prefill:
         place = stage.replica
@@ -267,8 +276,8 @@ def failed(
     if not is_sure:
         record.suspect(Suspect(place, what, is_peer=is_peer))
     elif _is_there(state, place, is_peer=is_peer):
-        failing, is_seen = _failing_of(state, record), record.has_started
-        failing.failed(place, record.request.model, what, now, is_seen=is_seen)
+        weight = max(weight, SEEN) if record.has_started else weight
+        _failing_of(state, record).failed(place, record.request.model, what, now, weight=weight)
 
 
 def _is_there(state: RouterState, place: str, *, is_peer: bool) -> bool:

@@ -111,7 +111,9 @@ def make_room(
         shed(state, record, place, f"{place.reason}, and the hold queue is full", now)
         return False
     is_same = work_name(last.model) == work_name(request.model)
-    goes_before = request.priority if is_same else f"a request for {request.model}"
+    goes_before = f"{request.priority}" if is_same else f"a request for {request.model}"
+    if is_same and last.priority is request.priority:
+        goes_before = "a tenant with fewer requests waiting"
     why = f"the hold queue is full, and {goes_before} goes before"
     shed(state, state.inflight[last.key], None, why, now)
     return True

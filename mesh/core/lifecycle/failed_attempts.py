@@ -1,12 +1,14 @@
 """Attempts that are refused, fail or are lost: another one, or the request's end.
 
 A refusal leads back into the hold queue until there were `refusals_max` of them, a failure before
-the first byte until there were `failures_max` or no place is left. After it, another engine goes on
-with the stream (`continued_streams`), or a failure is the request's end. Of an attempt on a pair of
-replicas both stages are over, and what is still under way is cancelled. The places to blame are in
-`RequestRecord.failed`.
+the first byte until there were `failures_max` or no place is left; a peer that was lost with its
+link is tried again where there is no other. After it, another engine goes on with the stream
+(`continued_streams`), or a failure is the request's end. Of an attempt on a pair of replicas both
+stages are over, and what is still under way is cancelled. The places to blame are in
+`RequestRecord.failed`. After an engine's server error the region's budget of retries (`retries`)
+must allow another one.
 
-Reads: inflight, replicas, settings.
+Reads: begun, inflight, replicas, retries, settings.
 Writes: nothing.
 """
 
@@ -30,9 +32,10 @@ from mesh.core.requests.record import (
     is_client_error,
 )
 from mesh.core.state import RouterState
+from mesh.core.view.outliers import SILENT
 from schemas.exchange import Refusal
 from schemas.http import Fault
-from schemas.http_statuses import NOT_IMPLEMENTED, TOO_MANY
+from schemas.http_statuses import NOT_IMPLEMENTED, SERVER_ERRORS, TOO_MANY
 from schemas.ids import ReplicaId
 
 KEEPER_GONE = "the replica that kept that response is gone"
@@ -100,7 +103,8 @@ def on_failed(
         attempts.rest(state, record, now, in_prefill=event.prefill)
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)
-    failed(state, record, event.detail, now, in_prefill=event.prefill)
+    unanswered = event.blameless and record.peer is not None
+    failed(state, record, event.detail, now, in_prefill=event.prefill, unanswered=unanswered)
     queue_scheduler.place_waiting(state, now)
 
 
@@ -118,7 +122,7 @@ def place_overdue_again(state: RouterState, now: float) -> None:
             why = f"nothing in {now - record.attempted_at:.1f} s, while others answered"
             slow.placed_again(key, now)
             attempts.cancel(state, record)
-            attempts.failed(state, record, why, now, is_sure=True)
+            attempts.failed(state, record, why, now, is_sure=True, weight=SILENT)
             failed(state, record, why, now)
             queue_scheduler.place_waiting(state, now)
 
@@ -146,11 +150,14 @@ def failed(
     *,
     same_again: bool = False,
     in_prefill: bool = False,
+    unanswered: bool = False,
 ) -> None:
     """Back into the hold queue if another attempt may help; the caller tries held requests.
 
     `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
-    in the prefill stage of an attempt on a pair.
+    in the prefill stage of an attempt on a pair. `unanswered`: its place is a peer that may have
+    done no wrong, as a link or one of its replicas was lost: where no other place is left, it is
+    tried again, once it can be reached.
     """
     if continued_streams.may_go_on(state, record):
         continued_streams.broke(state, record, detail, now, avoid_place=not same_again)
@@ -158,11 +165,12 @@ def failed(
     if record.has_started or record.is_handed_over:
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
         return
-    record.failed(avoid_place=not same_again, in_prefill=in_prefill)
+    record.failed(avoid_place=not same_again, in_prefill=in_prefill, unanswered=unanswered)
     reconsider(state, record)
-    has_places = same_again or timeouts.others_serve(state, record)
+    has_places = same_again or unanswered or timeouts.others_serve(state, record)
     has_places = has_places or model_choice.other(state, record, now) is not None
-    if has_places and record.is_worth_another(state.settings.failures_max):
+    is_worth = has_places and record.is_worth_another(state.settings.failures_max)
+    if is_worth and _may_retry(state, record, now):
         queue_scheduler.hold(state, record, now)
         model_choice.retarget(state, record, now)
     elif record.engine_status is not None and _is_unseen(record):
@@ -174,13 +182,18 @@ def failed(
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
 
 
+def _may_retry(state: RouterState, record: RequestRecord, now: float) -> bool:
+    is_server_error = record.engine_status in SERVER_ERRORS
+    return not is_server_error or state.retries.spend(state.begun.per_s(now), now)
+
+
 def _is_unseen(record: RequestRecord) -> bool:
     """Whether its client can still be answered with an engine's own error."""
     return record.request.kind.ends_here and not record.continuations
 
 
 def reconsider(state: RouterState, record: RequestRecord) -> None:
-    """Where no other place is left, try decode replicas again that may be innocent."""
+    """Where no other place is left, try those again that may be innocent."""
     if record.maybe_innocent and not timeouts.others_serve(state, record):
         record.trust_again()
 

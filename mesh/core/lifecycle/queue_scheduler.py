@@ -5,10 +5,10 @@ doesn't block those behind it that can.
 
 Where the policy judges load, a try prices all candidates for each request. There it is made once a
 replica or peer has reported something new, at the earliest RETRY_S after the one before; and
-without news after UNCHANGED_S, as queues are computed meanwhile. Who goes first: `release_order`.
+without news after UNCHANGED_S, as queues are computed meanwhile. Who goes first: `fair_turns`.
 
 Reads: begun, choosy, has_news, held, inflight, peer_reports, placer, replica_reports, replicas,
-tried_at.
+shares, tried_at.
 Writes: begun, choosy, has_news, held, inflight, peer_reports, replica_reports, told_held_at,
 tried_at.
 """
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 
-from mesh.core.lifecycle import admission, attempts, ends, release_order
+from mesh.core.lifecycle import admission, attempts, ends, fair_turns
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult
@@ -81,15 +81,30 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
     """Place it. Local replicas that held requests wait for are not for it; peers may be."""
     if state.replicas.bus.is_away(now):
         return state.placer.held(request, AWAY)
+    shares = fair_turns.shares_of(state, request, now)
     must_wait = must_queue(state, request)
+    if must_wait and shares is not None:
+        must_wait = not fair_turns.goes_first(state, request, shares)
     if must_wait and not state.placer.judges_load:
         return state.placer.held(request, OTHERS_WAIT)
     ahead, queue = state.held.waiting(request.model), len(state.held) + 1
+    if shares is not None:
+        ahead = fair_turns.ahead(state, request)
     place = state.placer.place(request, (), now, ahead, queue)
     if must_wait and place.placement is Placement.LOCAL:
         return state.placer.held(request, OTHERS_WAIT)
+    place = _within_its_share(state, request, place, now)
     _sent_to(state, place)
     return place
+
+
+def _within_its_share(
+    state: RouterState, request: Request, place: PlacementResult, now: float
+) -> PlacementResult:
+    """That place, or held though it is available, as the request would only wait there."""
+    if not state.shares or fair_turns.leaves_room(state, request, place, now):
+        return place
+    return state.placer.held(request, fair_turns.OVER_ITS_SHARE)._replace(by_choice=True)
 
 
 def joined(state: RouterState, request: Request, place: PlacementResult) -> None:
@@ -112,7 +127,7 @@ def place_waiting(state: RouterState, now: float) -> None:
     stuck: set[tuple[Need, str, frozenset[str]]] = set()
     needs_left = len(state.held.held_needs) * state.placer.policy_count
     ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
-    for request in release_order.in_order(state, now):
+    for request in fair_turns.in_order(state, now):
         record = state.inflight[request.key]
         need, avoid = (need_of(request), state.placer.policy_name(request)), record.avoided(now)
         work = work_name(request.model)
@@ -121,6 +136,7 @@ def place_waiting(state: RouterState, now: float) -> None:
             continue
         queue = len(state.held)
         place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True)
+        place = _within_its_share(state, request, place, now)
         record.decided(place)
         ahead[work] += place.target is None
         if place.target is not None:
@@ -142,6 +158,8 @@ def hold(state: RouterState, record: RequestRecord, now: float) -> None:
     if ends.end_copy(state, record, now):
         return
     attempts.leave(state, record, now)
+    if state.shares:
+        fair_turns.came_back(state, record.request)
     record.hold(now)
     state.held.put(record.request, comes_back=record.attempt > 0)
     admission.waits(state, record.request, now)
@@ -166,6 +184,8 @@ def begin(
     if may_be_late and ends.shed_if_too_late(state, record, place, now):
         return
     state.begun.count(now)
+    if state.shares:
+        fair_turns.placed(state, request, place, now)
     if request.kind.ends_here:
         attempts.begin(state, record, place, now, learn_later=learn_later)
         return

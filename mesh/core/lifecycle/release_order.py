@@ -44,18 +44,33 @@ Kind = tuple[ModelId, Priority]
 
 def in_order(state: RouterState, now: float) -> Iterable[Request]:
     """All held requests; in turns of one model and class, those with less to compute first."""
-    state.turns, state.s_per_token = {}, {}
     if not _sorts(state):
+        state.turns, state.s_per_token = {}, {}
         return state.held
     rest = iter(state.held)
     first = list(islice(rest, SORTED_MAX))
-    _look_up(state, first, now)
+    known = turns_of(state, first, now)
     alike: dict[Kind, list[Turn]] = {}
     for one in first:
-        turn = state.turns[one.key] = _turn(state, one, state.uncached[one.key][1])
-        alike.setdefault((one.model, one.priority), []).append(turn)
+        alike.setdefault((one.model, one.priority), []).append(known[one.key])
     turns = {kind: iter(sorted(own, key=_at)) for kind, own in alike.items()}
     return chain([next(turns[one.model, one.priority]).request for one in first], rest)
+
+
+def turns_of(state: RouterState, first: Iterable[Request], now: float) -> dict[int, Turn]:
+    """A new try begins: the turns of the first held requests, by key; none where all go by
+    arrival."""
+    state.turns, state.s_per_token = {}, {}
+    if _sorts(state):
+        _look_up(state, first, now)
+        for one in first:
+            state.turns[one.key] = _turn(state, one, state.uncached[one.key][1])
+    return state.turns
+
+
+def by_arrival(request: Request) -> Turn:
+    """The turn of one that gives way to nobody who came later."""
+    return Turn(effective_arrival(request), _arrival(request), request)
 
 
 def joined(state: RouterState, request: Request) -> None:
@@ -127,12 +142,17 @@ def _longest_wait_s(state: RouterState, request: Request) -> float:
 
 def _turn(state: RouterState, request: Request, tokens: float) -> Turn:
     most_s = min(SHORTER_S_MAX, _longest_wait_s(state, request))
-    s_per_token = state.s_per_token.get(request.model)
-    if s_per_token is None:
-        s_per_token = _middle_s_per_token(state, request.model)
-        state.s_per_token[request.model] = s_per_token
-    at = request.arrived_at + min(most_s, SHORTER_FACTOR * tokens * s_per_token)
+    compute_s = tokens * s_per_token(state, request.model)
+    at = request.arrived_at + min(most_s, SHORTER_FACTOR * compute_s)
     return Turn(at, _arrival(request), request)
+
+
+def s_per_token(state: RouterState, model: ModelId) -> float:
+    """Of the middle one of the replicas that serve it, as of the last try."""
+    known = state.s_per_token.get(model)
+    if known is None:
+        known = state.s_per_token[model] = _middle_s_per_token(state, model)
+    return known
 
 
 def _tokens_of(state: RouterState, request: Request) -> float:

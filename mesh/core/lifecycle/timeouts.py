@@ -10,8 +10,9 @@ from mesh.core.requests.hold_queue import Need
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import RouterState
 from mesh.core.view.bus_status import UNREACHABLE
+from mesh.core.view.peers import Peer
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
-from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCard
 
 RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after the bus's return
@@ -137,7 +138,9 @@ def is_kept_too_long(state: RouterState, record: RequestRecord, now: float) -> b
     """Whether a peer holds it for longer than any request may be held, by its defect."""
     if record.peer is None or not record.waits_at_peer:
         return False
-    patience_s = state.settings.hold_s_max + _reply_s(state, record.peer)
+    peer = state.peers.get(record.peer)
+    rtt_s = None if peer is None else peer.rtt_s
+    patience_s = state.settings.hold_s_max + state.settings.peer_reply_s + (rtt_s or 0.0)
     return now - record.attempted_at > patience_s
 
 
@@ -154,7 +157,9 @@ def lost_because(state: RouterState, record: RequestRecord, now: float) -> str |
     silent_s = bus.silent_s(record.last_frame_at, now)
     # Its agent has other nats-servers than this router where a region has three: one that was lost
     # may have had the work, while neither heard of the other's loss.
-    is_unheard = record.peer is None and record.last_frame_at == record.attempted_at
+    # A peer's may wait in a busy link.
+    peer = None if record.peer is None else state.peers.get(record.peer)
+    is_unheard = record.is_unheard and not (peer is not None and peer.may_be_late(now))
     if silent_s > (UNHEARD_S if is_unheard else SILENCE_S_MAX):
         who = "the replica" if bus.lost_at is None else f"{UNREACHABLE}: the replica"
         return f"{who} has been silent for {silent_s:.0f} s"
@@ -163,7 +168,8 @@ def lost_because(state: RouterState, record: RequestRecord, now: float) -> str |
     if is_kept_too_long(state, record, now):
         return f"region {record.peer} has kept the request waiting for too long"
     if record.peer is not None:
-        return _lost_at_peer_because(state, record, silent_s, now)
+        assert peer is not None, "peers that requests were forwarded to are kept"
+        return _lost_at_peer_because(state, record, peer, silent_s, now)
     name = record.working
     replica = None if name is None else state.replicas.get(name)
     if replica is None:
@@ -177,16 +183,13 @@ def lost_because(state: RouterState, record: RequestRecord, now: float) -> str |
 
 
 def _lost_at_peer_because(
-    state: RouterState, record: RequestRecord, silent_s: float, now: float
+    state: RouterState, record: RequestRecord, peer: Peer, silent_s: float, now: float
 ) -> str | None:
-    assert record.peer is not None
-    peer = state.peers.get(record.peer)
-    assert peer is not None, "peers that requests were forwarded to are kept"
     is_unplaced = record.replica is None and not record.has_started
     # In a busy link the request, or the word of it, may wait behind other bytes, as pings then
     # do: the time for the word is counted from when these are answered again.
     word_s = 0.0 if peer.may_be_late(now) else min(silent_s, now - peer.answers_since)
-    if is_unplaced and word_s > _reply_s(state, record.peer):
+    if is_unplaced and word_s > state.settings.peer_reply_s + (peer.rtt_s or 0.0):
         return f"region {record.peer} did not report where it placed the request"
     # Routers of that region may restart while its agent works on. An agent with nothing to send
     # sends WORKING; only when that is missing too is the link cut.
@@ -195,10 +198,3 @@ def _lost_at_peer_because(
     if not peer.digests and silent_s > patience_s:
         return f"region {record.peer} can't be reached"
     return None
-
-
-def _reply_s(state: RouterState, region: RegionId) -> float:
-    """Longest time until a peer reports what it did with a request."""
-    peer = state.peers.get(region)
-    rtt_s = None if peer is None else peer.rtt_s
-    return state.settings.peer_reply_s + (rtt_s or 0.0)

@@ -22,6 +22,7 @@ from mesh.core.view.replica import Replica, is_adopted
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.listed_replicas import LISTED_MAX, ListedReplicas
+from schemas.numbers import WHOLE_MAX
 from schemas.state import (
     AVOIDED_CHARS_MAX,
     AVOIDED_MAX,
@@ -34,13 +35,16 @@ from schemas.state import (
 )
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
+# Digests of many models are large: those of changes are so far apart that they take an eighth of
+# the slowest link that regions may have, 10 Mbit/s, at most.
+BYTES_PER_S = 156_250
+BYTES, MODEL_BYTES, LISTED_BYTES = 512, 192, 32  # of one as JSON; of each model, and replica, in it
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
 # Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
 ADAPTERS_PUBLISHED_MAX = 64
 WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
-COUNT_MAX = 2**53  # a whole number to every reader of JSON
 RATE_S = 5.0  # time constant of the request rate's running average
 
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
@@ -67,6 +71,7 @@ class RegionalDigest:
         self._published_at = self._made_at = float("-inf")
         self._round_trips_at = self._cards_at = float("-inf")
         self._latest: Digest | None = None
+        self._apart_s = CHANGE_S_MIN
         self._last: tuple[object, ...] = ()  # what mattered in the last one
         self._accepted = True
         self.arrivals = EventRate(RATE_S)  # of clients' requests
@@ -86,7 +91,7 @@ class RegionalDigest:
         `adopted`: regions with the term of each. `rtt_s`: to the peers.
         """
         since_s = now - self._published_at
-        if since_s < CHANGE_S_MIN and accepting == self._accepted:
+        if since_s < self._apart_s and accepting == self._accepted:
             return None
         counts = self._counts(now)
         is_crossed = len(self._held) > self._settings.peer_queue_max
@@ -154,6 +159,10 @@ class RegionalDigest:
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),
             avoided=_first_own(self._replicas.avoided(now)),
         )
+        by_other = (self._latest.models_by_label, self._latest.models_by_path)
+        models = sum(len(each) for by in by_other for each in by.values()) + len(counts)
+        size = BYTES + MODEL_BYTES * models + LISTED_BYTES * len(listed)
+        self._apart_s = min(max(CHANGE_S_MIN, size / BYTES_PER_S), self._settings.digest_s)
         return self._latest
 
     def _listed(self, models: Iterable[ModelId], now: float) -> Listed:
@@ -298,7 +307,7 @@ def _wait_s(replica: Replica, now: float) -> float | None:
 
 def _count(number: float) -> int:
     """As a digest may have it, whatever an agent reported."""
-    return max(0, min(COUNT_MAX, int(number)))
+    return max(0, min(WHOLE_MAX, int(number)))
 
 
 def _at_most(seconds: float | None, most_s: float) -> float | None:

@@ -247,6 +247,14 @@ class HearReplicas:
     wanted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RequestAgain:
+    """Messages over the link to that region were lost: request what its answers may lack, and give
+    their agents the credits again."""
+
+    region: RegionId
+
+
 Effect = (
     Dispatch
     | DispatchPrefill
@@ -271,4 +279,5 @@ Effect = (
     | OwnershipChanged
     | AskHeld
     | HearReplicas
+    | RequestAgain
 )

@@ -7,7 +7,7 @@ from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.held import HeldDelta, HeldPart
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, Lease
 
 
@@ -23,6 +23,17 @@ class ClientGone:
     """The client has hung up."""
 
     key: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimated:
+    """A request has ended without its engine's counts; these are the edge's estimates, in tokens:
+    of the prompt what was not cached, and of the answer what came."""
+
+    key: int
+    model: ModelId
+    uncached: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)

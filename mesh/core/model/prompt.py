@@ -46,6 +46,7 @@ from schemas.prompt_writing import Billing, PromptWriting
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
 HASH_BYTES = 8
+_blocks_of = struct.Struct(f"{BLOCK_BYTES}s").iter_unpack
 BLOCKS_MAX = 8192  # 2 MiB of text; more is not needed to distinguish prompts
 CHAINS_CACHED = 256  # models and tenants
 PIECES_MAX = 65_536  # messages, and parts of them: millions would delay all answers
@@ -283,8 +284,8 @@ def block_hashes(
     chained = _chain(key, model, salt, tenant).copy()
     update, digest = chained.update, chained.digest
     digests = []
-    for start in range(0, end, BLOCK_BYTES):
-        update(text[start : start + BLOCK_BYTES])
+    for (block,) in _blocks_of(text[:end]):
+        update(block)
         digests.append(digest())
     return struct.unpack(f">{len(digests)}Q", b"".join(digests))
 

@@ -68,6 +68,9 @@ class Request(_HasKind):
     wants_receipt: bool = True  # its receipts must list candidates
     held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue
     is_whole_here: bool = True  # its body is at this router, and not to be fetched from a peer's
+    # By the API key: whose request it is, and the key's id; empty where there is none.
+    tenant: str = ""
+    key_id: str = ""
 
     def __post_init__(self) -> None:
         if self.answer_inbox is not None:

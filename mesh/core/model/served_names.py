@@ -27,7 +27,7 @@ from schemas.state import Digest, Heartbeat, KnownRoutes, ModelCapacity
 _ON = " on /"
 _AT = " at "
 _PREFILL = "/prefill"  # no path of an engine
-NAMES_KEPT = 4096  # replicas
+NAMES_KEPT = 4096  # replicas, models
 _NONE_LACKING: Mapping[ModelId, Collection[str]] = {}
 _FIELDS = tuple(field.name for field in fields(Heartbeat))
 _values = attrgetter(*_FIELDS)
@@ -42,6 +42,7 @@ def served_name(model: ModelId, path: str) -> ModelId:
 _ANY_KEPT = served_name(KEPT_RESPONSE, RESPONSE)
 
 
+@lru_cache(NAMES_KEPT)  # asked several times for each request
 def model_of(name: ModelId) -> ModelId:
     """The model, as its engine names it."""
     return ModelId(name.rpartition(_ON)[0]) if _ON in name else name
@@ -84,6 +85,7 @@ def is_for_others(name: ModelId) -> bool:
     return not is_keeper_name(name) and not is_prefill_name(name)
 
 
+@lru_cache(NAMES_KEPT)
 def work_name(name: ModelId) -> ModelId:
     """The name of its kind of work, by which prompts are hashed, tokens and speeds learned, and the
     wait in the hold queue measured: the model's own where tokens are generated, by whatever API."""

@@ -27,6 +27,7 @@ from schemas.settings import (
     PolicyName,
     PushingRule,
     QueueDelayS,
+    TenantWeight,
 )
 
 BlocksMax = Annotated[int, Field(strict=True, gt=0, le=BLOCKS_MAX), WHOLE]  # peers keep no more
@@ -98,6 +99,8 @@ class RouterSettings:
     trie_blocks_max: BlocksMax = 16_384  # published: 1 M tokens of prompts, 150 kB as one set
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
     models: tuple[ModelRule, ...] = ()  # what holds for single models, and aliases
+    # Of tenants beside others, as (tenant, weight) pairs; others' is 1.
+    tenant_weights: tuple[tuple[str, TenantWeight], ...] = ()
 
     def __post_init__(self) -> None:
         if self.heartbeat_late_s > self.heartbeat_lost_s:
@@ -117,6 +120,7 @@ CHANGEABLE = (
     "hops_max",
     "queue_delay_s_max",
     "models",
+    "tenant_weights",
 )
 
 

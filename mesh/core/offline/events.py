@@ -1,6 +1,6 @@
 """Events of a batch runner beside those of a session (`mesh.core.model.events`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from schemas.state import OfflineState
 ANSWER_TOKENS_DEFAULT = 2048  # where the body names no limit: engines would go on to their own
 ANSWER_TOKENS_MAX = 2**20  # a body that names more is taken to mean this
 CHOICES_MAX = 128
+LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +57,24 @@ def answer_tokens_max(body: Mapping[str, Any]) -> int:
 
     What is no positive number counts as not named: the engine will refuse it.
     """
-    limit = _positive(body.get("max_completion_tokens")) or _positive(body.get("max_tokens"))
+    most = answer_tokens_said(body, LIMIT_FIELDS) or ANSWER_TOKENS_DEFAULT * _answers(body)
+    return min(ANSWER_TOKENS_MAX, most)
+
+
+def answer_tokens_said(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The same, where the body names it; by the first of these fields."""
+    limits = (_positive(body.get(name)) for name in names)
+    limit = next(filter(None, limits), None)
+    return None if limit is None else min(ANSWER_TOKENS_MAX, limit * _answers(body))
+
+
+def _answers(body: Mapping[str, Any]) -> int:
     choices = max(_positive(body.get("n")) or 1, _positive(body.get("best_of")) or 1)
     answers = min(choices, CHOICES_MAX)
     prompt = body.get("prompt")  # of the completions endpoint: several prompts, or one of token ids
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         answers *= len(prompt)
-    return min(ANSWER_TOKENS_MAX, (limit or ANSWER_TOKENS_DEFAULT) * answers)
+    return answers
 
 
 def _positive(value: Any) -> int | None:

@@ -169,6 +169,7 @@ class Placer:
         self.judges_load = any(pair.local.judges_load for pair in self._pairs.values())
         self._local_policies = [pair.local for pair in self._pairs.values()]
         self._remote_policies = [pair.remote for pair in self._pairs.values()]
+        self._following = [one for one in self._local_policies if isinstance(one, PrefixFollowing)]
         policies = [*self._local_policies, *self._remote_policies]
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._expiring = [policy for policy in once if isinstance(policy, Expiring)]
@@ -191,11 +192,7 @@ class Placer:
     @property
     def replica_indexes(self) -> list[PrefixIndex[str]]:
         """Of all policies that follow prefixes: what replicas are estimated to hold."""
-        return [
-            policy.indexes[CandidateKind.REPLICA]
-            for policy in self._local_policies
-            if isinstance(policy, PrefixFollowing)
-        ]
+        return [policy.indexes[CandidateKind.REPLICA] for policy in self._following]
 
     def forbidden(self, request: Request, now: float) -> PlacementResult | None:
         """The receipt of a request that no region may serve; None if some may."""

@@ -71,7 +71,7 @@ class Prices:
         if output_tokens is None:
             output_tokens = speeds.output_tokens
         self._needed_tokens = request.prompt.tokens + output_tokens
-        self._peers = PeerPrices(speeds, request, now, forwards, delays)
+        self._forwards, self._delays = forwards, delays
 
     def rows(
         self, targets: Sequence[Target], holders: PromptHolders, most: int = ALL
@@ -89,7 +89,7 @@ class Prices:
         # Tokens of a prompt that is held; a conversation's next turns, which pay the round trip.
         usual_tokens, returns = speeds.prefill_tokens, speeds.returns
         held_by, replicas = holders.replicas, _replicas_among(targets)
-        work_weight = self._peers.work_weight = self._weight_of_work(replicas)
+        work_weight = self._weight_of_work(replicas)
         for target in targets:
             name, load, _, rtt_s, replica, _, ahead, _ = target
             if replica is None:
@@ -131,11 +131,17 @@ class Prices:
             insort(cheapest, seconds)
             if len(cheapest) >= most:
                 limit_s = (1.0 + TIE_RATIO) * cheapest[most - 1] + TIE_S
-        return rows + self._of_peers(targets[replicas:], holders)
+        return rows + self._of_peers(targets[replicas:], holders, work_weight)
 
-    def _of_peers(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
-        peers = ((target, target.peer) for target in targets)
-        return [self._peers.of(target, peer, holders) for target, peer in peers if peer is not None]
+    def _of_peers(
+        self, targets: Sequence[Target], holders: PromptHolders, work_weight: float
+    ) -> list[PriceRow]:
+        if not targets:
+            return []
+        peers = PeerPrices(self._speeds, self._request, self._now, self._forwards, self._delays)
+        peers.work_weight = work_weight
+        found = ((target, target.peer) for target in targets)
+        return [peers.of(target, peer, holders) for target, peer in found if peer is not None]
 
     def with_pairs(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
         """The price of each target; pairs, a decode replica with the cheapest prefill replica of

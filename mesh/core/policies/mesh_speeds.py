@@ -330,8 +330,9 @@ class SpeedModel:
             speed = self._completed(*replica.prefill_line)
         base_s, s_per_token, s_per_decode = speed or self.fleet_speed
         running = replica.load if beat.running is None else beat.running
-        first_s, load_s = base_s + s_per_decode * running, replica.load_s(self._model)
-        displaced_s = self._displaced_s(replica)
+        first_s, load_s, displaced_s = base_s + s_per_decode * running, 0.0, 0.0
+        if beat.loadable or beat.loading:
+            load_s, displaced_s = replica.load_s(self._model), self._displaced_s(replica)
         stalled = running * self.stall_weight
         speeds = ReplicaSpeeds(
             beat,

@@ -39,7 +39,7 @@ from typing import NamedTuple, Protocol
 
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
-from schemas.exchange import Priority
+from schemas.exchange import CLASSES_BEFORE, Priority
 from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.settings import HoldOrder
@@ -47,13 +47,12 @@ from schemas.settings import HoldOrder
 GROUPS = 10  # Preble's P
 # A sixth of the longest hold: low requests are tried long before they are shed for their age.
 HEAD_START_S = 10.0
-_CLASSES_BEFORE = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 THE_GROUP = 1  # of `FirstCome`
 
 
 def effective_arrival(request: Request) -> float:
     """The time by which a request is ordered, in seconds: its arrival, later for lower classes."""
-    return request.arrived_at + HEAD_START_S * _CLASSES_BEFORE[request.priority]
+    return request.arrived_at + HEAD_START_S * CLASSES_BEFORE[request.priority]
 
 
 Arrival = tuple[float, int]  # `effective_arrival`, and the request's key
@@ -145,8 +144,10 @@ def make_order(kind: HoldOrder, hit_ratio: Callable[[Request], float]) -> QueueO
 
 WaitingRequests = list[tuple[float, int, Request]]
 Need = tuple[ModelId, Labels, bool]  # requests of the same need can go to the same places
-LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+HIGHEST_FIRST = tuple(Priority)
+LOWEST_FIRST = HIGHEST_FIRST[::-1]
 NO_LIMITS: Mapping[ModelId, int] = {}
+NOBODYS: Mapping[str, WaitingRequests] = {}
 
 
 def need_of(request: Request) -> Need:
@@ -172,6 +173,7 @@ class HoldQueue:
         self._waiting: dict[ModelId, int] = {}
         self._alike: dict[Need, WaitingRequests] = {}
         self._untried: dict[ModelId, dict[Priority, WaitingRequests]] = {}  # by kind of work
+        self._of_tenants: dict[ModelId, dict[str, WaitingRequests]] = {}  # the same
 
     def __contains__(self, request: Request) -> bool:
         return request.key in self.group_of
@@ -200,6 +202,20 @@ class HoldQueue:
     def waiting(self, model: ModelId) -> int:
         """How many requests are held for that kind of work."""
         return self._waiting.get(work_name(model), 0)
+
+    def of_tenants(self, model: ModelId) -> Mapping[str, WaitingRequests]:
+        """By tenant, the requests held for that kind of work, by arrival."""
+        return self._of_tenants.get(work_name(model), NOBODYS)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several tenants wait for the same kind of work."""
+        return any(len(lines) > 1 for lines in self._of_tenants.values())
+
+    def waits_above(self, request: Request) -> bool:
+        """Whether a new request of a higher class waits for its kind of work."""
+        classes = self._untried.get(work_name(request.model), {})
+        return any(classes.get(one) for one in HIGHEST_FIRST[: CLASSES_BEFORE[request.priority]])
 
     def alike(self, need: Need) -> int:
         return len(self._alike.get(need, ()))
@@ -241,7 +257,8 @@ class HoldQueue:
         """The new request that is to be shed for this one where it finds no room; None: this one.
 
         It is the last of the lowest class for the work that most requests wait for, of none above
-        this one's, or, where that is its own work or its model is at its limit, of a lower one.
+        this one's, or, where that is its own work or its model is at its limit, of a lower one. For
+        the same work, the tenant with most requests, two more than this one's, gives way alike.
         """
         own = work_name(request.model)
         lower = LOWEST_FIRST[: LOWEST_FIRST.index(request.priority)]
@@ -250,7 +267,24 @@ class HoldQueue:
             found = self._newest_of(longest, (*lower, request.priority))
             if found is not None:
                 return found
-        return self._newest_of(own, lower)
+        return self._newest_of(own, lower) or self._longest_tenants(request, lower)
+
+    def _longest_tenants(self, request: Request, lower: tuple[Priority, ...]) -> Request | None:
+        """The newest of the same class or a lower one, of the tenant that most are held of."""
+        lines = self.of_tenants(request.model)
+        longest = max(lines, key=lambda tenant: len(lines[tenant]), default=request.tenant)
+        if longest == request.tenant:
+            return None
+        if len(lines[longest]) <= len(lines.get(request.tenant, ())) + 1:
+            return None
+        untried = self._untried.get(work_name(request.model), {})
+        newest = (
+            entry[2]
+            for one in (*lower, request.priority)
+            for entry in reversed(untried.get(one, ()))
+            if entry[2].tenant == longest
+        )
+        return next(newest, None)
 
     def _longest(self) -> ModelId:
         """The work that most new requests wait for."""
@@ -270,6 +304,7 @@ class HoldQueue:
         work = work_name(request.model)
         if not comes_back:
             insort(self._untried.setdefault(work, {}).setdefault(request.priority, []), entry)
+        insort(self._of_tenants.setdefault(work, {}).setdefault(request.tenant, []), entry)
         self.group_of[request.key] = group
         self._waiting[work] = self._waiting.get(work, 0) + 1
         insort(self._alike.setdefault(need_of(request), []), entry)
@@ -307,8 +342,12 @@ class HoldQueue:
         work = work_name(request.model)
         _take_out(self._untried.get(work, {}).get(request.priority, []), request)
         self._waiting[work] -= 1
+        tenants = self._of_tenants[work]
+        _take_out(own := tenants[request.tenant], request)
+        if not own:
+            del tenants[request.tenant]
         if not self._waiting[work]:
-            del self._waiting[work]
+            del self._waiting[work], self._of_tenants[work]
             self._untried.pop(work, None)
         _take_out(alike := self._alike[need := need_of(request)], request)
         if not alike:

@@ -150,6 +150,7 @@ class RequestRecord(Failures):
     handoff: int | None = None  # number of this attempt's hand-off, when local and sent
     prefill: PrefillStage | None = None  # of this attempt, on a pair
     attempted_at: float = 0.0
+    given_at: float = 0.0  # when its replica was sent it, or its peer reported which one was
     last_frame_at: float = 0.0  # of this attempt
     held_since: float | None = None
     held_s: float = 0.0
@@ -159,7 +160,7 @@ class RequestRecord(Failures):
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
     broken_at: frozenset[str] = frozenset()  # where its stream broke last
     broke_because: str = ""  # for people
-    maybe_innocent: frozenset[str] = frozenset()  # of `avoid`: the transfer may have failed it
+    maybe_innocent: frozenset[str] = frozenset()  # of `avoid`: a transfer or link may have failed
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
     may_continue: bool = False  # the edge keeps what was said, so that another may go on with it
@@ -183,6 +184,11 @@ class RequestRecord(Failures):
         """Whether the peer has reported only that the request is in its hold queue."""
         placed = self.replica is not None or self.has_started
         return self.peer is not None and not placed and self.last_frame_at > self.attempted_at
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a replica was given it, and has not sent any frame."""
+        return self.replica is not None and self.last_frame_at == self.given_at
 
     @property
     def is_prefilling(self) -> bool:
@@ -264,7 +270,7 @@ class RequestRecord(Failures):
             self.held_s += now - self.held_since
         self.held_since = self.place = self.engine_status = None
         self.attempt += 1
-        self.attempted_at = self.last_frame_at = now
+        self.attempted_at = self.given_at = self.last_frame_at = now
         self.handoff, self.destination, self.prefill = handoff, destination, prefill
         if destination.kind is CandidateKind.REPLICA:
             self.replica, self.peer = ReplicaId(destination.name), None
@@ -308,7 +314,7 @@ class RequestRecord(Failures):
     def placed_by_peer(self, replica: ReplicaId, now: float) -> None:
         """The peer has named the replica that answers."""
         self._count_peers_hold(now)
-        self.replica, self.last_frame_at = replica, now
+        self.replica, self.given_at, self.last_frame_at = replica, now, now
 
     def _count_peers_hold(self, now: float) -> None:
         if self.waits_at_peer:
@@ -347,11 +353,14 @@ class RequestRecord(Failures):
         assert self.prefill is not None, "only a stage ends"
         self.prefill.is_open = False
 
-    def failed(self, *, avoid_place: bool, in_prefill: bool = False) -> None:
+    def failed(
+        self, *, avoid_place: bool, in_prefill: bool = False, unanswered: bool = False
+    ) -> None:
         """This attempt failed before its first byte.
 
         `in_prefill`: in its prefill stage. An error that the decode engine of a pair answers with
-        may be of the transfer, and so of either engine.
+        may be of the transfer, and so of either engine. `unanswered`: its peer may have done no
+        wrong.
         """
         self.failures += 1
         place, stage = self.peer or self.replica, self.prefill
@@ -362,9 +371,12 @@ class RequestRecord(Failures):
         if stage is not None and (in_prefill or self.engine_status is not None):
             self.avoid |= {stage.replica}
             self.maybe_innocent |= self.avoid & {place}
+        if unanswered:
+            self.maybe_innocent |= {place}
 
     def trust_again(self) -> None:
-        """No other place is left: decode replicas that only a transfer failed on may be tried."""
+        """No other place is left: decode replicas that only a transfer failed on may be tried, and
+        peers that only a link failed to."""
         self.avoid, self.maybe_innocent = self.avoid - self.maybe_innocent, frozenset()
 
     def handed_back(self, region: RegionId, replica: ReplicaId) -> None:

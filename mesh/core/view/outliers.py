@@ -3,11 +3,13 @@
 A replica that answers every request at once with an error is idle and quick, so it would attract
 the work. As in Envoy's outlier detection, a place is left out after IN_A_ROW failures one after the
 other, or when the weights of its last WINDOW answers come to SHARE_MIN: for OUT_S, twice as long
-each time, OUT_S_MAX at most. A failure weighs 1, and 2 where a client saw it inside its answer.
-Then it gets one request; each that it answers doubles how many it may have at a time, until
-WIDTH_MAX, when it is like any other again; a failure leaves it out once more. Every router judges
-by the attempts that it made, and by what a replica's heartbeat tells of all (`told`). Whether a
-place may be left out at all is the caller's to decide: the last one that serves a model never is.
+each time, OUT_S_MAX at most. A failure weighs 1, SEEN where it came inside a client's answer, and
+SILENT where the whole place fell silent (`slowness.py`): one such is enough. Then it gets one
+request; each that it answers doubles how many it may have at a time, until WIDTH_MAX, when it is
+like any other again; a failure leaves it out once more. One that was silent once and answers a
+request that it still has was only held up: its time is over at once. Every router judges by the
+attempts that it made, and by what a replica's heartbeat tells of all (`told`). Whether a place may
+be left out at all is the caller's to decide: the last one that serves a model never is.
 
 A place is judged for each model by itself: an engine may fail one of several. What a heartbeat
 tells is of all its models, so it counts only where that is one. A place without a failure among its
@@ -22,6 +24,7 @@ from schemas.state import FAILING_IN_A_ROW, RESULTS_MAX, EngineResults
 IN_A_ROW = FAILING_IN_A_ROW
 WINDOW = 10  # last answers, good and failed
 SHARE_MIN = 5  # the weights of failures among them
+SEEN, SILENT = 2, IN_A_ROW
 OUT_S = 5.0
 OUT_S_MAX = 80.0
 WIDTH_MAX = 16
@@ -39,11 +42,13 @@ class FailingPlace:
     """What is known of a place, for one model, that failed lately."""
 
     what: str = ""  # of the last failure, for people
-    in_a_row: int = 0  # failures
+    in_a_row: int = 0  # weights of failures
     ends: list[int] = field(default_factory=list)  # weights of the last WINDOW, the latest last
     failed_at: float = 0.0
     times: int = 0  # that it was left out
     out_until: float = float("-inf")
+    told_until: float = float("-inf")  # to people: as long again
+    is_silent: bool = False  # that is why it was left out
     width: int = 0  # requests that it may have at a time; 0: any number
     trying: dict[int, float] = field(default_factory=dict)  # since when each of these is there
     told: EngineResults | None = None  # what its agent reported, if that put it out
@@ -60,20 +65,22 @@ class FailingPlace:
         return now < self.out_until
 
     def is_avoided(self, now: float) -> bool:
-        """Whether it has failed, for all that is known: it is left out, or being tried, or its
-        agent says so. The next request will show whether one whose time is over answers."""
-        return self.width > 0 and (self.is_out(now) or bool(self.trying) or self.is_told)
+        """Whether people should know: it is left out, or was of late, or is being tried, or its
+        agent says so. The next requests will show whether one whose time is over answers."""
+        return self.width > 0 and (now < self.told_until or bool(self.trying) or self.is_told)
 
-    def count(self, now: float, failures: int) -> None:
+    def count(self, now: float, weight: int) -> None:
         """Another attempt failed."""
         self.failed_at = now
-        self.in_a_row += failures
-        self.ends = [*self.ends[1 - WINDOW :], failures]
+        self.in_a_row += weight
+        self.ends = [*self.ends[1 - WINDOW :], weight]
         if self.width > 0 or self.in_a_row >= IN_A_ROW or sum(self.ends) >= SHARE_MIN:
-            self.leave_out(now)
+            self.leave_out(now, is_silent=weight == SILENT)
 
     def answered(self) -> None:
         self.in_a_row = 0
+        if self.is_silent and self.times == 1:
+            self.out_until = float("-inf")
         self.ends = [*self.ends[1 - WINDOW :], 0]
         if self.width > 0:
             self.width *= 2
@@ -81,11 +88,13 @@ class FailingPlace:
                 self.width, self.trying, self.ends, self.told = 0, {}, [1], None
                 self.times -= 1
 
-    def leave_out(self, now: float) -> None:
+    def leave_out(self, now: float, *, is_silent: bool = False) -> None:
         if self.is_out(now):
+            self.is_silent = self.is_silent and is_silent
             return  # an attempt that began before
-        self.failed_at = now
-        self.out_until = now + min(OUT_S * 2**self.times, OUT_S_MAX)
+        self.failed_at, self.is_silent = now, is_silent
+        out_s = min(OUT_S * 2**self.times, OUT_S_MAX)
+        self.out_until, self.told_until = now + out_s, now + 2 * out_s
         self.times = min(self.times + 1, 16)
         self.width, self.trying = 1, {}
 
@@ -96,17 +105,14 @@ class FailingPlaces:
     def __init__(self) -> None:
         self.places: dict[Key, FailingPlace] = {}
 
-    def failed(
-        self, name: str, model: ModelId, what: str, now: float, *, is_seen: bool = False
-    ) -> None:
-        """An attempt there has failed by the place's fault. `is_seen`: by a client."""
-        failures = 2 if is_seen else 1
+    def failed(self, name: str, model: ModelId, what: str, now: float, *, weight: int = 1) -> None:
+        """An attempt there has failed by the place's fault."""
         place = self._made(name, model)
         if place is not None:
             place.what, place.told = what[:REASON_CHARS_MAX], None
-            place.count(now, failures)
+            place.count(now, weight)
         if (both := self.places.get((name, ALL))) is not None:
-            both.count(now, failures)
+            both.count(now, weight)
 
     def answered(self, name: str, model: ModelId) -> None:
         """A request there was answered to its end."""

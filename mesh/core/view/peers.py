@@ -32,6 +32,7 @@ RTT_WEIGHT = 0.3  # of a new median in the running average
 RTT_SAMPLES = 5  # the median of so many
 JITTER_WEIGHT = 1 / 16  # RFC 3550
 PINGS_COUNTED = 60  # a minute of them: one lost is under two percent
+LOST_DIGESTS = 2.5  # without one for the time of so many
 PING_GAP_S = 1.5  # they leave once a second: where answers are further apart, something waits
 
 
@@ -249,16 +250,23 @@ class PeerTable:
         gap_s = now - peer.seen_at
         return health(gap_s, self._settings.digest_late_s, self._settings.digest_lost_s)
 
-    def see(self, digest: Digest, now: float) -> None:
-        """Take in a digest; older ones of the same router are ignored."""
+    def see(self, digest: Digest, now: float) -> bool:
+        """Take in a digest; older ones of the same router are ignored. Says whether the link lost
+        some before it: they were late, and there is a gap in their numbers. Such a gap alone may be
+        digests that other regions were sent with refusals."""
         peer = self._known(digest.region)
         if peer is None:
-            return
+            return False
         known = peer.digests.get(digest.router)
         if known is not None and (digest.epoch, digest.seq) <= (known.epoch, known.seq):
-            return
+            return False
         if known is None and len(peer.digests) >= ROUTERS_MAX:
-            return
+            return False
+        if known is None:
+            are_lost = not peer.digests and peer.seen_at > float("-inf")
+        else:
+            late_s = now - peer.heard_at[digest.router] - LOST_DIGESTS * self._settings.digest_s
+            are_lost = late_s > 0 and digest.seq > known.seq + 1
         if known is None or digest.rtt_s or digest.cards:
             rtt_s, cards = peer.seldom_sent.get(digest.router, NEVER_SENT)
             sent = SeldomSent(digest.rtt_s or rtt_s, digest.cards or cards)
@@ -269,6 +277,7 @@ class PeerTable:
         away_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
         while peer.forwarded_at and peer.forwarded_at[0] < now - away_s:
             peer.forwarded_at.popleft()
+        return are_lost
 
     def forwarded(self, region: RegionId, now: float) -> None:
         """Count a request that is being sent there."""

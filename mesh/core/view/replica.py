@@ -12,11 +12,13 @@ batch by as many as begin between two heartbeats.
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState
 
+REPLICA_NAMES_KEPT = 4096
 LOAD_START_S = 1.0  # of an adapter, before a load was measured: a small one from a local disk
 
 
@@ -210,6 +212,7 @@ def is_adopted(name: ReplicaId) -> bool:
     return SLASH in name
 
 
+@lru_cache(REPLICA_NAMES_KEPT)  # for each hand-off
 def split_replica_name(name: ReplicaId) -> RegionAndReplica:
     """The name on the bus."""
     region, slash, replica = name.rpartition(SLASH)

@@ -192,7 +192,7 @@ class ReplicaTable:
 
     def avoided(self, now: float) -> dict[str, str]:
         """Those that get less work than others, or none for now, by their answers, with why."""
-        if not (self.failing.places or self.slow.by_key):
+        if not (self.failing.places or self.slow.by_key or self.slow.gone):
             return {}
         return self.slow.words() | self.failing.avoided(now)
 

@@ -24,19 +24,24 @@ when its answers are better or older than FRESH_S. Of each group of like replica
 slow at a time: those that were already, then the worst of the others. One that alone could take a
 request may.
 
-A request without a byte is *overdue* where three things hold. It has waited OVERDUE times longer
-than any of the last answers to prompts of that length took on any of its like; prompts that the
-replica has to compute before it count as its own, other routers' too. The replica has brought
-nothing since it was sent. And one of its like has begun to answer a request that was sent later.
-A plain answer shows nothing before its last token, and a long one is no fault of its replica: it
-is overdue only once a stream was there, and the replica has brought nothing since.
-A replica that reports a queue, then and now, is silent for that reason, unless an earlier request
-was overdue there. The caller may place the request on another replica, once, which counts as the
-replica's failure (`outliers.py`). That happens to AGAIN_SHARE of all requests at most, so few
-prompts are computed twice; and a replica that was late LATE_FREE times in a row has twice as long
-each next time, since it may have to load its model, for requests sent after the first of them.
+A request without a byte is *overdue* where two things hold. It has waited, and its replica has
+brought nothing, for OVERDUE times longer than any of the last answers to prompts of that length
+took on any of its like, the first WINDOW of them and its own apart; prompts that the replica has to
+compute before it count as its own, other routers' too. And one of its like has begun to answer a
+request that was sent later. A plain answer shows nothing before its last token, and a long one is
+no fault of its replica: it is overdue only where PLAIN_MIN are, or a stream was, and nothing came
+since. Beside one that was overdue, as long as the longest is long enough. A replica that reports a
+queue, then and now, is silent for that reason, unless an earlier request was overdue there. The
+caller may place the request on another replica, once; and the silent one is left out
+(`outliers.py`). That happens to AGAIN_SHARE of all requests at most, so few prompts are computed
+twice; and at a replica that was late LATE_FREE times in a row what is sent has twice as long each
+next time, since it may have to load its model.
 
-Peers' requests are not seen here, and pairs of a prefill and a decode replica not judged.
+A replica that is ready and no longer lists a model which it has answered, as an engine that was
+started anew with another one, fails nothing; people are told of it for a while.
+
+Peers are not judged here: their routers judge their replicas, and an answer of theirs contains
+the round trip and their queue. Nor are pairs of a prefill and a decode replica, which share a time.
 """
 
 from collections import deque
@@ -47,8 +52,10 @@ from statistics import median
 from typing import NamedTuple
 
 from mesh.core.model.request import Request, Served
+from mesh.core.model.served_names import model_of
 from mesh.core.view.replica import Replica
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.state import Heartbeat, ReplicaState
 
 SLOW = 3.0
 WINDOW, ANSWERS_MIN, RUN = 8, 4, 3
@@ -62,11 +69,13 @@ DEBT_MIN = -1.0  # of requests that only it could take
 OUTPUT_TOKENS_MIN = 8  # fewer may arrive in one burst
 USUAL_WEIGHT = 0.02  # of one more answer, once there are some
 PLACES_MAX, KINDS_MAX = 4096, 1024
+GONE_S = 120.0  # people are told for so long after its last answer
 
 OVERDUE = 2.0
 LONGEST_HALF_S = 20.0  # in which the longest is half forgotten, by USUAL_WEIGHT an answer at most
 LATE_MIN_S = 0.2  # a request that has waited for less is never overdue
 AGAIN_SHARE, AGAIN_MAX = 0.05, 8.0  # of requests that end; most at once
+PLAIN_MIN = 3  # plain answers that are late together show as much as one stream
 LATE_FREE, LATE_MAX = 3, 10  # times late in a row before the time is doubled; doubled no further
 
 STREAM, ANY_LENGTH = -1, 0  # instead of the bits of an answer's tokens
@@ -79,10 +88,12 @@ Kind = tuple[Group, int, int]
 class Usual(NamedTuple):
     """What answers of one kind take. Seconds, with ANSWER_FLOOR_S."""
 
-    seen: int = 0
-    mean_s: float = inf
-    longest_s: float = 0.0  # of late
-    at: float = 0.0  # of the last one
+    seen: int
+    mean_s: float
+    at: float  # of the last one
+    longest_s: float  # of late
+    longest_of: Key  # who took it
+    others_s: float  # the longest of any other place
 
 
 class Answer(NamedTuple):
@@ -120,8 +131,7 @@ class Place:
     work: float = 0.0  # tokens of late
     heard_at: float = -inf  # it last brought a first token or an answer
     heard_of: float = -inf  # when the latest sent request that it began to answer was sent
-    late: int = 0  # requests that were overdue there, since it was heard of
-    late_at: float = -inf  # the first of them was
+    late: int = 0  # requests overdue there, each sent after the one before was, and nothing came
 
     def heard(self, sent_at: float, now: float) -> None:
         self.heard_at, self.late = now, 0
@@ -139,6 +149,7 @@ class Sent:
     streams: bool
     is_counted: bool  # nothing waited before it
     loads: bool  # its model may have to be loaded for it
+    late: int  # that of its place, when it was sent
     first_at: float | None = None
     ended_at: float = 0.0
     computed_tokens: int = 0  # of its prompt
@@ -186,6 +197,7 @@ class SlowPlaces:
         self._usual: dict[Kind, Usual] = {}
         self._due_at = -inf
         self._again = AGAIN_MAX  # overdue requests that may be placed again, a bucket
+        self.gone: dict[str, str] = {}  # replicas that list a model no more, in words
 
     # What happens to a client's request.
 
@@ -200,7 +212,9 @@ class SlowPlaces:
             self._places[key] = place = Place(key, (beat.engine, beat.region, model))
         loads = model in beat.loadable or model in beat.loading
         is_counted = not (replica.pending or beat.full or loads)
-        self._sent[request.key] = Sent(place, tokens, now, request.streams, is_counted, loads)
+        self._sent[request.key] = Sent(
+            place, tokens, now, request.streams, is_counted, loads, place.late
+        )
 
     def began(self, request: int, now: float) -> None:
         """The first token of its stream is here."""
@@ -221,7 +235,8 @@ class SlowPlaces:
         place.heard(sent.sent_at, now)
         place.new_tokens += tokens + output_tokens
         place.ended.append(sent)
-        self._again = min(AGAIN_MAX, self._again + AGAIN_SHARE)
+        if self._again < AGAIN_MAX:
+            self._again = min(AGAIN_MAX, self._again + AGAIN_SHARE)
 
     def left(self, request: int) -> None:
         """It is over, however it ended."""
@@ -241,6 +256,7 @@ class SlowPlaces:
         if not self.may_place_again:
             return []
         late: list[tuple[int, Sent, int]] = []
+        plain: dict[Key, int] = {}  # of them, by place
         before: dict[Key, int] = {}  # tokens of the requests sent before, that one's included
         for request, sent in self._sent.items():
             if now - sent.sent_at < LATE_MIN_S:
@@ -249,9 +265,14 @@ class SlowPlaces:
                 continue
             place = sent.place
             tokens = before[place.key] = before.get(place.key, 0) + sent.tokens
-            is_silent = place.heard_at <= sent.sent_at and not sent.loads
-            if is_silent and (sent.streams or place.late) and self._is_late(sent, 0.0, now):
+            if not sent.loads and self._is_late(sent, 0.0, now):
                 late.append((request, sent, tokens))
+                plain[place.key] = plain.get(place.key, 0) + (not sent.streams)
+        late = [
+            (request, sent, tokens)
+            for request, sent, tokens in late
+            if sent.streams or sent.place.late or plain[sent.place.key] >= PLAIN_MIN
+        ]
         return self._more_than_late(late, replicas, now) if late else []
 
     def _more_than_late(
@@ -289,26 +310,26 @@ class SlowPlaces:
     def placed_again(self, request: int, now: float) -> None:
         """It was overdue, and leaves its place for that."""
         if (sent := self._sent.get(request)) is not None:
-            if not sent.place.late:
-                sent.place.late_at = now
-            sent.place.late += 1
+            sent.place.late = max(sent.place.late, sent.late + 1)
             self._again -= 1.0
 
     def _is_late(self, sent: Sent, ahead_s: float, now: float) -> bool:
-        """Whether it has waited too long, `ahead_s` of it for prompts to be computed before."""
-        place, times = sent.place, OVERDUE
-        if sent.sent_at > place.late_at:
-            times *= 2.0 ** min(LATE_MAX, max(0, place.late + 1 - LATE_FREE))
-        most_s = times * (self._longest_s(sent) + ahead_s)
-        return now - sent.sent_at + ANSWER_FLOOR_S > most_s
+        """Whether it has waited in silence too long, `ahead_s` of it for prompts to be computed
+        before."""
+        times = 1.0 if sent.place.late else OVERDUE
+        times *= 2.0 ** min(LATE_MAX, max(0, sent.late + 1 - LATE_FREE))
+        silent_s = now - max(sent.sent_at, sent.place.heard_at)
+        return silent_s + ANSWER_FLOOR_S > times * (self._longest_s(sent) + ahead_s)
 
     def _longest_s(self, sent: Sent) -> float:
-        """The longest that one like it took of late; inf if too few are known."""
+        """The longest that one like it took of late elsewhere; inf if too few are known."""
         group, bits, size = sent.expected()
         for fewer in range(bits, -1, -1):
             usual = self._usual.get((group, fewer, size))
-            if usual is not None and usual.seen >= WINDOW:
-                return usual.longest_s * 2.0 ** (bits - fewer)
+            if usual is not None and usual.seen >= 2 * WINDOW:
+                is_own = usual.longest_of == sent.place.key
+                longest_s = (usual.others_s or inf) if is_own else usual.longest_s
+                return longest_s * 2.0 ** (bits - fewer)
         return inf
 
     def judge(self, replicas: Mapping[ReplicaId, Replica], now: float) -> None:
@@ -317,10 +338,13 @@ class SlowPlaces:
             return
         self._due_at = now + JUDGE_S
         like: dict[Group, dict[Key, Place]] = {}
+        self.gone = {}
         for key, place in list(self._places.items()):
             if key[0] not in replicas:
                 self.forget(key[0])
                 continue
+            if now - place.heard_at < GONE_S and _is_gone(key[1], replicas[key[0]].heartbeat):
+                self.gone[key[0]] = f"no longer serves {key[1]!r}"
             self._learn(place)
             like.setdefault(place.group, {})[key] = place
         waits = self._waits(now) if self._sent else {}
@@ -350,8 +374,8 @@ class SlowPlaces:
         return None if slow is None or slow.credit >= 1.0 else slow.words
 
     def words(self) -> dict[str, str]:
-        """Why each that is slow gets less."""
-        return {name: slow.words for (name, _), slow in self.by_key.items()}
+        """Why each that is slow gets less, and each that lists a model no more gets none for it."""
+        return self.gone | {name: slow.words for (name, _), slow in self.by_key.items()}
 
     def shares(self) -> dict[str, float]:
         """Of an equal part, of each that is slow: its least, of several models."""
@@ -428,19 +452,36 @@ class SlowPlaces:
             place.answers.append(answer)
             if answer.time_s is not None:
                 for kind in {sent.expected(), answer.kind}:  # what is awaited is known by the first
-                    self._count(kind, answer.time_s, answer.at)
+                    self._count(kind, answer.time_s, place.key, answer.at)
         place.ended.clear()
 
-    def _count(self, kind: Kind, time_s: float, at: float) -> None:
+    def _count(self, kind: Kind, time_s: float, of: Key, at: float) -> None:
         usual = self._usual.get(kind)
         if usual is None:
             if len(self._usual) >= KINDS_MAX:
                 self._usual.clear()
-            usual = Usual(0, time_s, time_s, at)
+            usual = Usual(0, time_s, at, 0.0, of, 0.0)
         mean_s = usual.mean_s + max(USUAL_WEIGHT, 1.0 / (usual.seen + 1)) * (time_s - usual.mean_s)
         kept = max(1.0 - USUAL_WEIGHT, 0.5 ** (max(0.0, at - usual.at) / LONGEST_HALF_S))
-        longest_s = max(time_s, kept * usual.longest_s)
-        self._usual[kind] = Usual(usual.seen + 1, mean_s, longest_s, at)
+        kept = kept if usual.seen >= WINDOW else 0.0
+        longest_s, longest_of, others_s = (
+            kept * usual.longest_s,
+            usual.longest_of,
+            kept * usual.others_s,
+        )
+        if of == longest_of:
+            longest_s = max(longest_s, time_s)
+        elif time_s > longest_s:
+            longest_s, longest_of, others_s = time_s, of, longest_s
+        else:
+            others_s = max(others_s, time_s)
+        self._usual[kind] = Usual(usual.seen + 1, mean_s, at, longest_s, longest_of, others_s)
+
+
+def _is_gone(model: ModelId, beat: Heartbeat) -> bool:
+    """Whether the replica is ready and could not even load it. Routes come and go by themselves."""
+    there = model in beat.models or model in beat.loadable or model_of(model) != model
+    return beat.state is ReplicaState.READY and not there
 
 
 def _medians(values: Mapping[Key, Sequence[float | None]], least: int) -> dict[Key, float]:

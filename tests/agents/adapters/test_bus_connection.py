@@ -7,8 +7,7 @@ import pytest
 from agents.adapters.outbox import BusConnection
 from agents.core.events import BusDisconnected, BusReconnected
 from infra.process import end_all
-
-WAIT_S = 20.0
+from tests.support.until import PATIENCE_S
 
 
 class Core:
@@ -39,7 +38,7 @@ async def core(link):
 
 
 async def until_there(link):
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await link.is_up.wait()
 
 

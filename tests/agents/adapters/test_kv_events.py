@@ -90,10 +90,7 @@ async def test_what_a_long_replay_drops_is_replayed_again():
     for key in range(KEPT_BATCHES):  # ZeroMQ's queue of the publisher takes 1,000 at once
         scene.publish(key)
     async with following(scene):
-        await until(
-            lambda: scene.cache.is_known and scene.cache.held.blocks == KEPT_BATCHES,
-            deadline_s=60.0,
-        )
+        await until(lambda: scene.cache.is_known and scene.cache.held.blocks == KEPT_BATCHES)
     assert scene.cache.counts.holes == 0
 
 

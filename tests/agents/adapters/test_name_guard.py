@@ -12,6 +12,7 @@ from infra.topology import parse
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.until import PATIENCE_S
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ async def test_who_does_not_answer_is_waited_for_and_taken_for_gone(regions):
     await flushed(silent)
     await silent.publish(subjects.named("us", "us-0"), b"not an epoch")
     name.reconnected()
-    assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
+    assert (await asked.next_msg(timeout=PATIENCE_S)).data == EPOCH.pack(7)
     await silent.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
     with pytest.raises(ReplicaNameTaken):  # who came back finds an older one there
         await asyncio.wait_for(holding, 30)
@@ -100,7 +101,7 @@ async def test_the_younger_leaves_to_a_namesake_that_was_stopped_while_it_took_t
     name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
     ahead_s[0] = 60.0
     holding = asyncio.create_task(name.watch())
-    assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
+    assert (await asked.next_msg(timeout=PATIENCE_S)).data == EPOCH.pack(7)
     await stopped.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
     with pytest.raises(ReplicaNameTaken):
         await asyncio.wait_for(holding, 30)
@@ -114,7 +115,7 @@ async def test_who_may_not_ask_for_the_name_is_told_so_and_suspects_no_other_age
     monkeypatch.setattr(own_name, "CLAIM_S", 60.0)
     name = NameGuard("us", "us-1", 7, time.monotonic)
     other = await regions.connect("us", "agent-us-0", on_error=name.complained)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await name.take(other)
     assert "us/us-1: the bus forbids this user to ask" in caplog.text
     assert "may hold this name" not in caplog.text

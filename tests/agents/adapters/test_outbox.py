@@ -9,8 +9,7 @@ from agents.adapters.outbox import GATHER_S, MISSED_MAX, BusConnection, Outbox
 from infra.process import end_all
 from schemas.exchange import Frame, pack_frame, unpack_frame
 from schemas.parcels import PARCEL, parcelled, unpack_parcel
-
-WAIT_S = 20.0
+from tests.support.until import PATIENCE_S, until
 
 
 class Bus:
@@ -25,7 +24,7 @@ class Bus:
     async def back(self) -> None:
         """The bus is there again."""
         self.link.returned()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await self.link.is_up.wait()
 
     async def close(self) -> None:
@@ -80,7 +79,7 @@ async def outbox(bus):
 
 
 async def sent(outbox):
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await outbox.sent()
 
 
@@ -204,9 +203,7 @@ def send(outbox, stream, number, kind=Frame.DATA, router="us.r1"):
 
 
 async def until_said(bus, words):
-    async with asyncio.timeout(WAIT_S):
-        while words not in said(bus):
-            await asyncio.sleep(0.001)
+    await until(lambda: words in said(bus))
 
 
 async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(outbox, bus):
@@ -218,9 +215,7 @@ async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(out
     inbox = f"_INBOX.us.r1.{parcelled('1-1')}"
     outbox.retransmit(inbox, 3)
     outbox.retransmit(inbox, 1)  # the later word counts
-    async with asyncio.timeout(WAIT_S):
-        while outbox._repeating is not None:
-            await asyncio.sleep(0.001)
+    await until(lambda: outbox._repeating is None)
     send(outbox, "1-1", 4)
     await until_said(bus, "1-1#4")
     assert said(bus) == ["1-1#1", "1-1#2", "1-1#3", "1-1#4"]
@@ -248,9 +243,7 @@ async def test_a_request_for_frames_that_are_kept_no_more_gets_none(
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
     outbox.retransmit("no inbox", 0)
-    async with asyncio.timeout(WAIT_S):
-        while outbox._repeating is not None:
-            await asyncio.sleep(0.001)
+    await until(lambda: outbox._repeating is None)
     assert said(bus) == []
     assert "_INBOX.us.r1 misses frames of 1 answers" in caplog.text
 

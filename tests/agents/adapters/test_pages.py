@@ -222,3 +222,22 @@ def test_what_is_no_line_of_that_name(line) -> None:
 def test_any_page_is_survived(text) -> None:
     read_vllm(MetricsPage("vllm:num_requests_waiting" + text))
     read_vllm(MetricsPage("vllm:cache_config_info{" + text))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("vllm:num_requests_waiting 1e308", NOTHING_KNOWN),  # no integer of a heartbeat
+        ("vllm:num_requests_waiting 1e308\nvllm:num_requests_waiting 1e308", NOTHING_KNOWN),
+        (
+            f'vllm:cache_config_info{{block_size="{"9" * 5000}",num_gpu_blocks="1"}} 1',
+            NOTHING_KNOWN,  # Python reads no such number
+        ),
+        (
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="999999999999"} 1\n' * 4096,
+            NOTHING_KNOWN,
+        ),
+    ],
+)
+def test_counts_that_no_engine_has_are_not_read(lines, expected):
+    assert read_vllm(MetricsPage(lines)) == expected

@@ -8,7 +8,7 @@ from tests.agents.adapters.test_relay import USAGE, call, calling
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain
 
 COUNTED = b'data: {"choices":[],' + USAGE[1:] + b"\n\n"
-ASKED = b'{"stream_options":{"include_usage":true},"prompt": "hi"}'
+ASKED = b'{"prompt": "hi","stream_options":{"include_usage":true}}'
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,16 @@ def test_only_the_beginning_of_a_likely_event_is_held_back(begin, held) -> None:
     assert removal.without_event(b'"}\n\n') == (begin * held) + b'"}\n\n'
 
 
-@pytest.mark.parametrize("body", [b'{"model":"m"}', b' \n{ "stream":true, "prompt":"{" }'])
-def test_the_rest_of_a_body_stays_as_it_is(body) -> None:
-    asked = with_usage_requested(body)
-    options = {"include_usage": True}
-    assert json.loads(asked) == {"stream_options": options, **json.loads(body)}
-    assert asked.replace(b'"stream_options":{"include_usage":true},', b"") == body
+@pytest.mark.parametrize("options", [b"", b'"stream_options":null,', b'"stream_options":{"a":{}},'])
+@pytest.mark.parametrize("body", [b'{%b"model":"m"}', b' \n{ %b"stream":true, "prompt":"}" }\n'])
+def test_the_rest_of_a_body_stays_as_it_is(body, options) -> None:
+    asked = with_usage_requested(body % options)
+    assert json.loads(asked) == {
+        **json.loads(body % options),
+        "stream_options": {"include_usage": True},
+    }
+    kept = asked.removesuffix(b',"stream_options":{"include_usage":true}}')
+    assert kept + b"}" == (body % options).strip()
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'"a"'])

@@ -347,6 +347,7 @@ def test_draining_finishes_running_requests_and_publishes_a_last_heartbeat(bench
     assert bench.tick(10.0) == []
     assert bench.work(2) == []
     assert len(bench.beats) == count
+    assert bench.core.wake_at == float("inf"), "its host wakes it no more"
 
 
 ADOPTED = {"Mesh-Owner": "eu", "Mesh-Term": "5"}

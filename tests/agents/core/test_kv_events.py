@@ -74,6 +74,23 @@ def test_vllms_blocks_whose_hash_covers_tokens_after_them_are_named_by_their_own
     assert {text for text, _ in held.held()} == {101}
 
 
+def test_vllms_groups_of_layers_are_told_apart_as_a_real_one_names_them():
+    recorded_batches = json.loads((RECORDED / "vllm_0.32_windows.json").read_text())
+    first, second = (parse_batch(bytes.fromhex(recorded_batches[n])) for n in ("first", "second"))
+    assert [(event.group, event.kind, event.window, len(event.hashes)) for event in first] == [
+        (0, GroupKind.WINDOW, 128, 0),
+        (1, GroupKind.FULL, 0, 16),
+    ]
+    assert [len(event.hashes) for event in second] == [4, 5]
+    texts, tokens = list(range(1, 22)), [*first[1].tokens, *second[1].tokens]
+    for batches, found in ((first,), set()), ((first, second), set(texts)):
+        held = HeldBlocks()  # without its window's last blocks nothing can be resumed
+        for events in batches:
+            held.apply(events)
+        held.attach(texts, len(texts), EnginePrompt(tokens))
+        assert {text for text, _ in held.held()} == found
+
+
 # Of SGLang 0.5.17, page size 1, and 0.5.23, whose events are maps; the third as 0.5.18 sends it.
 SGLANG = ["BlockStored", [7783675691531094162], -4675091308273846379, [3130], 1, None, "GPU"]
 SGLANG_MAP = {

@@ -56,7 +56,7 @@ def run_of(count: int, seed: int, seconds=linear_s) -> list[Sample]:
     return [Sample(load, seconds(load)) for load in (random_load(dice) for _ in range(count))]
 
 
-TRAINED = LatencyPredictor(run_of(2000, seed=1))
+TRAINED = LatencyPredictor(run_of(200, seed=1))
 
 
 def test_a_linear_gpu_is_predicted_exactly():

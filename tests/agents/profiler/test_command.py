@@ -21,6 +21,7 @@ from agents.sim.profile_files import find_profile
 from agents.sim.profiles import L4_LLAMA
 from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
+from tests.support.until import PATIENCE_S
 
 LOAD = (
     *("--online-rps", "8", "--online-prompt-tokens", "60", "--online-output-tokens", "12"),
@@ -47,7 +48,7 @@ async def profiling(url: str, *options: str) -> AsyncIterator[Process]:
 
 
 async def said_by(process: Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(PATIENCE_S):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 

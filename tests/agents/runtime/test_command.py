@@ -25,6 +25,7 @@ from tests.agents.core.test_offline_admission import LINEAR
 from tests.agents.fake_router import fake_router
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 from tests.support.mesh_up import NO_SPEED_PROBE
+from tests.support.until import PATIENCE_S
 
 GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
 BUS = ("--nats-url", "nats://127.0.0.1:4222")
@@ -51,7 +52,7 @@ async def process(*arguments: str, **environ: str) -> AsyncIterator[asyncio.subp
 
 
 async def appeared(path: Path, made: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not path.exists():
             assert made.returncode is None, (await made.communicate())[1].decode()
             await asyncio.sleep(0.02)

@@ -16,7 +16,6 @@ from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
 from tests.support.small_mesh import small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 PAGES = Path(__file__).parents[2] / "data" / "server_metrics"
 
 

@@ -34,6 +34,7 @@ from tests.support.flushed import flushed
 from tests.support.frames import frames_of
 from tests.support.nats_server import running_nats_server
 from tests.support.ports import free_ports
+from tests.support.until import PATIENCE_S
 
 
 async def test_an_engine_that_dies_and_returns_with_another_model(nats_server) -> None:
@@ -61,7 +62,7 @@ async def test_a_restarted_bus_brings_the_agent_back(nats_server) -> None:
 async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agents.core.routers.SILENCE_S", 60.0)  # however long the server takes
+    monkeypatch.setattr("agents.core.routers.SILENCE_S", 600.0)  # however long the server takes
     gate = Gate()
     async with scene(nats_server, gate) as on:
         inbox = await on.router.send_work(1)
@@ -150,7 +151,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         await on.router.state(state=ReplicaState.DRAINING)
         their_turn.clear()
         gate.open.set() if finished else on.stop.request()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
         assert said == ["end"] * len(numbers) + ["gone"]
 
@@ -207,7 +208,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
     monkeypatch.setattr(Agent, "keep_alive", stubborn)
     async with scene(nats_server, hello) as on:
         on.stop.request()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await on.task
 
 
@@ -253,7 +254,7 @@ async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, mo
             inbox = await on.router.send_work(1)
             await on.router.until(lambda: on.router.text(inbox))
             broken.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await asyncio.wait([on.task])
             await gate.hung_up.wait()
     assert [str(problem) for problem in failure.value.exceptions] == ["a bug of ours"]

@@ -64,13 +64,22 @@ async def test_its_metrics_are_understood(nats_server, kind, page) -> None:
         assert beat.decode_tokens_per_s is not None
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stream_options": None},
+        {"stream_options": {"include_usage": False}},
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_stream_is_the_same_whether_or_not_its_tokens_are_counted(
-    nats_server, path
+    nats_server, path, options
 ) -> None:
     fields = {"prompt": "Where are you?", "messages": [{"role": "user", "content": "Where?"}]}
     del fields["prompt" if path.startswith("/v1/chat") else "messages"]
     asked = {"model": MODEL, "max_tokens": 20, "ignore_eos": True, "stream": True, **fields}
+    asked |= options
     async with beside(nats_server, "vllm", time_scale=50.0) as router:
         plain, counted = {H_PATH: path}, {H_PATH: path, H_ADD_USAGE: "1"}
         inboxes = [

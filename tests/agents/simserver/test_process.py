@@ -15,6 +15,7 @@ import pytest
 
 from agents.simserver.server import CRASH_EXIT_CODE
 from tests.agents.simserver.support import MODEL, chat
+from tests.support.until import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -28,7 +29,7 @@ async def engine_process(
         stdout=PIPE,
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             said = await process.stdout.readline()
         ready_fields = json.loads(ready.read_text())
         assert ready_fields["pid"] == process.pid
@@ -52,7 +53,7 @@ async def test_it_serves_on_a_free_port_and_ends_at_sigterm_even_with_open_strea
         assert url.startswith("http://127.0.0.1:")
         assert await response.content.readany()
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
 
 
@@ -82,7 +83,7 @@ async def test_a_crash_takes_the_process_away_after_that_many_tokens(tmp_path):
             ) as response:
                 async for part in response.content.iter_any():
                     received += part
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == CRASH_EXIT_CODE
         assert received.count(b'"content":') >= 3
 
@@ -94,7 +95,7 @@ async def test_a_crash_at_run_time(tmp_path):
     ):
         with contextlib.suppress(aiohttp.ClientError):
             await http.post(f"{url}/sim/faults", json={"crash_after_tokens": 0})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == CRASH_EXIT_CODE
 
 
@@ -106,7 +107,7 @@ async def test_a_taken_port_is_one_clear_line():
             stdout=PIPE,
             stderr=PIPE,
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             _, complaint = await process.communicate()
     assert process.returncode == 1
     assert complaint.decode().splitlines() == [

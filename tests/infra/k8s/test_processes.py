@@ -23,10 +23,8 @@ import pytest
 from tests.infra.k8s.manifests import FOLDER, PODS, STATE, Manifest, Rendered, render
 from tests.support.nats_server import nats_server_binary
 from tests.support.ports import free_ports
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(180)
-
-READY_S, END_S = 60.0, 45.0
 SERVICES = {"router.mesh-us.svc:8101": 8101, "nats.mesh-us.svc:4101": 4101}
 SERVICES |= {"nats.mesh-us.svc:8222": 8222, "nats.us.example.com:4201": 4201}
 PORTS = (4101, 4201, 8000, 8101, 8222, 9100, 9700)
@@ -94,13 +92,13 @@ class Cluster:
             )
         self.running.append(process)
         if pod.kind == "Job":
-            assert process.wait(READY_S) == 0, Path(log.name).read_text()
+            assert process.wait(PATIENCE_S) == 0, Path(log.name).read_text()
         for probe in PROBES:
             if (how := container.get(probe)) is not None:
                 began = time.monotonic()
                 while not self.succeeds(how, container, root, name):
                     assert process.poll() is None, Path(log.name).read_text()
-                    assert time.monotonic() - began < READY_S, f"{container['name']}: {probe}"
+                    assert time.monotonic() - began < PATIENCE_S, f"{container['name']}: {probe}"
                     time.sleep(0.1)
 
     def succeeds(
@@ -130,7 +128,7 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             try:
-                codes.append(process.wait(END_S))
+                codes.append(process.wait(PATIENCE_S))
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())

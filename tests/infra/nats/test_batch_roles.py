@@ -27,8 +27,8 @@ from tests.support.batch_regions import batch_toml
 from tests.support.link_speech import overlaps
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 from tests.support.taps import Taps, add_tap
+from tests.support.until import PATIENCE_S
 
-TIMEOUT_S = 20
 ALL = (STREAM_FILES, STREAM_FILE_RECORDS, STREAM_JOBS, STREAM_TASKS, STREAM_LINES, STREAM_RESULTS)
 LINE = "batch.line.batch_0.1"
 
@@ -108,14 +108,14 @@ async def test_the_accounts_do_not_see_each_other(mesh: NatsRegions):
         await router.refuses_publish(LINE)
         # Allowed or not, the name is of another account: nothing there has its streams.
         async with logged_in(mesh, "operator") as operator:
-            names = await operator.client.request("$JS.API.STREAM.NAMES", timeout=TIMEOUT_S)
+            names = await operator.client.request("$JS.API.STREAM.NAMES", timeout=PATIENCE_S)
             found = sorted(json.loads(names.data)["streams"])
-            assert found == ["CONTROL", "HEARTBEATS", "LEASES"]
+            assert found == ["CONTROL", "HEARTBEATS", "KEYS", "LEASES", "USAGE"]
 
 
 async def test_a_watcher_sees_counts_and_no_content_and_writes_nothing(mesh: NatsRegions):
     async with logged_in(mesh, "batch") as batch, logged_in(mesh, "batch-observer") as seen:
-        answer = await batch.client.request(LINE, b"secret", timeout=TIMEOUT_S)
+        answer = await batch.client.request(LINE, b"secret", timeout=PATIENCE_S)
         assert b"error" not in answer.data
         manager = seen.client.jsm()
         assert (await manager.stream_info(STREAM_LINES)).state.messages == 1
@@ -159,7 +159,7 @@ async def test_a_peer_reaches_nothing_of_it_over_the_link(mesh: NatsRegions):
     async with Taps(mesh) as taps, logged_in(mesh, "batch") as batch:
         for region in ("us", "eu"):
             await taps.listen(region, ">")
-        stored = await batch.client.request(LINE, b"secret", timeout=TIMEOUT_S)
+        stored = await batch.client.request(LINE, b"secret", timeout=PATIENCE_S)
         assert b"error" not in stored.data
         for region in ("us", "eu"):
             await taps.say(region, said)

@@ -12,8 +12,9 @@ import pytest
 from infra import topology
 from infra.address import Address
 from infra.nats import bundle, server
-from infra.nats.bundle import PasswordsUnreadable, write_private
+from infra.nats.bundle import PasswordsUnreadable
 from infra.nats.region_config import NO_ADDRESS
+from infra.private_files import write_private
 from infra.topology import DEFAULT_FILE, Topology, parse
 from tests.support.nats_regions import mesh_toml
 

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, running_regions
+from tests.support.until import PATIENCE_S
 
-TIMEOUT_S = 20
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
@@ -48,13 +48,13 @@ class Router:
 
     async def claim(self, expected: int) -> dict:
         """What the stream answers; asked again while the new link does not know the way yet."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 data, headers = self.region.encode(), {EXPECTED: str(expected)}
                 lease = subjects.lease("us")
                 with contextlib.suppress(nats.errors.NoRespondersError):
                     answer = await self.client.request(
-                        lease, data, timeout=TIMEOUT_S, headers=headers
+                        lease, data, timeout=PATIENCE_S, headers=headers
                     )
                     return json.loads(answer.data)
                 await asyncio.sleep(0.05)
@@ -67,7 +67,7 @@ async def test_of_regions_that_claim_at_once_one_gets_the_lease_and_all_receive_
     for router in routers:
         await router.join(regions)
     last = 0
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not last or eu.received.empty() or ap.received.empty():  # until interest has crossed
             last = (await us.claim(last))["seq"]
             await asyncio.sleep(0.05)
@@ -77,7 +77,7 @@ async def test_of_regions_that_claim_at_once_one_gets_the_lease_and_all_receive_
     assert taken["seq"] == last + 1 and refused["error"]["err_code"] == 10071
     winner = (eu, ap)[answers.index(taken)].region.encode()
     for router in routers:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (await router.received.get()) != (str(last + 1), winner):
                 pass
         assert router.forbidden == []
@@ -91,7 +91,7 @@ async def test_a_peer_may_neither_read_nor_change_the_stream(regions: NatsRegion
         await eu.client.publish(f"$JS.us.API.{call}")
     await eu.client.publish(subjects.leased("us"), b"forged")
     await flushed(eu.client)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while len(eu.forbidden) < 4:
             await asyncio.sleep(0.01)
     await eu.client.close()

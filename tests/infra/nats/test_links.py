@@ -14,14 +14,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra.nats import permissions
-from infra.nats.region_config import ACCOUNT
+from infra.nats.region_config import ACCOUNT, LINK_COMPRESSION
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.link_speech import concrete, unspoken
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.taps import Taps, add_tap
+from tests.support.until import PATIENCE_S
 
-TIMEOUT_S = 10
 REGIONS = ("ap", "eu", "us")
 PAIRS = list(itertools.permutations(REGIONS, 2))
 
@@ -33,6 +33,23 @@ def mesh(tmp_path_factory) -> Iterator[NatsRegions]:
         tmp_path_factory.mktemp("mesh"), edit=lambda _, tree: add_tap(tree)
     ) as regions:
         yield regions
+
+
+@pytest.fixture(scope="module")
+def as_rendered(tmp_path_factory) -> Iterator[dict[str, dict[str, Any]]]:
+    """Each region's settings, which its nats-server runs with."""
+    trees: dict[str, dict[str, Any]] = {}
+    with running_regions(tmp_path_factory.mktemp("rendered"), edit=trees.__setitem__):
+        yield trees
+
+
+def test_both_ends_of_a_link_leave_out_the_slow_levels_of_compression(as_rendered) -> None:
+    none_up_to_ms, *levels = LINK_COMPRESSION["rtt_thresholds"]
+    assert (none_up_to_ms, len(levels)) == ("10ms", 1), "a third would be better, a fourth best"
+    leaves = [tree["leafnodes"] for tree in as_rendered.values()]
+    ends = [*leaves, *(remote for each in leaves for remote in each["remotes"])]
+    assert len(ends) == len(REGIONS) + len(PAIRS) // 2
+    assert all(end["compression"] == LINK_COMPRESSION for end in ends)
 
 
 @pytest.fixture(scope="module", params=REGIONS)
@@ -106,7 +123,7 @@ async def test_a_request_to_a_peer_streams_its_answer_straight_back(
     answers = await asking.subscribe(inbox)
     await until_answered(asking, subjects.ping(there), placing)
     await asking.publish(subjects.ingress(there), b"prompt", reply=inbox)
-    got = [(await answers.next_msg(timeout=TIMEOUT_S)).data for _ in range(50)]
+    got = [(await answers.next_msg(timeout=PATIENCE_S)).data for _ in range(50)]
     assert got == [b"%d" % number for number in range(50)]
     for client in (asking, placing, agent):
         await client.close()
@@ -122,7 +139,7 @@ async def until_answered(asking: Client, ping: str, answering: Client) -> None:
     await flushed(answering)
     inbox = f"{asking._inbox_prefix.decode()}.ping"
     echoes = await asking.subscribe(inbox)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             await asking.publish(ping, b"12345678", reply=inbox)
             with suppress(nats.errors.TimeoutError):
@@ -210,7 +227,7 @@ async def test_a_peer_that_ignores_its_permissions_is_cut_off(mesh: NatsRegions,
 
 
 async def until_line(reader: asyncio.StreamReader, start: bytes) -> bytes:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (line := await reader.readline()).startswith(start):
             assert line, f"the server hung up before {start!r}"
         return line

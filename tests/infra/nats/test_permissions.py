@@ -78,15 +78,42 @@ def test_a_router_may_read_streams_and_make_none():
     calls = {pattern for pattern in publish if pattern.startswith("$")}
     assert calls == {
         "$JS.API.DIRECT.GET.CONTROL.>",
+        "$JS.API.DIRECT.GET.KEYS.>",
         "$JS.API.DIRECT.GET.HEARTBEATS.>",
         "$JS.API.STREAM.INFO.CONTROL",
+        "$JS.API.STREAM.INFO.KEYS",
         "$JS.API.STREAM.INFO.HEARTBEATS",
         "$JS.API.STREAM.INFO.LEASES",
+        "$JS.API.STREAM.INFO.USAGE",
+        "$JS.API.STREAM.MSG.GET.USAGE",
     }
 
 
-def test_only_an_admin_may_write_orders():
-    write = subjects.control("us")
+def test_only_routers_write_accounts_and_only_they_and_operators_read_them():
+    written = subjects.usage("us", "r1", "2026-11-29", "1-0")
+    others = {
+        "observer": permissions.watcher(Role.OBSERVER),
+        "operator": permissions.watcher(Role.OPERATOR),
+        "admin": permissions.admin(),
+        "agent": permissions.agent("us", "us-0"),
+        "batch": permissions.batch(),
+    }
+    assert may(permissions.router("us").publish, written)
+    assert not any(overlaps(a, written) for each in others.values() for a in each.publish)
+    assert not any(overlaps(a, written) for a in permissions.allowed_across("eu", "us"))
+    read = "$JS.API.STREAM.MSG.GET.USAGE"
+    assert [name for name, each in others.items() if may(each.publish, read)] == ["operator"]
+    assert may(permissions.router("us").publish, read)  # when they start: what is left of limits
+
+
+@pytest.mark.parametrize(
+    ("write", "written"),
+    [
+        (subjects.control("us"), subjects.controlled("us")),
+        (subjects.keys("us"), subjects.keyed("us")),
+    ],
+)
+def test_only_an_admin_may_write_orders_and_keys(write, written):
     others = (
         *(permissions.watcher(role) for role in (Role.OBSERVER, Role.OPERATOR)),
         *(permissions.router("us"), permissions.agent("us", "us-0"), permissions.setup()),
@@ -95,7 +122,7 @@ def test_only_an_admin_may_write_orders():
     assert may(permissions.admin().publish, write)
     assert not any(overlaps(a, write) for each in others for a in each.publish)
     assert not any(overlaps(a, write) for a in permissions.allowed_across("eu", "us"))
-    assert not any(overlaps(a, subjects.controlled("us")) for a in permissions.router("us").publish)
+    assert not any(overlaps(a, written) for a in permissions.router("us").publish)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +139,19 @@ def test_watchers_publish_questions_alone_and_receive_state_alone(allowed):
     assert not any(overlaps(a, b) for a in allowed.subscribe for b in hidden)
 
 
+def test_only_observers_write_and_read_the_inboxes_of_checks():
+    inbox = f"{subjects.INBOX_CHECK}.x"
+    observer = permissions.watcher(Role.OBSERVER)
+    assert may(observer.publish, inbox) and may(observer.subscribe, inbox)
+    others = (
+        *(permissions.watcher(Role.OPERATOR), permissions.admin(), permissions.setup()),
+        *(permissions.router("us"), permissions.agent("us", "us-0"), permissions.batch()),
+    )
+    for allowed in others:
+        assert not any(overlaps(a, inbox) for a in (*allowed.publish, *allowed.subscribe))
+    assert not any(overlaps(a, inbox) for a in permissions.allowed_across("eu", "us"))
+
+
 def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
     setup = permissions.setup()
     backups = {one for one in setup.publish if "SNAPSHOT" in one or "RESTORE" in one}
@@ -120,6 +160,14 @@ def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
         "$JS.SNAPSHOT.ACK.CONTROL.*",
         "$JS.API.STREAM.RESTORE.CONTROL",
         "$JS.SNAPSHOT.RESTORE.CONTROL.*",
+        "$JS.API.STREAM.SNAPSHOT.KEYS",
+        "$JS.SNAPSHOT.ACK.KEYS.*",
+        "$JS.API.STREAM.RESTORE.KEYS",
+        "$JS.SNAPSHOT.RESTORE.KEYS.*",
+        "$JS.API.STREAM.SNAPSHOT.USAGE",
+        "$JS.SNAPSHOT.ACK.USAGE.*",
+        "$JS.API.STREAM.RESTORE.USAGE",
+        "$JS.SNAPSHOT.RESTORE.USAGE.*",
     }
     assert all(pattern.startswith("$JS.API.") for pattern in {*setup.publish} - backups)
     assert setup.subscribe == ("_INBOX.>",)
@@ -182,6 +230,7 @@ def test_the_list_of_one_direction_in_full():
         "mesh.eu.replica.*.work",
         "mesh.us.gossip.digest",
         "mesh.us.gossip.lease",
+        "mesh.us.gossip.limits",
         "mesh.us.gossip.offline",
         "mesh.us.gossip.trie",
         "mesh.us.heartbeat.*",

@@ -18,8 +18,8 @@ from tests.support.batch_regions import batch_toml
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.taps import Taps, add_tap
+from tests.support.until import PATIENCE_S
 
-TIMEOUT_S = 20
 SECRET = b"what a client asked"
 # Written out: a row that gains one of these readers is looked at here too.
 STATE = {"heartbeat", "offline_state", "digest", "leased", "controlled"}
@@ -86,7 +86,7 @@ async def test_no_body_on_any_subject(mesh: NatsRegions, user: str):
 
 async def until_fenced(client: Client, subject: str, fences: asyncio.Queue[str]) -> None:
     """What `client` published before has arrived or never will; repeated while a link comes up."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             await client.publish(subject, b"fence")
             await flushed(client)
@@ -144,7 +144,7 @@ async def test_replies_to_one_user_are_received_by_no_other(mesh: NatsRegions):
         }
         for user, subject in asked.items():
             received.clear()
-            answer = await sessions[user].client.request(subject, b"", timeout=TIMEOUT_S)
+            answer = await sessions[user].client.request(subject, b"", timeout=PATIENCE_S)
             assert answer.data
             for session in sessions.values():
                 await flushed(session.client)

@@ -14,8 +14,7 @@ from infra.topology import parse
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
-
-TIMEOUT_S = 10
+from tests.support.until import PATIENCE_S
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ async def nothing() -> None:
 
 async def until_allowed(mesh: NatsRegions, user: str, *, on_closed=nothing) -> Client:
     """Log in, again and again until the server knows the user."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             address = mesh.address("us", user)
             client = Client()
@@ -73,9 +72,9 @@ async def test_a_new_replica_logs_in_and_no_client_is_cut_off(mesh: NatsRegions,
     render(mesh, tmp_path, replicas=3)
     agent = await until_allowed(mesh, "agent-us-2")
     await agent.publish(subjects.heartbeat("us", "us-2"), b"{}")
-    assert (await heartbeats.next_msg(timeout=TIMEOUT_S)).data == b"{}"
+    assert (await heartbeats.next_msg(timeout=PATIENCE_S)).data == b"{}"
     await agent.publish(subjects.inbox("eu", "r1", 1), b"over the same link")
-    assert (await answers.next_msg(timeout=TIMEOUT_S)).data == b"over the same link"
+    assert (await answers.next_msg(timeout=PATIENCE_S)).data == b"over the same link"
     assert not lost.is_set()
     for client in (agent, router, peer):
         await client.close()
@@ -89,5 +88,5 @@ async def test_a_removed_replica_is_cut_off(mesh: NatsRegions, tmp_path: Path):
 
     await until_allowed(mesh, "agent-us-1", on_closed=note)
     render(mesh, tmp_path, replicas=1)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await closed.wait()

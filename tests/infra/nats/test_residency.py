@@ -16,7 +16,7 @@ from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 from tests.support.taps import Taps, add_tap
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 PROMPT = b'{"messages": [{"role": "user", "content": "for eyes in the EU only"}]}'
 TABLES = {
@@ -147,7 +147,7 @@ async def test_an_honest_mistake_with_a_label_is_refused_too(mesh: NatsRegions):
     refused = asyncio.Event()
     router = await mesh.connect("ap", "router", on_error=lambda _: refused.set())
     await router.publish(subjects.ingress_within("us", "eu"), PROMPT)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await refused.wait()
     await until(lambda: mesh.forbade("ap", "router", subjects.ingress_within("us", "eu")))
     async with Taps(mesh) as taps:
@@ -175,6 +175,7 @@ def test_all_that_a_confined_region_may_publish():
         "_INBOX.us.>",
         "mesh.eu.gossip.digest",
         "mesh.eu.gossip.lease",
+        "mesh.eu.gossip.limits",
         "mesh.eu.gossip.offline",
         "mesh.eu.heartbeat.*",
         "mesh.eu.router.*.alive",

@@ -19,8 +19,7 @@ from schemas import subjects
 from schemas.catalog import CHANNELS, Role
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
-
-TIMEOUT_S = 20
+from tests.support.until import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ class Session:
         self._refusals.put_nowait(str(problem).lower())
 
     async def refusal(self) -> str:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._refusals.get()
 
     async def refuses_publish(self, subject: str) -> None:
@@ -119,10 +118,10 @@ async def test_an_agent_is_a_service_that_watchers_find(us: NatsRegions):
         service = await micro.add_service(agent.client, config)
         await agent.allowed()
         for verb in ("PING", "INFO", "STATS"):
-            reply = await observer.client.request(f"$SRV.{verb}", timeout=TIMEOUT_S)
+            reply = await observer.client.request(f"$SRV.{verb}", timeout=PATIENCE_S)
             assert service.id in reply.data.decode()
             one = f"$SRV.{verb}.{subjects.SERVICE_AGENT}.{service.id}"
-            await observer.client.request(one, timeout=TIMEOUT_S)
+            await observer.client.request(one, timeout=PATIENCE_S)
         await service.stop()
         await observer.allowed()
 
@@ -144,7 +143,7 @@ async def test_answers_of_services_and_streams_write_nowhere(us: NatsRegions, us
         service = await micro.add_service(
             agent.client, micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
         )
-        await router.client.request(lease, b"last", timeout=TIMEOUT_S)
+        await router.client.request(lease, b"last", timeout=PATIENCE_S)
         reached = []
 
         async def note(msg: Msg) -> None:
@@ -158,7 +157,7 @@ async def test_answers_of_services_and_streams_write_nowhere(us: NatsRegions, us
         for request, reply in itertools.product(requests, aimed_at):
             body = asked if "MSG.GET" in request else b""
             await looking.client.publish(request, body, reply=reply)
-        await looking.client.request("$SRV.PING", timeout=TIMEOUT_S)
+        await looking.client.request("$SRV.PING", timeout=PATIENCE_S)
         await looking.client.jetstream().account_info()
         await flushed(agent.client)
         await flushed(router.client)
@@ -178,7 +177,7 @@ async def test_a_router_reads_streams_and_alters_none(us: NatsRegions):
             await agent.client.publish(subject, b"%d" % number)
         await agent.allowed()
         manager = router.client.jsm()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (await observer.client.jsm().stream_info("HEARTBEATS")).state.last_seq < 3:
                 await asyncio.sleep(0.01)
         last = await manager.get_last_msg(subjects.STREAM_HEARTBEATS, subject, direct=True)
@@ -280,7 +279,7 @@ async def test_watchers_receive_state_and_nothing_else(us: NatsRegions, user: st
         await agent.client.publish(subjects.heartbeat("us", "us-0"), b"{}")
         await agent.allowed()
         await router.client.publish(subjects.digest("us"), b"{}")
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert await received.get() == subjects.heartbeat("us", "us-0")
             assert await received.get() == subjects.digest("us")
         for subject in (*hidden, "mesh.>", ">"):
@@ -323,7 +322,7 @@ async def test_the_system_user_sees_the_server_and_not_the_mesh(us: NatsRegions)
         logged_in(us, "system") as system,
         logged_in(us, "agent-us-0") as agent,
     ):
-        reply = await system.client.request("$SYS.REQ.SERVER.PING.CONNZ", timeout=TIMEOUT_S)
+        reply = await system.client.request("$SYS.REQ.SERVER.PING.CONNZ", timeout=PATIENCE_S)
         assert b"agent-us-0" in reply.data
         await system.allowed()
         await system.refuses_subscribe("mesh.>")
@@ -337,6 +336,6 @@ async def test_a_long_prompt_fits_one_message_and_more_is_refused(us: NatsRegion
         assert router.client.max_payload == 8 * mib
         got = await router.client.subscribe(subjects.inbox("us", "r1", 1))
         await router.client.publish(subjects.inbox("us", "r1", 1), bytes(8 * mib))
-        assert len((await got.next_msg(timeout=TIMEOUT_S)).data) == 8 * mib
+        assert len((await got.next_msg(timeout=PATIENCE_S)).data) == 8 * mib
         with pytest.raises(nats.errors.MaxPayloadError):
             await router.client.publish(subjects.inbox("us", "r1", 1), bytes(8 * mib + 1))

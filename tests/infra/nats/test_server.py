@@ -84,3 +84,24 @@ def test_a_configuration_that_the_server_refuses_is_quoted(tmp_path, packaged: P
     config.write_text("no_such_setting: 1\n")
     with pytest.raises(ServerUnusable, match='unknown field "no_such_setting"'):
         server.check_config(packaged, config)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ((2, 12, 7), ["3g5q-cfh2-cq67", "p3j5-5hrq-p75h", "q59r-vq66-pxc2"]),
+        ((2, 12, 8), ["p3j5-5hrq-p75h", "q59r-vq66-pxc2"]),
+        ((2, 12, 12), []),
+        ((2, 13, 5), ["3g5q-cfh2-cq67", "p3j5-5hrq-p75h", "q59r-vq66-pxc2"]),
+        ((2, 14, 0), ["p3j5-5hrq-p75h", "q59r-vq66-pxc2"]),
+        ((2, 14, 3), []),
+        ((2, 15, 0), []),
+        ((3, 0, 0), []),
+    ],
+)
+def test_advisories_of_a_version_are_known(version, known):
+    assert [one.name for one in server.advisories(version)] == [f"GHSA-{one}" for one in known]
+
+
+def test_the_packaged_server_has_no_known_fault(packaged: Path):
+    assert server.advisories(server.version(packaged)) == ()

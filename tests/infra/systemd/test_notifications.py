@@ -12,8 +12,7 @@ import aiohttp
 from tests.support.nats_regions import mesh_toml
 from tests.support.notify_socket import NotifySocket, notify_socket
 from tests.support.ports import free_ports, free_row
-
-END_S = 30.0
+from tests.support.until import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -29,7 +28,7 @@ async def service(systemd: NotifySocket, *words: str):
         yield process
         process.send_signal(signal.SIGTERM)
         await systemd.until("STOPPING=1")
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:

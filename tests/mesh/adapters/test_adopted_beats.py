@@ -11,6 +11,7 @@ from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from schemas import subjects
 from schemas.ids import RegionId
 from tests.support.flushed import flushed
+from tests.support.until import until
 
 EU = RegionId("eu")
 
@@ -42,12 +43,6 @@ class Client:
         real = await self._real.subscribe(subject, cb=cb)
         self.given.append(Failing(real, half_way=self._half_way))
         return self.given[-1]
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("half_way", [False, True])

@@ -10,6 +10,7 @@ from mesh.adapters.bus import Listeners, RouterBus, header_bytes
 from schemas import subjects
 from schemas.ids import RegionId, RouterId
 from tests.support.stopped import stopped
+from tests.support.until import PATIENCE_S
 
 
 def deaf(*_: object) -> None:
@@ -57,8 +58,8 @@ async def test_a_message_of_exactly_the_servers_limit_is_sent_and_no_larger_one(
     assert not bus.publish("seen", whole + b"x", headers=headers)
     assert not bus.publish("seen", b"", headers={name: "\udcff"})
     assert bus.publish("seen", b"last")
-    assert (await seen.next_msg(timeout=10)).data == whole
-    assert (await seen.next_msg(timeout=10)).data == b"last"
+    assert (await seen.next_msg(timeout=PATIENCE_S)).data == whole
+    assert (await seen.next_msg(timeout=PATIENCE_S)).data == b"last"
     await asyncio.sleep(0)
     assert not bus.sending.done() and bus.is_connected
 
@@ -87,7 +88,7 @@ async def test_before_its_name_is_settled_a_process_receives_answers_about_that_
         async def settle(self) -> None:
             for subject in (*said, subjects.inbox("us", "r1", "here")):
                 await others.publish(subject, b"before")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await answered.wait()
 
     def receive(msg: Msg) -> None:
@@ -100,7 +101,7 @@ async def test_before_its_name_is_settled_a_process_receives_answers_about_that_
     await mine.open(Listeners(*[receive] * 10, deaf, deaf), Name())
     for subject in said:
         await others.publish(subject, b"after")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await all_heard.wait()
     assert heard == [("here", b"before"), *((subject, b"after") for subject in said)]
     await mine.close()

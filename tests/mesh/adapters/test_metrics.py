@@ -12,6 +12,7 @@ from mesh.adapters.metrics import (
     RouterMetrics,
 )
 from mesh.core.model import events as ev
+from mesh.session.cost import Cost
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, MODEL, beat, core, digest, request
 
@@ -109,16 +110,17 @@ def test_only_good_answers_have_a_duration(router):
     assert value("mesh_request_duration_seconds_sum", labels) == 2.5
 
 
-def test_token_counts_that_an_engine_did_not_give_are_not_counted(router):
+def test_tokens_are_counted_and_of_them_the_estimates(router):
     metrics = RouterMetrics(router, CollectorRegistry())
     labels = metrics.labels_of(MODEL, "", "us")
-    metrics.tokens_seen(labels, 70, -1, -1)
-    metrics.tokens_seen(labels, -1, 8, 5)
+    metrics.tokens_seen(labels, Cost(62, 8, 5))
+    metrics.tokens_seen(labels, Cost(20, 10, 7, is_prompt_estimated=True))
+    metrics.tokens_seen(labels, Cost(100, 0, 3, is_output_estimated=True))
     counted = [
         metrics.registry.get_sample_value(f"mesh_{kind}_tokens_total", labels_of(metrics))
-        for kind in ("prompt", "cached", "output")
+        for kind in ("prompt", "cached", "output", "estimated")
     ]
-    assert counted == [70.0, 8.0, 5.0]
+    assert counted == [200.0, 18.0, 15.0, 33.0]
 
 
 def test_whatever_clients_and_peers_name_the_label_sets_are_bounded():

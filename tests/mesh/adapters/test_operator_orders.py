@@ -5,7 +5,7 @@ import json
 import nats
 import pytest
 
-from mesh.adapters.operator_orders import OrdersUnavailable, _write
+from mesh.adapters.operator_orders import ORDERS, OrdersUnavailable
 from schemas import subjects
 from schemas.control import RegionControl
 from schemas.ids import RegionId
@@ -32,6 +32,6 @@ async def _answered(nats_server, answer):
             await message.respond(json.dumps(answer).encode())
 
         await client.subscribe(subjects.control(US), cb=stream)
-        return await _write(client, RegionControl(region=US), 7)
+        return await ORDERS.write(client, US, RegionControl(region=US), 7)
     finally:
         await client.close()

@@ -18,6 +18,7 @@ from schemas.exchange import Frame, Outcome, Refusal, pack_frame
 from schemas.ids import ReplicaId
 from schemas.replies import PING_PREFIX, reply_inbox
 from tests.mesh.core.build import EU, US, request
+from tests.support.until import PATIENCE_S
 
 PARTS_START = WINDOW_BYTES_START // PART_BYTES
 
@@ -187,7 +188,7 @@ async def test_where_no_router_answers_a_body_goes_at_a_fixed_pace(sent):
     record = sent.send("a", 10 * PART_BYTES)
     sent.bodies.unanswered(PING_PREFIX + "ap")
     sent.bodies.unanswered(PING_PREFIX + "eu")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while len(sent.body("a")) < len(record.body):
             await asyncio.sleep(0.001)
     assert sent.body("a") == record.body

@@ -1,6 +1,5 @@
 """The recorder: real files, real limits, and a router that goes on whatever becomes of them."""
 
-import asyncio
 import logging
 import os
 import stat
@@ -18,6 +17,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.recording import RecordedStep, RecordingEnd, RecordingHeader
 from schemas.ids import RegionId, RouterId
 from tests.mesh.core import build
+from tests.support.until import until
 
 LEFT = RecordingEnd("the router left")
 
@@ -53,12 +53,6 @@ def read(path: Path) -> list[RecordedStep | RecordingEnd]:
     first, *lines = path.read_bytes().splitlines(keepends=True)
     assert recording.decode_header(first) == header()
     return [recording.decode_line(line) for line in lines]
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_what_is_asked_and_answered_is_in_the_file(tmp_path):

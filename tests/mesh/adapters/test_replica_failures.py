@@ -10,6 +10,7 @@ from mesh.adapters.replica_failures import KINDS, kind_of
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptReader
 from mesh.runtime.request_observer import RequestObserver
+from mesh.session.usage_book import UsageBook
 from schemas.exchange import Outcome
 from schemas.state import EngineResults, ReplicaState
 from tests.mesh.core.build import EU, beat, core
@@ -87,6 +88,7 @@ def test_an_attempt_counts_for_the_replica_that_had_it():
         lambda: 0.5,
         None,
         None,
+        UsageBook("us", "r1", 1, ("us",)),
     )
 
     def count(replica: str = "a") -> dict[str, float]:

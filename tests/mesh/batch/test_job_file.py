@@ -220,17 +220,17 @@ def test_a_line_takes_little_memory() -> None:
     assert peak / lines < 800  # the piece of 1 MB that is fed included
 
 
-def test_a_hundred_thousand_lines() -> None:
-    checked = FileCheck(CHAT, lines_max=100_000)
+def test_many_lines() -> None:
+    checked = FileCheck(CHAT, lines_max=20_000)
     began = time.process_time()
-    for piece in big_file(100_000):
+    for piece in big_file(20_000):
         checked.feed(piece)
     index = checked.end()
     took_s = time.process_time() - began
     assert index is not None
-    assert index.total == 100_000
+    assert index.total == 20_000
     print(f"{took_s:.1f} s")
-    assert took_s < 30
+    assert took_s < 6
 
 
 def test_lines_of_embeddings_are_read_and_keep_their_order() -> None:

@@ -11,6 +11,7 @@ from mesh.batch.store import BatchStore
 from schemas.batch import JOB_BYTES_MAX, JOB_ID_PATTERN, STREAM_JOBS, BatchJob, JobStatus, LineError
 from tests.support.batch_regions import opened, some_job
 from tests.support.nats_regions import NatsRegions
+from tests.support.until import PATIENCE_S
 
 DAY_S = 86_400
 
@@ -86,7 +87,7 @@ async def test_a_watcher_has_each_job_as_it_is_and_then_each_change(store: Batch
     for job in (old, ended):
         await store.jobs.create(job)
     watching = store.jobs.watch()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert [await anext(watching), await anext(watching)] == [old, ended]
         changed = await store.jobs.update(old.id, one_more)
         assert await anext(watching) == changed

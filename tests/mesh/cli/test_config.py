@@ -84,3 +84,13 @@ def test_every_command_that_reads_it_says_the_same(
     assert [line[: len(start)] for line, start in zip(said, mistakes(bad), strict=True)] == (
         mistakes(bad)
     )
+
+
+def test_a_region_that_others_reach_without_a_key_is_a_warning_and_no_mistake(tmp_path):
+    path = tmp_path / "mesh.toml"
+    path.write_text(GOOD.replace("127.0.0.1:8101", "192.0.2.1:8101"))
+    found = run("config", "check", path)
+    assert found.exit_code == 0 and found.stderr.count("warning") == 1
+    assert "http of us (192.0.2.1:8101): whoever reaches it is served" in found.stderr
+    path.write_text(path.read_text() + "[auth]\nrequired = true\n")
+    assert "warning" not in run("config", "check", path).output

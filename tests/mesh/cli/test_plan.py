@@ -18,7 +18,7 @@ from mesh.sim.study.settings import PlanSettings
 from schemas.ids import RegionId
 
 TRACE = ("--trace", "tests/data/mooncake/conversation_first60.jsonl", "--scale-lengths", "0.2")
-QUICK = (*TRACE, "--limit", "30", "--speed", "2", "--regions", "us,eu", "--ttft-p90", "10")
+QUICK = (*TRACE, "--limit", "16", "--speed", "2", "--regions", "us,eu", "--ttft-p90", "10")
 
 
 def plan(*arguments: object) -> Result:
@@ -49,7 +49,7 @@ def test_a_plan_has_a_fleet_for_each_topology_and_what_the_mesh_saves(tmp_path: 
 def test_a_plan_made_twice_is_the_same_file(tmp_path: Path) -> None:
     files = [tmp_path / "first.json", tmp_path / "second.json"]
     for file in files:
-        plan(*QUICK, "--limit", "10", "--central", "us", "--out", file)
+        plan(*QUICK, "--limit", "6", "--out", file)
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -58,9 +58,9 @@ def test_a_closed_loop_is_planned_for_throughput() -> None:
         "--workload",
         "chat",
         "--clients",
-        "us=6,eu=2",
+        "us=2,eu=1",
         "--duration-s",
-        20,
+        5,
         "--regions",
         "us,eu",
     )

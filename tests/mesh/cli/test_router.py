@@ -17,8 +17,7 @@ from mesh.sim.recording_replay import replay
 from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
 from tests.support.ports import free_ports
-
-READY_S = 30.0
+from tests.support.until import PATIENCE_S
 
 
 async def router(
@@ -53,7 +52,7 @@ async def test_what_a_router_recorded_can_be_replayed(tmp_path, nats_server):
         tmp_path, nats_server.url, "--record", str(file), "--policy", "least-load"
     )
     try:
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert b"serves http" in await process.stdout.readline()
             while len(file.read_bytes().splitlines()) < 10:
                 await asyncio.sleep(0.05)
@@ -76,7 +75,7 @@ async def test_a_file_that_cannot_be_had_is_said_before_anything_is_served(tmp_p
     file = tmp_path / "absent" / "us.jsonl"
     process = await router(tmp_path, nats_server.url, "--record", str(file))
     try:
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             said, why = await process.communicate()
     finally:
         if process.returncode is None:
@@ -103,7 +102,7 @@ async def test_a_page_that_cannot_be_had_is_named_where_it_was_given(
         more, options = (f'metrics = "{page}"', ()) if in_file else ("", ("--metrics", page))
         process = await router(tmp_path, nats_server.url, *options, more=more)
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(PATIENCE_S):
                 said, why = await process.communicate()
         finally:
             if process.returncode is None:
@@ -121,7 +120,7 @@ async def test_without_a_secret_key_peers_are_told_of_no_prefixes(tmp_path, nats
     options = ("--record", str(file), *(("--prefix-key", key) if key else ()))
     process = await router(tmp_path, nats_server.url, *options, regions=("us", "eu"))
     try:
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             assert b"serves http" in await process.stdout.readline()
             process.send_signal(signal.SIGTERM)
             _, said = await process.communicate()

@@ -13,10 +13,10 @@ from mesh.demo.commands import Commands
 from mesh.demo.options import DemoOptions
 from mesh.demo.state_directory import StateDirectory
 from tests.support.batch_regions import batch_toml
+from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import running_regions
 from tests.support.ports import free_ports
-
-READY_S = 30.0
+from tests.support.until import PATIENCE_S
 
 
 async def started(config: Path, port: int, *options: str, **environment: str):
@@ -43,7 +43,7 @@ def test_files_are_kept_with_the_login_that_is_given(tmp_path):
             NATS_PASSWORD=password,
         )
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(PATIENCE_S):
                 assert b"serves http" in await process.stdout.readline()
             url = f"http://127.0.0.1:{port}/v1"
             # Its client tries again after a 503, while the second connection is made.
@@ -67,10 +67,10 @@ async def test_a_file_without_a_login_is_named(tmp_path, text):
     config, file = tmp_path / "mesh.toml", tmp_path / "batch.env"
     config.write_text(batch_toml())
     file.write_bytes(text.encode("latin-1"))
-    process = await started(config, free_ports(1)[0], "--batch-credentials", str(file))
-    _, said = await process.communicate()
-    assert process.returncode == 2
-    assert f"--batch-credentials: {file}: " in said.decode()
+    words = ("router", "--region", "us", "--config", config, "--batch-credentials", file)
+    status, _, said = await mesh_command(*words)
+    assert status == 2
+    assert f"--batch-credentials: {file}: " in said
 
 
 def test_a_demos_routers_have_the_login_where_there_are_runners(tmp_path):

@@ -14,8 +14,7 @@ from tests.support.nats_pair import nats_pair
 from tests.support.ports import free_ports
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
-
-pytestmark = pytest.mark.timeout(90)
+from tests.support.until import PATIENCE_S
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -42,7 +41,7 @@ def used(faces, **options):
 
 async def measured(mesh, *order):
     """Let it measure until it is right: what stands still for a moment looks far."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while mesh.order != tuple(one.url for one in order):
             await asyncio.to_thread(mesh.refresh)
 
@@ -97,7 +96,7 @@ async def test_measurements_are_refreshed_aside(three):
     mesh = used(three, refresh_s=0.05)
     await measured(mesh, three[1], three[0], three[2])
     three[1].ready = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while await asyncio.to_thread(mesh.nearest) != three[0].url:
             await asyncio.sleep(0.02)
 
@@ -177,7 +176,8 @@ async def test_the_openai_sdk_fails_over(mesh):
 
 
 async def test_the_asynchronous_sdk_streams_and_fails_over(mesh, monkeypatch):
-    monkeypatch.setattr("mesh.client.region_choice.REST_S", 60.0)  # or its rest may be over by then
+    # Or its rest may be over by then.
+    monkeypatch.setattr("mesh.client.region_choice.REST_S", 600.0)
 
     def make(url):
         return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=20)

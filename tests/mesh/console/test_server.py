@@ -28,10 +28,8 @@ from schemas.state import encode_state
 from tests.mesh.top.test_fleet import beat, digest
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.ports import free_ports
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
-pytestmark = pytest.mark.timeout(180)
-PATIENCE_S = 60.0
 KEY = "a-key-of-a-test-0123456789"
 HOSTILE = '<img src=x onerror="alert(1)">\u202e'
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -322,7 +320,7 @@ async def test_it_listens_on_the_buses_while_somebody_looks_only(tmp_path, monke
         await asked.frame_with(has_all)
         assert asked.console.is_watching
         monkeypatch.setattr(viewing, "UNWATCHED_S", 1.0)
-        await until(lambda: not asked.console.is_watching, deadline_s=PATIENCE_S)
+        await until(lambda: not asked.console.is_watching)
         await asked.frame_with(has_all)  # and again
 
 

@@ -203,6 +203,11 @@ class Stage:
         status = int(answered[0]) if answered else None
         self.feed(ev.AttemptFailed(*self._which(key, fields), "it broke", status))
 
+    def do_lost(self, key: str, **fields: str) -> None:
+        """Frames of it were, or its replica: its peer may have done no wrong."""
+        why = "a frame was lost"
+        self.feed(ev.AttemptFailed(*self._which(key, fields), why, blameless=True))
+
     def do_end(self, key: str, **fields: str) -> None:
         self.feed(ev.AnswerEnded(*self._which(key, fields)))
 
@@ -258,6 +263,7 @@ SHOW: dict[type, Callable[[Any], str | None]] = {
     fx.Fail: _fail,
     fx.PassEngineError: lambda effect: f"pass-engine-error {effect.key}",
     fx.Decided: _decided,
+    fx.RequestAgain: lambda effect: f"request-again {effect.region}",
     fx.PublishDigest: lambda effect: None,
     fx.PublishTrie: lambda effect: None,
     fx.PublishToSiblings: lambda effect: None,

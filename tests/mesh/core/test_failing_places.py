@@ -8,6 +8,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
+from mesh.core.requests.retry_budget import PER_S_MIN, SAVED_S, SHARE
 from mesh.core.view.outliers import OUT_S
 from schemas.ids import ModelId
 from schemas.state import EngineResults, ReplicaState
@@ -312,3 +313,22 @@ def test_peers_are_not_told_of_idle_replicas_that_fail():
     effects = world.router.handle(ev.Tick(), world.now + 0.5)
     [told] = [one.digest for one in effects if isinstance(one, fx.PublishDigest)]
     assert "a" not in told.replicas.names and told.replicas_free == 3
+
+
+def test_a_bad_hour_is_not_doubled_by_second_attempts():
+    world = World(set(NAMES))
+    outcomes = [world.ask() for _ in range(2000)]  # ten a second
+    assert set(outcomes) == {"error"}
+    seconds = len(outcomes) * 0.1
+    again = len(world.tries) - len(outcomes)
+    attempts_per_s = len(world.tries) / seconds
+    assert 0 < again < (SAVED_S + seconds) * (PER_S_MIN + SHARE * attempts_per_s)
+    assert again < 0.4 * len(outcomes)  # each was tried twice before
+    world.bad = set()
+    world.beats()
+    assert world.ask() == "ok"
+
+
+def test_lost_attempts_are_tried_again_whatever_was_spent():
+    world = World({"a", "b", "c"}, status=None)
+    assert {world.ask() for _ in range(300)} == {"ok"}

@@ -23,7 +23,7 @@ from tests.mesh.core.any_value import FLOATS, values_of
 
 EVENTS = typing.get_args(ev.Event)
 EFFECTS = typing.get_args(fx.Effect)
-EXAMPLES = 25  # of each of some fifty types
+EXAMPLES = 10  # of each of some eighty types
 
 
 def named(kind: type) -> str:

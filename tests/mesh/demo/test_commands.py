@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import ENGINE_KEY, checked_key
+from agents.config import checked_key
 from agents.runtime.command import command
 from infra.address import Address
 from infra.nats import bundle
@@ -31,22 +31,22 @@ def commands(tmp_path):
     topology = load(DEFAULT_FILE)
     options = DemoOptions(config=DEFAULT_FILE, state=tmp_path)
     files = bundle.write(topology, tmp_path / "config")
+    (tmp_path / "run").mkdir()
     return Commands(topology, options, StateDirectory(tmp_path), Path("nats-server"), files)
 
 
-def test_an_agent_gets_all_that_is_given_of_its_engine(commands, monkeypatch):
+def test_an_agent_gets_all_that_is_given_of_its_engine(commands):
     program = commands.agent("us", "us-0", GIVEN, GivenEngineKind.LLAMACPP)
-    for name, value in program.environment.items():
-        monkeypatch.setenv(name, value)
     read = command.make_context("run", list(program.command[4:])).params
     assert (read["engine_url"], read["metrics_url"]) == (GIVEN.url, GIVEN.metrics_url)
     assert (read["batch_max"], read["models"]) == (8, ("org/a", "b"))
 
 
-def test_the_key_is_in_the_environment_of_its_agent_and_nowhere_else(commands):
+def test_the_key_is_in_a_file_of_its_agent_and_nowhere_else(commands):
     program = commands.agent("us", "us-0", GIVEN, GivenEngineKind.LLAMACPP)
-    assert program.environment[ENGINE_KEY] == KEY
-    assert KEY not in " ".join(program.command)
+    file = Path(program.command[program.command.index("--engine-key-file") + 1])
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (KEY, 0o600)
+    assert KEY not in f"{program.command} {program.environment}"
     assert KEY not in repr(GIVEN)
     others = (
         *commands.nats("us"),

@@ -12,7 +12,7 @@ from mesh.demo.options import DemoOptions, GivenEngine
 from mesh.demo.state_directory import StateDirectory
 from mesh.supervisor.program import FileWritten, Program, ProgramKind
 from mesh.supervisor.supervisor import ProgramReady
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 SLEEP = "import time; time.sleep(60)"
 SLEEP_READY = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
@@ -62,6 +62,6 @@ async def test_a_mesh_of_simulated_engines_is_ready_after_its_routers(tmp_path):
             await asyncio.wait([starting], timeout=0.3)
             assert not starting.done()
             answers.touch()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await starting
             mesh.hurry()

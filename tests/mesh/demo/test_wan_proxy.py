@@ -12,9 +12,8 @@ from infra.address import Address
 from infra.process import end_all
 from mesh.demo.wan_proxy import WanProxy
 from tests.support.ports import free_ports
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
-DEADLINE_S = 20.0
 CHUNK = 64 * 1024
 TIMING_S = 0.006  # of timers and sockets
 
@@ -71,7 +70,7 @@ async def round_trips(address, count):
 @pytest.mark.parametrize("rtt_s", [0.020, 0.150])
 async def test_a_round_trip_takes_the_rtt(rtt_s):
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(echo) as target,
         WanProxy(target, one_way_s=rtt_s / 2) as link,
     ):
@@ -88,7 +87,7 @@ async def test_what_went_each_way_is_counted():
         await writer.drain()
 
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(answer_twice) as target,
         WanProxy(target, one_way_s=0.0) as link,
         connected(link.address) as (reader, writer),
@@ -100,7 +99,7 @@ async def test_what_went_each_way_is_counted():
 
 async def test_jitter_spreads_round_trips_above_the_delay():
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(echo) as target,
         WanProxy(target, one_way_s=0.01, jitter_s=0.04, rng=random.Random(7)) as link,
     ):
@@ -122,7 +121,7 @@ async def test_delay_costs_no_throughput_and_no_byte():
 
     loop = asyncio.get_running_loop()
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(receive) as target,
         WanProxy(target, one_way_s=0.050) as link,
         connected(link.address) as (_, writer),
@@ -145,7 +144,7 @@ async def test_one_side_may_finish_before_the_other():
         writer.write_eof()
 
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(answer_after_eof) as target,
         WanProxy(target, one_way_s=0.010) as link,
         connected(link.address) as (reader, writer),
@@ -165,7 +164,7 @@ async def test_a_receiver_that_stops_reading_stops_the_sender():
         writer.write(hashlib.blake2b(await reader.read(-1)).digest())
 
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(read_late) as target,
         WanProxy(target, one_way_s=0.005, held_bytes_max=held_bytes_max) as link,
         connected(link.address) as (reader, writer),
@@ -182,9 +181,9 @@ async def test_a_receiver_that_stops_reading_stops_the_sender():
 
 async def test_a_cut_drops_connections_at_once_with_all_that_was_on_its_way():
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(echo) as target,
-        WanProxy(target, one_way_s=2 * DEADLINE_S) as link,
+        WanProxy(target, one_way_s=2 * PATIENCE_S) as link,
         connected(link.address) as (reader, writer),
     ):
         writer.write(b"on its way")
@@ -197,7 +196,7 @@ async def test_a_cut_drops_connections_at_once_with_all_that_was_on_its_way():
 async def test_a_cut_link_refuses_connections_until_it_is_healed():
     address = Address("127.0.0.1", free_ports(1)[0])
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(echo) as target,
         WanProxy(target, one_way_s=0.010, listen=address) as link,
         connected(link.address) as (reader, writer),
@@ -223,7 +222,7 @@ async def test_a_broken_connection_breaks_the_other_side_after_what_was_sent():
         await writer.drain()
 
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(answer_and_break) as target,
         WanProxy(target, one_way_s=0.020) as link,
         connected(link.address) as (reader, writer),
@@ -234,7 +233,7 @@ async def test_a_broken_connection_breaks_the_other_side_after_what_was_sent():
 
 async def test_nobody_at_the_target_ends_the_connection():
     gone = Address("127.0.0.1", free_ports(1)[0])
-    async with asyncio.timeout(DEADLINE_S), WanProxy(gone, one_way_s=0.010) as link:
+    async with asyncio.timeout(PATIENCE_S), WanProxy(gone, one_way_s=0.010) as link:
         reader, writer = await asyncio.open_connection(*link.address)
         with contextlib.suppress(ConnectionError):
             assert await reader.read(1) == b""
@@ -246,7 +245,7 @@ async def test_nobody_at_the_target_ends_the_connection():
 
 async def test_a_client_that_leaves_while_the_link_is_dialing_leaves_nothing_behind():
     async with (
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(PATIENCE_S),
         listening(echo) as target,
         WanProxy(target, one_way_s=0.010) as link,
     ):

@@ -12,6 +12,7 @@ from mesh.cli.infra import command as infra
 from mesh.doctor.findings import CheckResult
 from tests.support import examined_mesh
 from tests.support.batch_regions import batch_toml
+from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions
 
 STREAMS = {"OBJ_files", "KV_files", "KV_batches", "BATCH_TASKS", "BATCH_LINES", "BATCH_RESULTS"}
@@ -51,10 +52,12 @@ async def test_altered_and_missing_ones_are_found_and_repaired(
     assert "max_age" in ill["BATCH_RESULTS"].detail and "max_bytes" in ill["BATCH_RESULTS"].detail
 
     repair = shlex.split(ill["BATCH_TASKS"].remedy.command)
-    status, out, err = await examined_mesh.ran("mesh.cli.main", *repair[1:])
+    status, out, err = await mesh_command(*repair[1:])
     assert (status, err) == (0, "")
     lines = dict(line.removeprefix("us: stream ").split(" ", 1) for line in out.splitlines())
-    assert lines == dict.fromkeys(("HEARTBEATS", "CONTROL", *STREAMS), "is as it should be") | {
+    assert lines == dict.fromkeys(
+        ("HEARTBEATS", "CONTROL", "KEYS", "USAGE", *STREAMS), "is as it should be"
+    ) | {
         "BATCH_TASKS": "made",
         "BATCH_RESULTS": "put right",
     }
@@ -64,8 +67,7 @@ async def test_credentials_rendered_before_there_were_runners_are_told(
     regions: NatsRegions, tmp_path
 ):
     (tmp_path / "rendered" / "us" / "credentials" / "batch-setup.env").unlink()
-    status, _, err = await examined_mesh.ran(
-        "mesh.cli.main",
+    status, _, err = await mesh_command(
         *("infra", "streams", "--config", str(tmp_path / "mesh.toml")),
         *("--credentials", str(tmp_path / "rendered")),
     )

@@ -1,6 +1,7 @@
 """What follows from a region's own trouble says so; nothing else is explained away."""
 
 from mesh.doctor.connectivity import ServerUnreachable
+from mesh.doctor.examination import described_version
 from mesh.doctor.findings import CheckResult, Finding, Remedy, is_healthy
 from mesh.doctor.manual_commands import with_causes
 
@@ -74,6 +75,16 @@ def test_a_link_that_is_down_between_two_versions_names_them():
     assert told == [("eu", "server"), ("us", "eu")], "neither equal versions nor a link that is up"
     [_, _, _, link] = with_causes([*seen_from("us", "eu", BAD)], {}, commands)
     assert link.detail == "", "nobody knows the versions"
+
+
+def test_a_server_with_known_faults_is_bad_and_a_link_names_its_version_alone():
+    text, known = described_version((2, 14, 2))
+    assert known and text.startswith("nats-server 2.14.2 has known faults, upgrade it: GHSA-")
+    assert described_version((2, 15, 1)) == ("nats-server 2.15.1", False)
+    servers = [Finding("us", "bus", "server", BAD, text)]
+    servers.append(Finding("eu", "bus", "server", OK, "nats-server 2.15.1"))
+    found = with_causes([*servers, *seen_from("us", "eu", BAD)], {}, commands)
+    assert "2.14.2" in found[-1].detail and "GHSA" not in found[-1].detail
 
 
 def test_without_another_region_nothing_is_known_of_the_way():

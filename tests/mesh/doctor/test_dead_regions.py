@@ -26,8 +26,6 @@ def on_machines(topology):
     return SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
 
 
-pytestmark = pytest.mark.timeout(120)
-
 PATIENT = TimeLimits(greeting_s=60, answer_s=60, login_s=60, all_s=100)
 THE_SERVER_OF_EU = {("eu", "bus", "server")}
 OF_LINKS = {

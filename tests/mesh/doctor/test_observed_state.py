@@ -15,6 +15,7 @@ from schemas.control import RegionControl
 from schemas.state import EngineResults, Lease, ReplicaState, encode_state
 from tests.mesh.core.build import beat, digest
 from tests.support.flushed import flushed
+from tests.support.until import PATIENCE_S
 
 READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
 FAILS = EngineResults(failed=9, of=10, in_a_row=2, what="HTTP 500")
@@ -36,7 +37,7 @@ async def heard_of_both(client) -> tuple[ObservedMessages, set[str]]:
 
 async def test_what_a_stream_replays_is_ignored(nats_server):
     client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         heard, prefixes = await heard_of_both(client)
         while not (prefixes and heard.digests):  # somebody stood still: again
             heard, prefixes = await heard_of_both(client)

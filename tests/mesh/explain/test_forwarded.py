@@ -3,7 +3,6 @@
 import asyncio
 import re
 import shutil
-import sys
 from contextlib import asynccontextmanager
 
 import orjson
@@ -16,11 +15,11 @@ from mesh.explain.story import stories
 from mesh.explain.text import story_lines
 from schemas import subjects
 from schemas.explain import RequestQuestion, decode_answer, encode_question
+from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import hang, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
-pytestmark = pytest.mark.timeout(120)
 LONG = "word " * 60_000  # seconds of work, by what a router believes at start
 ASKED = RequestQuestion(request="held-1")
 QUESTION = encode_question(ASKED)
@@ -61,15 +60,10 @@ async def held_at_peer(directory):
 
 async def explained(directory, credentials, *given):
     """Status, output and errors of `mesh explain`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh.cli.main", "explain", *given),
-        *("--config", str(directory / "mesh.toml"), "--within-s", str(PATIENCE_S)),
-        *("--credentials", str(directory / credentials)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    return await mesh_command(
+        *("explain", *given, "--config", directory / "mesh.toml", "--within-s", PATIENCE_S),
+        *("--credentials", directory / credentials),
     )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 async def test_it_is_explained_from_either_side(tmp_path):

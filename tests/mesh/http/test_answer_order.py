@@ -10,7 +10,6 @@ from mesh.session.answer import (
     CREDIT_BYTES,
     EVENT_BYTES_MAX,
     PLAIN_BYTES_MAX,
-    PROGRESS_S,
     FramesMissing,
 )
 from mesh.session.client_request import ClientRequest
@@ -105,7 +104,7 @@ class Client:
             if self.answer.end is not None:
                 break
             writer = self.client_request.direct_writer
-            if writer is not None and writer.pass_on(frame, now):
+            if writer is not None and writer.pass_on(frame):
                 self.straight += 1
                 continue
             fed = True
@@ -178,7 +177,7 @@ async def test_a_client_gets_what_the_engine_said(seed, kind):
 )
 def test_the_direct_way_is_the_usual_one(kind, first):
     client = Client(Random(1), kind)
-    for frame in frames_of([first] + [b"data: 1\n\n"] * 100 + [DONE], Random(2)):
+    for frame in frames_of([first] + [b"data: {1}\n\n"] * 100 + [DONE], Random(2)):
         client.hear([frame], 0.0)
     assert client.straight > 90
 
@@ -186,9 +185,9 @@ def test_the_direct_way_is_the_usual_one(kind, first):
 @pytest.mark.parametrize(
     "frame",
     [
-        pack_frame(Frame.DATA, 3, b"data: 1\n\n"),
-        pack_frame(Frame.DATA, 1, b"data: 1\n\n"),
-        pack_frame(Frame.DATA, 2, b"data: 1\n"),
+        pack_frame(Frame.DATA, 3, b"data: {1}\n\n"),
+        pack_frame(Frame.DATA, 1, b"data: {1}\n\n"),
+        pack_frame(Frame.DATA, 2, b"data: {1}\n"),
         pack_frame(Frame.DATA, 2, DONE),
         pack_frame(Frame.DATA, 2, b""),
         pack_frame(Frame.WORKING, 2, b"\n\n"),
@@ -200,26 +199,26 @@ def test_the_direct_way_is_the_usual_one(kind, first):
 )
 def test_only_the_next_event_of_a_stream_goes_straight_through(frame):
     client = begun()
-    assert not client.writer.pass_on(frame, 0.1)
+    assert not client.writer.pass_on(frame)
     assert (client.sent, client.answer.next_number) == (FIRST, 2)
-    assert client.writer.pass_on(pack_frame(Frame.DATA, 2, b"data: 2\n\n"), 0.1)
-    assert client.sent == FIRST + b"data: 2\n\n"
+    assert client.writer.pass_on(pack_frame(Frame.DATA, 2, b"data: {2}\n\n"))
+    assert client.sent == FIRST + b"data: {2}\n\n"
 
 
-def test_the_core_hears_now_and_then_that_a_stream_flows():
-    client = begun(now=10.0)
-    frames = [pack_frame(Frame.DATA, number, b"data: 1\n\n") for number in range(2, 4)]
-    assert client.writer.pass_on(frames[0], 10.0 + 0.9 * PROGRESS_S)
-    assert not client.writer.pass_on(frames[1], 10.0 + PROGRESS_S)
-    assert client.answer.feed(unpack_frame(frames[1]), 10.0 + PROGRESS_S) == ev.AttemptProgressed(
-        1, 1
-    )
+def test_what_is_passed_on_is_seen_at_the_next_look():
+    """By which the core knows that the stream flows."""
+    client = begun()
+    client.answer.looked_at()
+    assert client.answer.looked_at() is None
+    assert client.writer.pass_on(pack_frame(Frame.DATA, 2, b"data: {1}\n\n"))
+    assert client.answer.looked_at() == ev.AttemptProgressed(1, 1)
+    assert client.answer.looked_at() is None
 
 
 def test_a_client_that_is_gone_is_passed_nothing():
     client = begun()
     client.socket.closing = True
-    assert not client.writer.pass_on(pack_frame(Frame.DATA, 2, b"data: 1\n\n"), 0.1)
+    assert not client.writer.pass_on(pack_frame(Frame.DATA, 2, b"data: {1}\n\n"))
     assert (client.sent, client.answer.next_number) == (FIRST, 2)
 
 
@@ -227,9 +226,9 @@ def test_credit_is_asked_for_when_it_is_due_and_only_then():
     client = begun()
     client.answer.credit_due()
     client.credits = [0, 0]
-    event = b"data: " + b"x" * (CREDIT_BYTES // 8 - 8) + b"\n\n"
+    event = b"data: {" + b"x" * (CREDIT_BYTES // 8 - 10) + b"}\n\n"
     for number in range(2, 42):
-        assert client.writer.pass_on(pack_frame(Frame.DATA, number, event), 0.1)
+        assert client.writer.pass_on(pack_frame(Frame.DATA, number, event))
     assert client.credits == [5, 5]
 
 
@@ -242,21 +241,18 @@ def test_the_end_of_an_event_too_long_to_hold_is_one():
     client.client_request.changed()
     assert not client.answer.is_between_events
     assert ord("\n") == 10
-    assert not client.writer.pass_on(pack_frame(Frame.DATA, 10, b"\n"), 0.1)
+    assert not client.writer.pass_on(pack_frame(Frame.DATA, 10, b"\n"))
     assert client.answer.next_number == 10
-    assert client.writer.pass_on(pack_frame(Frame.DATA, 10, b"x\n\n"), 0.1)
+    assert client.writer.pass_on(pack_frame(Frame.DATA, 10, b"}\n\n"))
     assert client.answer.is_between_events
 
 
 def test_nothing_overtakes_what_waits():
     client = begun()
-    client.hear([pack_frame(Frame.DATA, 2, b"data: 1")], 0.0)
-    assert not client.writer.pass_on(pack_frame(Frame.DATA, 3, b"\n\n"), 0.1)
+    client.hear([pack_frame(Frame.DATA, 2, b"data: {1}")], 0.0)
+    assert not client.writer.pass_on(pack_frame(Frame.DATA, 3, b"\n\n"))
     client.hear([pack_frame(Frame.DATA, 3, b"\n\n")], 0.1)
-    assert client.sent == FIRST + b"data: 1\n\n"
-    client.socket.unsent_bytes = BEHIND_BYTES + 1
-    assert not client.writer.pass_on(pack_frame(Frame.DATA, 4, b"data: 2\n\n"), 0.1)
-    assert client.answer.next_number == 4
+    assert client.sent == FIRST + b"data: {1}\n\n"
 
 
 def test_what_comes_while_the_client_is_behind_goes_out_in_one_piece():
@@ -264,10 +260,19 @@ def test_what_comes_while_the_client_is_behind_goes_out_in_one_piece():
     client.pause()
     assert client.client_request.direct_writer is None
     for number in range(2, 6):
-        client.hear([pack_frame(Frame.DATA, number, b"data: 1\n\n")], 0.1)
+        client.hear([pack_frame(Frame.DATA, number, b"data: {1}\n\n")], 0.1)
     assert client.sent == FIRST
     writes = len(client.socket.sent)
     client.resume()
-    assert client.sent == FIRST + b"data: 1\n\n" * 4
+    assert client.sent == FIRST + b"data: {1}\n\n" * 4
     assert len(client.socket.sent) == writes + 1
     assert client.client_request.direct_writer is client.writer
+
+
+def test_a_broken_stream_takes_no_more_frames() -> None:
+    """Those of the attempt that goes on with it are numbered from 0 as well."""
+    client = begun()
+    assert client.client_request.direct_writer is client.writer
+    client.answer.is_wanted = False
+    client.client_request.changed()
+    assert client.client_request.direct_writer is None

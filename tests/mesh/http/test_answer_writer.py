@@ -24,7 +24,7 @@ from mesh.session.record import Failure
 from schemas.http import CHAT, COMPLETIONS, H_REGION, MESSAGES, RESPONSES, Fault
 from schemas.ids import RegionId, RouterId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 SOCKET_BYTES = 16 * 1024  # what the kernel may hold for a reader that does not read
 LARGE = b'{"a":"' + b"x" * 1_000_000 + b'"}'
@@ -52,7 +52,7 @@ class StubDoor:
         api = HttpApi(RegionId("us"), self, CollectorRegistry())
         return HttpServer(api.handle, completions=api.completions)
 
-    def admit(self, parsed, headers, changed) -> ClientRequest:
+    def admit(self, parsed, headers, caller, changed) -> ClientRequest:
         self.bodies.give_back(parsed.kept_bytes)
         self.transport = changed.__self__._transport
         self.client_request.changed = changed
@@ -143,7 +143,7 @@ async def reading(door: StubDoor) -> AsyncIterator[Reader]:
     reader, writer = await asyncio.open_connection(sock=plug, limit=SOCKET_BYTES)
     writer.write(door.asked)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             yield Reader(reader, writer)
     finally:
         writer.transport.abort()
@@ -167,6 +167,9 @@ class Writes(asyncio.Transport):
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is written at once."""
 
     def get_write_buffer_size(self) -> int:
         return 0

@@ -17,8 +17,9 @@ from tests.support.nats_server import running_nats_server
 from tests.support.raw_http import connections
 from tests.support.scripted_engine import say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, one_region, set_all, small_mesh
+from tests.support.until import PATIENCE_S
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def asked(body: bytes, *headers: str, path: str = CHAT) -> bytes:
@@ -70,7 +71,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], byt
 async def test_a_body_without_room_is_refused_before_it_has_come(one, monkeypatch):
     monkeypatch.setattr(one.routers["us"].requests.bodies, "_limit_bytes", 1000)
     body = b"x" * 100_000
-    async with connections(one.urls["us"], 1) as [(reader, writer)], asyncio.timeout(60):
+    async with connections(one.urls["us"], 1) as [(reader, writer)], asyncio.timeout(PATIENCE_S):
         sent = asked(body)
         writer.write(sent[:50_000])
         status, headers, _ = await answer(reader)
@@ -112,7 +113,7 @@ async def test_requests_of_all_kinds_on_the_loop_of_the_command(tmp_path):
             await mesh.until(lambda: not mesh.routers["us"].requests.open_requests, "the end")
 
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await go()
 
     await asyncio.to_thread(lambda: uvloop.run(limited()))
@@ -128,7 +129,7 @@ async def test_a_client_that_reads_no_errors_is_read_no_further_and_let_go(nats_
             reader._transport.pause_reading()
             bad = asked(b"{" + b" " * 200, *([last] if last else []))
             with contextlib.suppress(ConnectionError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_S):
                     while True:
                         writer.write(bad * 100)
                         await writer.drain()

@@ -63,7 +63,7 @@ class StubDoor:
         assert near is None
         return (REGION,)
 
-    def admit(self, parsed, headers, changed):
+    def admit(self, parsed, headers, caller, changed):
         self.bodies.give_back(parsed.kept_bytes)
         raise RequestRefused(Fault.MODEL_UNKNOWN, "the model is not served here", "model")
 

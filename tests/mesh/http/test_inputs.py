@@ -10,7 +10,6 @@ import asyncio
 from pathlib import Path
 
 import orjson
-import pytest
 
 from tests.programs.live.http_corpus import FILE_ID, LIMITS, opened
 from tests.support import http_corpus as corpus
@@ -24,7 +23,6 @@ AT_ONCE = 16
 INPUTS = corpus.inputs(FILE_ID)
 
 
-@pytest.mark.timeout(180)
 def test_each_input_is_answered_as_known_however_it_is_cut(tmp_path):
     with running_regions(tmp_path, toml=batch_toml(limits=LIMITS)) as regions:
         wrong = asyncio.run(answered_otherwise(regions))

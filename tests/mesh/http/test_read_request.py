@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.prompt import prompt_text
 from mesh.http import request_body as upload
@@ -25,6 +26,7 @@ from mesh.http.read_request import (
 )
 from mesh.http.server import HttpServer
 from schemas.http import CHAT, COMPLETIONS, Fault
+from tests.support.until import PATIENCE_S
 
 HELLO = b'{"model": "tiny",  "messages": [{"role": "user", "content": "hi"}], "stream": null}'
 
@@ -38,14 +40,15 @@ class ReadingServer:
         self.bodies = self.budget = BodyBudget()
         self.reader = upload.BodyReader(RequestReader(self.bodies), self)
 
-    def residency(self, wanted, headers):
-        if "x-forbidden" in headers:
+    def residency(self, wanted, caller):
+        if caller is not None:
             raise RequestRefused(Fault.RESIDENCY, "forbidden")
         return wanted
 
     async def handle(self, exchange: Exchange) -> Answer:
         try:
             known_id = request_id(exchange.headers)
+            exchange.caller = Caller() if "x-forbidden" in exchange.headers else None
             ask = await self.reader.read(exchange, exchange.path, exchange.headers, known_id)
             self.budget.give_back(ask.kept_bytes)
             self.read.append(ask)
@@ -103,9 +106,29 @@ async def test_the_path_says_where_the_prompt_is(server):
     ("fields", "adds_usage"),
     [
         ({"stream": True}, True),
-        ({"stream": True, "stream_options": None}, False),
-        ({"stream": True, "stream_options": {"include_usage": False}}, False),
+        ({"stream": True, "stream_options": None}, True),
+        ({"stream": True, "stream_options": {"include_usage": False}}, True),
+        ({"stream": True, "stream_options": {"include_usage": None}}, True),
+        (
+            {
+                "stream": True,
+                "stream_options": {"include_usage": False, "continuous_usage_stats": False},
+            },
+            True,
+        ),
+        ({"stream": True, "stream_options": {"include_usage": True}}, False),
+        ({"stream": True, "stream_options": {}}, False),  # vLLM's default is true, SGLang's false
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, False),
+        (
+            {
+                "stream": True,
+                "stream_options": {"include_usage": False, "continuous_usage_stats": True},
+            },
+            False,  # SGLang puts the counts into every event
+        ),
+        ({"stream": True, "stream_options": "false"}, False),  # the engine's to refuse
+        ({"stream": True, "stream_options": {"include_usage": [0]}}, False),
+        ({"stream": False, "stream_options": None}, False),
         ({"stream": False}, False),
         ({"stream": None}, False),
         ({}, False),
@@ -147,7 +170,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(server, mo
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
     writer.write(HELLO[:10])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await reader.readuntil(b"\r\n\r\n")
     with contextlib.suppress(ConnectionError):
         writer.close()
@@ -167,7 +190,7 @@ async def answer_to(
     try:
         text = f"POST {CHAT} HTTP/{version}\r\nhost: x\r\n{head}\r\n\r\n"
         writer.write(text.encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             lines.append((await reader.readuntil(b"\r\n")).decode().strip())
             if " 100 " in lines[0]:
                 await reader.readuntil(b"\r\n")

@@ -12,6 +12,7 @@ import uvloop
 from mesh.http.exchange import Answer, Exchange
 from mesh.http.server import REFUSALS, ConnectionLimit, HttpServer, HttpTimes
 from tests.support.raw_http import connections
+from tests.support.until import PATIENCE_S
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -30,7 +31,7 @@ async def answers(most: int, probes: int, count: int) -> list[bytes]:
     places = ConnectionLimit(most, probes=probes)
     server, url = await serve(handle, connections=places)
     try:
-        async with asyncio.timeout(30), connections(url, count) as pairs:
+        async with asyncio.timeout(PATIENCE_S), connections(url, count) as pairs:
             for _, writer in pairs:
                 writer.write(ASK)
             got = await asyncio.gather(*(reader.read(20) for reader, _ in pairs))
@@ -73,7 +74,7 @@ async def answers_in_turn(pieces: list[bytes], until: int) -> bytes:
     """
     server, url = await serve(handle)
     try:
-        async with asyncio.timeout(15), connections(url, 1) as [(reader, writer)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(reader, writer)]:
             for piece in pieces:
                 writer.write(piece)
                 await asyncio.sleep(0.02)
@@ -132,7 +133,7 @@ async def kept_of_a_pipeline() -> int:
     server, url = await serve(slow)
     head = HEAD + LARGE_HEADERS[:28_000].rpartition(b"x-")[0] + b"\r\n"
     try:
-        async with asyncio.timeout(30), connections(url, 1) as [(_, writer)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(_, writer)]:
             writer.write(head)
             await arrived.wait()
             [client] = server.clients
@@ -168,7 +169,7 @@ async def answered_before_a_long_head() -> bytes:
 
     server, url = await serve(slow)
     try:
-        async with asyncio.timeout(30), connections(url, 1) as [(reader, writer)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(reader, writer)]:
             writer.write(HEAD + b"\r\n")
             await arrived.wait()
             [client] = server.clients
@@ -189,12 +190,12 @@ def test_headers_that_are_there_at_once_and_never_end_are_given_up(run, at_once)
 
 async def said_of_headers_that_never_end(at_once: bytes) -> bytes:
     """All that comes back for bytes that are there before the connection is accepted."""
-    server, url = await serve(handle, times=HttpTimes(headers_s=0.2, idle_s=60.0))
+    server, url = await serve(handle, times=HttpTimes(headers_s=0.2, idle_s=600.0))
     try:
         host, port = url.removeprefix("http://").split(":")
         early = socket.create_connection((host, int(port)))  # the kernel's answer; no loop has run
         early.sendall(at_once)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection(sock=early)
             try:
                 return await reader.read()
@@ -215,7 +216,7 @@ async def refusals_counted() -> tuple[list[str], list[str]]:
     places = ConnectionLimit(1, probes=2)
     server, url = await serve(handle, connections=places, probes=["/health"], count=why.append)
     try:
-        async with asyncio.timeout(30), connections(url, 1):
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1):
             while not places.open:
                 await asyncio.sleep(0.005)
             for ask in (HEAD + b"\r\n", ASK):
@@ -246,6 +247,9 @@ class Reads(asyncio.Transport):
     def write(self, data: bytes) -> None:
         """All of it is unread."""
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is written at once."""
+
     def get_write_buffer_size(self) -> int:
         self.looks += 1
         self.unread = max(0, self.unread - self.by_look)
@@ -270,7 +274,7 @@ async def test_an_answer_is_cut_when_its_client_reads_no_more_and_no_sooner(by_l
     client.connection_made(transport)
     client.data_received(HEAD + last + b"\r\n")
     client.pause_writing()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await transport.over.wait()
     assert looks <= transport.looks <= looks + 3
     client.connection_lost(None)
@@ -286,7 +290,7 @@ async def retired(opened: int, backlog: int, within_s: float = 20.0) -> list[byt
     """What connections of a server that retires are answered: those open, those not accepted."""
     server, url = await serve(handle)
     host, port = url.removeprefix("http://").split(":")
-    async with asyncio.timeout(60), connections(url, opened) as pairs:
+    async with asyncio.timeout(PATIENCE_S), connections(url, opened) as pairs:
         while len(server.clients) < opened:
             await asyncio.sleep(0.005)
         # The kernel's answers; the loop has not run.
@@ -319,7 +323,7 @@ def test_a_server_that_retires_answers_each_connection_once_more(run):
 def test_who_brings_nothing_is_let_go(run):
     async def go() -> bytes:
         server, url = await serve(handle)
-        async with asyncio.timeout(20), connections(url, 1) as [(reader, _)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(reader, _)]:
             while not server.clients:
                 await asyncio.sleep(0.005)
             await server.retire(0.05)
@@ -343,7 +347,7 @@ def test_of_requests_that_are_sent_early_the_first_is_answered_whole(run):
             return Answer(200, {}, b"x" * 200_000 + b"served")
 
         server, url = await serve(slow)
-        async with asyncio.timeout(20), connections(url, 1) as [(reader, writer)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(reader, writer)]:
             writer.write((HEAD + b"\r\n") * 3)
             await arrived.wait()
             retiring = asyncio.create_task(server.retire(20.0))
@@ -375,7 +379,7 @@ def test_an_answer_that_promised_to_go_on_is_followed_by_the_next(run):
             return answer
 
         server, url = await serve(slow)
-        async with asyncio.timeout(20), connections(url, 1) as [(reader, writer)]:
+        async with asyncio.timeout(PATIENCE_S), connections(url, 1) as [(reader, writer)]:
             writer.write((HEAD + b"\r\n") * 2)
             await arrived.wait()
             await server.retire(0.05)

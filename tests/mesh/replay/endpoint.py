@@ -9,6 +9,7 @@ import orjson
 from aiohttp import web
 
 from tests.mesh.replay.test_stream import DONE, ROLE, STOP, WORD
+from tests.support.until import PATIENCE_S
 
 BYTES_PER_TOKEN = 4
 CACHE_BLOCK_BYTES = 32
@@ -36,7 +37,7 @@ class Endpoint:
 
     async def wait_for(self, count: int) -> None:
         """Until so many chat requests have arrived."""
-        async with asyncio.timeout(20), self.arrived:
+        async with asyncio.timeout(PATIENCE_S), self.arrived:
             await self.arrived.wait_for(lambda: len(self.requests) >= count)
 
     def cached_tokens(self, prompt: str) -> int:

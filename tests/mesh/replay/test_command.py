@@ -20,6 +20,7 @@ from mesh.replay.trace_formats import load_trace
 from tests.mesh.replay import endpoint as scripts
 from tests.mesh.replay.endpoint import Endpoint, serving
 from tests.support.ports import free_ports
+from tests.support.until import PATIENCE_S
 
 RECORDED = "tests/data/mooncake/conversation_first60.jsonl"
 QUICK = ("--trace", RECORDED, "--speed", "20", "--scale-lengths", "0.02")
@@ -59,7 +60,7 @@ async def running(*arguments: object) -> AsyncIterator[asyncio.subprocess.Proces
 
 
 async def end_of(process: asyncio.subprocess.Process) -> Ended:
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(PATIENCE_S):
         stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return Ended(process.returncode, stdout.decode(), stderr.decode())

@@ -11,6 +11,7 @@ from mesh.replay.play import OpenLoop, progress_shown
 from mesh.replay.schedule import Departure
 from mesh.replay.tally import RequestOutcome, RequestResult, RunTally
 from mesh.replay.trace import TraceRequest
+from tests.support.until import PATIENCE_S
 
 
 class Screen(io.StringIO):
@@ -50,7 +51,7 @@ async def test_counts_are_shown_while_the_run_goes_on(terminal: bool, wanted: st
     console = Console(file=screen, force_terminal=terminal, color_system=None, width=120)
     async with progress_shown(replay, console, line_every_s=0.01):
         running = asyncio.create_task(replay.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await screen.shown.wait()
         replay.stop()
         await running

@@ -8,6 +8,7 @@ from mesh.replay.play import OpenLoop
 from mesh.replay.schedule import Departure
 from mesh.replay.tally import RequestOutcome, RequestResult, RunTally
 from mesh.replay.trace import TraceRequest
+from tests.support.until import PATIENCE_S
 
 
 def plan_of(count: int, every_s: float) -> tuple[Departure, ...]:
@@ -31,7 +32,7 @@ class Sink:
         return RequestResult(RequestOutcome.OK)
 
     async def wait_for(self, count: int) -> None:
-        async with asyncio.timeout(20), self.arrived:
+        async with asyncio.timeout(PATIENCE_S), self.arrived:
             await self.arrived.wait_for(lambda: len(self.seen) >= count)
 
 
@@ -77,7 +78,7 @@ async def test_a_stop_ends_what_is_in_flight_and_sends_no_more() -> None:
     running = asyncio.create_task(replay.run())
     await sink.wait_for(5)
     replay.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await running
     assert replay.sent == 5
     assert replay.tally.total.failures == {"interrupted": 5}

@@ -4,15 +4,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from tests.support.batch_regions import LIMITS, batch_toml
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.small_mesh import PATIENT, SmallMesh, one_region, small_mesh
 
 BATCH_KEYS = {
-    key_hash("sk-acme"): KeyHolder("acme", ()),
-    key_hash("sk-acme-2"): KeyHolder("acme", ()),
-    key_hash("sk-beta"): KeyHolder("beta", ()),
+    key_hash("sk-acme"): Caller(tenant="acme"),
+    key_hash("sk-acme-2"): Caller(tenant="acme"),
+    key_hash("sk-beta"): Caller(tenant="beta"),
 }
 
 

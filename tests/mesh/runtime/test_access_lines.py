@@ -12,9 +12,9 @@ from mesh.http.exchange import Answer, Exchange
 from mesh.http.server import HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import fail, hang, say, scripted_engine
-from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(120)
 CHAT = "/v1/chat/completions"
 TIMES = HttpTimes(headers_s=0.5)
 
@@ -27,7 +27,7 @@ class Lines:
 
     async def of(self, **wanted: str) -> dict[str, str]:
         """The one line that says this; waits until it is written."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 self.text += self._capfd.readouterr().out
                 lines = [read_line(line) for line in self.text.splitlines()]
@@ -47,7 +47,7 @@ async def raw(mesh, data: bytes, *, finish: bool = True) -> bytes:
     if not finish:
         writer.close()
         return b""
-    answer = await asyncio.wait_for(reader.read(), WAIT_S)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return answer
 

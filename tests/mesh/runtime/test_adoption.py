@@ -16,8 +16,7 @@ from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, opened, say, scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh, upload
-
-pytestmark = pytest.mark.timeout(90)
+from tests.support.until import PATIENCE_S
 
 ADOPTED = replica_name_at("us", "us-0", "eu")
 
@@ -116,7 +115,7 @@ async def test_a_client_that_hangs_up_after_the_hand_back_frees_the_engine(two):
     async with client() as session, session.post(url, data=upload(chat(stream=True))) as answer:
         await answer.content.readuntil(b"\n\n")
         await regain(two)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await two.near.hung_up.wait()
 
 
@@ -155,7 +154,7 @@ async def test_a_replica_that_is_lost_after_the_hand_back_is_told_to_whoever_wai
 
 async def told(inbox, kind):
     """The first frame of the kind, behind those that say that it waits or is worked on."""
-    while (frame := unpack_frame((await inbox.next_msg(timeout=20)).data)).kind is not kind:
+    while (frame := unpack_frame((await inbox.next_msg(timeout=PATIENCE_S)).data)).kind is not kind:
         assert frame.kind in (Frame.HELD, Frame.WORKING), frame.kind
     return frame
 
@@ -212,7 +211,7 @@ async def test_an_agent_refuses_a_region_that_owns_it_no_longer(two):
         "Mesh-Term": "1",
     }
     await eu._bus.client.publish(subjects.work("us", "us-0"), b"{}", reply=inbox, headers=headers)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert b"not_owner" in await refused
     assert two.near.seen == []
 

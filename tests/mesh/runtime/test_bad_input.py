@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.support.nats_server import running_nats_server
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
+from tests.support.until import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,7 +97,7 @@ async def raw(mesh, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.read(65536)
     finally:
         writer.transport.abort()
@@ -155,7 +156,7 @@ async def test_a_strange_request_id_is_replaced(mesh):
 
 async def test_a_body_as_large_as_allowed_travels_in_parts(mesh, monkeypatch):
     # The router's signs of life wait behind the parts, however slow their way is.
-    monkeypatch.setattr("agents.core.routers.SILENCE_S", 60.0)
+    monkeypatch.setattr("agents.core.routers.SILENCE_S", 600.0)
     text = "long " * (2 * 1024 * 1024)  # 10 MiB; the server of this test carries 1 MiB
     url = mesh.urls["us"] + CHAT
     async with client() as session, session.post(url, data=upload(chat(text))) as answer:

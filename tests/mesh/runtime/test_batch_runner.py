@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from mesh.adapters.usage_reader import read_day
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.records import FileUnknown, NewFile, Result, StoreFull, StoreUnavailable, new_job_id
 from mesh.core.model import events as ev
@@ -22,6 +23,7 @@ from mesh.core.offline import events as oev
 from mesh.core.offline.forecast import ForecastState, ModelHistory
 from mesh.runtime.name_claim import NameTaken
 from schemas.batch import JobStatus, Purpose, Task
+from schemas.usage import UsageKind
 from tests.support.batch_mesh import BatchMesh, batch_mesh
 from tests.support.batch_regions import batch_toml
 from tests.support.batch_store import once, output_lines, request_line, submit
@@ -35,8 +37,10 @@ from tests.support.scripted_engine import (
     say,
     scripted_engine,
 )
+from tests.support.until import PATIENCE_S
 
 TOML = batch_toml().replace('["batch-0"]', '["batch-0", "batch-1"]')
+TOML += "\n[tenants.acme.limits]\ntokens_per_day = 1_000_000\n"
 
 
 @pytest.fixture
@@ -109,7 +113,30 @@ async def every_line(mesh: BatchMesh, job) -> dict[str, dict]:
     return output | errors
 
 
-async def test_a_job_is_done(mesh, engine) -> None:
+async def test_lines_count_once_in_their_tenants_limits(mesh: BatchMesh, engine: ScriptedEngine):
+    engine.behaviour = say("a", "b")
+    runner = await mesh.runner()
+    job = await submit(mesh.store, file_of(good=6), tenant="acme")
+    await mesh.until(job, JobStatus.COMPLETED)
+    spent = runner._limits.keeper._accounts["t:acme"]
+    tokens = USAGE["prompt_tokens"] + USAGE["completion_tokens"]
+    assert spent.sums == (6, 6 * tokens, 0)
+
+
+async def accounts(regions: NatsRegions) -> Counter:
+    """What is in the stream of accounts, of all days on which a test may run."""
+    client = await regions.connect("us", "operator")
+    days = [time.strftime("%Y-%m-%d", time.gmtime(time.time() + s)) for s in (-86_400, 0)]
+    found: Counter = Counter()
+    for page in [page for day in days for page in await read_day(client, "us", day)]:
+        for row in page.rows:
+            assert row.kind is UsageKind.BATCH and not row.estimated_requests
+            found.update(lines=row.requests, prompt=row.uncached + row.cached, output=row.output)
+    await client.close()
+    return found
+
+
+async def test_a_job_is_done(mesh, engine, regions) -> None:
     await mesh.runner()
     job = await submit(mesh.store, file_of(195, 5))
     found = await mesh.until(job, JobStatus.COMPLETED)
@@ -117,8 +144,12 @@ async def test_a_job_is_done(mesh, engine) -> None:
     assert sorted(await every_line(mesh, found)) == names(195, 5)
     assert found.input_tokens == 195 * USAGE["prompt_tokens"]
     assert found.output_tokens == 195 * USAGE["completion_tokens"]
+    used = {"lines": 195, "prompt": found.input_tokens, "output": found.output_tokens}
+    async with asyncio.timeout(PATIENCE_S):  # written a second later
+        while await accounts(regions) != used:
+            await asyncio.sleep(0.1)
     assert not [each async for each in mesh.store.lines.left(job.id)]
-    async with asyncio.timeout(20):  # they go when the record names the files
+    async with asyncio.timeout(PATIENCE_S):  # they go when the record names the files
         while await mesh.store.results.count(job.id):
             await asyncio.sleep(0.01)
 
@@ -344,7 +375,7 @@ async def test_its_page_says_how_full_the_store_is(mesh, regions, monkeypatch) -
     def size(name: str, part: str) -> float:
         return runner.metrics.registry.get_sample_value(name, {"part": part}) or 0.0
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while size("mesh_batch_store_bytes", "files") < 300_000:
             await asyncio.sleep(0.01)
     limits = {part: getattr(regions.topology.batch, f"{part}_mib") * 1024**2
@@ -357,7 +388,7 @@ async def test_the_forecast_outlives_the_runner(mesh, engine) -> None:
     kept = ForecastState({"tiny": ModelHistory(((int(time.time() // 3600) - 5, 0.5),), 100.0)})
     runner.session.feed(oev.ForecastRestored(kept))
     runner.session.feed(ev.Drain())  # with which it is kept
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await mesh.store.forecast.get() is None:
             await asyncio.sleep(0.01)
     again = await mesh.runner(name="batch-1")
@@ -417,7 +448,7 @@ async def test_what_nobody_needs_any_more_is_removed(mesh, monkeypatch) -> None:
     old = NewFile(filename="old", purpose=Purpose.BATCH, expires_at=int(time.time()) - 1)
     info = await mesh.store.files.put(old, once(b"x"))
     await mesh.runner()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await mesh.store.results.count(late.job):
             await asyncio.sleep(0.01)
         with pytest.raises(FileUnknown):

@@ -12,9 +12,9 @@ from tests.support.batch_regions import batch_toml
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.raw_http import connections
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(90)
 LINES = b'{"custom_id": "1"}\n'
 
 
@@ -121,7 +121,7 @@ async def test_a_router_that_ends_waits_for_an_upload_but_not_for_ever(regions, 
     )
     form += b"x" * (190 - len(form) - 9) + b"\r\n--b--\r\n"
     async with small_mesh(regions) as mesh:
-        await mesh.router("us", drain_s=WAIT_S if ends else 0.1, **PATIENT)
+        await mesh.router("us", drain_s=PATIENCE_S if ends else 0.1, **PATIENT)
         router = mesh.routers["us"]
         await mesh.until(lambda: router._batch._store is not None, "the store")
         async with connections(mesh.urls["us"], 1) as [(reader, writer)]:
@@ -131,9 +131,9 @@ async def test_a_router_that_ends_waits_for_an_upload_but_not_for_ever(regions, 
             await mesh.until(lambda: router.core.draining, "the drain")
             if ends:
                 writer.write(form[-20:])
-                async with asyncio.timeout(WAIT_S):
+                async with asyncio.timeout(PATIENCE_S):
                     assert b" 200 " in await reader.readline()
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await draining
 
 
@@ -157,13 +157,13 @@ async def test_an_upload_whose_store_goes_away_is_refused_and_can_be_repeated(re
             await mesh.until(lambda: mesh.sample("us", received) >= 2 << 20, "half of it")
             await regions.stop_one("us")
             writer.write(form[2 << 20 :])
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 assert b" 503 " in await reader.readline()
         await regions.start_one("us")
         await mesh.until(lambda: door._store.is_connected, "the return")
         async with connections(mesh.urls["us"], 1) as [(reader, writer)]:
             writer.write(head % len(form) + form)
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 assert b" 200 " in await reader.readline()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from mesh.batch.records import NewFile
 from schemas.batch import ENDPOINTS, JobStatus, LineError, Purpose, Task
 from schemas.batch_http import BatchRequest
@@ -16,7 +16,6 @@ from schemas.residency import ground
 from tests.support.batch_regions import LIMITS, opened, pieces
 from tests.support.small_mesh import PATIENT, client
 
-pytestmark = pytest.mark.timeout(90)
 assert "jobs_max = 3\n" in LIMITS
 KEYS = map("sk-b{}".format, itertools.count(1))
 CHAT = "/v1/chat/completions"
@@ -233,7 +232,7 @@ async def test_windows_and_metadata_of_every_size_are_taken(api, store, window, 
 
 
 async def test_a_batch_keeps_the_labels_of_its_request_and_of_its_key(batch_mesh, store):
-    keys = {key_hash("sk-eu"): KeyHolder("acme", ("eu",))}
+    keys = {key_hash("sk-eu"): Caller(tenant="acme", residency=("eu",))}
     labels = ground({"us": ("eu", "us")})
     url = await batch_mesh.router("us", "r2", keys=keys, ground=labels, **PATIENT)
     door = batch_mesh.routers["us/r2"]._batch

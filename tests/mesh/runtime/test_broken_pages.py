@@ -9,9 +9,7 @@ import pytest
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, SmallMesh, chat, post, small_mesh
 
-pytestmark = pytest.mark.timeout(120)
-
-REQUESTS, AT_ONCE = 160, 8
+REQUESTS, AT_ONCE = 40, 8
 NAMES = ("us-0", "us-1", "us-2")
 
 

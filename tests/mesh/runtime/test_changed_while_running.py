@@ -8,17 +8,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from infra.bus import BusAddress, connect
 from mesh.adapters.operator_orders import change_orders
 from tests.mesh.supervisor.test_forked_workers import streams_in_both, two_workers
 from tests.support.scripted_engine import event, hang, say
 from tests.support.small_mesh import chat
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(300)
-
-WAIT_S = 90.0
 WORKERS = (0, 1)
 REST = event("late") + b"data: [DONE]\n\n"
 LABELS = 'residency = ["us", "audited"]\n'
@@ -58,7 +54,7 @@ class Changing:
         return found
 
     async def until(self, condition):
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(map(condition, await self.homes())):
                 await asyncio.sleep(0.05)
 
@@ -87,7 +83,7 @@ class Changing:
 
     async def logged(self, text):
         """The first line of the log that has the text."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while line := (await self.router.process.stderr.readline()).decode():
                 if text in line:
                     return line
@@ -149,7 +145,7 @@ async def test_streams_outlast_every_change_and_workers_that_start_later_have_it
         assert await here.statuses() == {403}
         [victim, other] = router.workers()
         os.kill(victim, signal.SIGKILL)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while victim in router.workers() or len(router.workers()) < 2:
                 await asyncio.sleep(0.05)
         assert other in router.workers()
@@ -184,7 +180,7 @@ async def test_aliases_come_and_go_with_the_file_while_a_stream_goes_on(tmp_path
 
         async def until_status(status):
             body = chat() | {"model": "org/chat-v1.0"}
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 answered = 0
                 while answered < 8:  # by one worker or the other
                     async with session.post(url + "/v1/chat/completions", json=body) as answer:

@@ -111,6 +111,20 @@ def test_how_long_a_line_may_be_is_the_operators():
     assert (us.queue_delay_s_max, eu.queue_delay_s_max) == (0.0, 30.0)
 
 
+def test_tenants_have_the_weights_of_the_file_and_others_one():
+    tenants = "[tenants.acme]\nweight = 3\n[tenants.beta]\n"
+    assert router_settings(parse(DEFAULT + tenants, "mesh.toml"), US).tenant_weights == (
+        ("acme", 3.0),
+    )
+
+
+@pytest.mark.parametrize("weight", ["0", "-1.0", "100.1", "inf", "nan", "true", '"3"'])
+def test_a_weight_that_is_none_is_refused_with_its_place(weight):
+    text = DEFAULT + f"[tenants.acme]\nweight = {weight}\n"
+    with pytest.raises(TopologyError, match=r"mesh.toml:\d+:\d+: tenants.acme.weight: "):
+        parse(text, "mesh.toml")
+
+
 def test_a_reload_names_what_needs_a_restart_also_where_one_router_has_no_peer():
     old = RouterConfig(
         region=US, router=RouterId("r1"), peers=(), http_host="", http_port=0,

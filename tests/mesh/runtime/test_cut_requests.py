@@ -3,14 +3,11 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-import pytest
 from aiohttp import web
 
 from infra.process import end_all
 from tests.support.scripted_engine import say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
-
-pytestmark = pytest.mark.timeout(120)
 
 
 async def test_it_counts_until_another_one_is_answered(nats_server) -> None:

@@ -22,7 +22,6 @@ from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.scripted_engine import fail, scripted_engine
 from tests.support.small_mesh import SmallMesh, chat, client, post, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 EMBEDDINGS = "/v1/embeddings"
 SIMULATED = config(models=("tiny",))
 KEYS = map("sk-e{}".format, itertools.count(1))

@@ -1,12 +1,9 @@
 """Errors that engines answer with: as HTTP errors, and inside streams that began with 200."""
 
 import orjson
-import pytest
 
 from tests.support.scripted_engine import event, fail, raw_stream, say, scripted_engine
 from tests.support.small_mesh import chat, post, set_all
-
-pytestmark = pytest.mark.timeout(90)
 
 
 async def test_an_error_of_the_request_itself_is_not_tried_everywhere(one):

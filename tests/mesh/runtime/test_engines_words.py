@@ -8,6 +8,7 @@ from aiohttp import web
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, one_replica, small_mesh
+from tests.support.until import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 GIVEN = {
@@ -73,7 +74,7 @@ CARD = {
 
 
 async def until_card(session, url: str, root: str) -> dict:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             async with session.get(url + "/v1/models") as answer:
                 if answer.status == 200:

@@ -7,9 +7,7 @@ import pytest
 from tests.support.scripted_engine import fail, scripted_engine
 from tests.support.small_mesh import chat, post
 
-pytestmark = pytest.mark.timeout(90)
-
-REQUESTS = 60
+REQUESTS = 40
 KNOWN_AFTER = 30  # by then each bad one has failed often enough
 
 

@@ -17,9 +17,9 @@ from mesh.http.files_api import UPLOADS_MAX
 from mesh.http.request_body import WINDOW_BYTES
 from tests.support.batch_regions import LIMITS, opened
 from tests.support.raw_http import connections
-from tests.support.small_mesh import WAIT_S, client
+from tests.support.small_mesh import client
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(90)
 MEBIBYTE = 1024 * 1024
 FILE_MIB_MAX = 12
 assert f"file_mib_max = {FILE_MIB_MAX}\n" in LIMITS and "files_max = 5\n" in LIMITS
@@ -43,7 +43,7 @@ async def ids(api, **query):
 
 async def until_nothing_is_left(batch_regions, files=0):
     """No more of the store's messages than those of so many small files."""
-    async with opened(batch_regions) as store, asyncio.timeout(WAIT_S):
+    async with opened(batch_regions) as store, asyncio.timeout(PATIENCE_S):
         while True:
             reply = await store._connection.ask("STREAM.INFO.OBJ_files")
             if reply["state"]["messages"] == 2 * files:
@@ -201,7 +201,7 @@ BEGINNING = (
 
 
 async def answer_to(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         return await reader.readuntil(b"\r\n\r\n")
 
 
@@ -313,7 +313,7 @@ async def test_an_upload_that_is_too_slow_loses_its_place(batch_mesh, batch_regi
                 await asyncio.sleep(1.0)
 
         dripping = asyncio.create_task(drip())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             answered = await answer_to(reader)
         await end_all([dripping])
         assert answered.split()[1] == b"408"

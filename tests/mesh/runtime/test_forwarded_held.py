@@ -12,10 +12,10 @@ from infra.process import end_all
 from schemas.exchange import HELD_S
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, scripted_engine
-from tests.support.small_mesh import PATIENT, WAIT_S, chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 from tests.support.spans import traced
+from tests.support.until import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(90)
 SERVER = SpanKind.SERVER
 AGREE_S = 0.005
 LONG = "word " * 60_000  # 75,000 tokens: seconds of work, by what a router believes at start
@@ -46,7 +46,7 @@ async def two_regions(directory, **of_us):
 
 @pytest.fixture
 async def two(tmp_path):
-    async with two_regions(tmp_path, peer_reply_s=20.0, **PATIENT) as mesh:
+    async with two_regions(tmp_path, peer_reply_s=240.0, **PATIENT) as mesh:
         yield mesh
 
 
@@ -116,7 +116,7 @@ async def test_a_peer_s_claim_of_a_wait_is_bounded_by_the_attempt(two):
     record.answer.peer_held_s = 3600.0
     _, _, answered = await task
     receipt = orjson.loads(answered["x-mesh-decision"])
-    assert receipt["peer_held_s"] <= receipt["ttft_s"] < WAIT_S
+    assert receipt["peer_held_s"] <= receipt["ttft_s"] < PATIENCE_S
     assert receipt["attempts_s"] >= 0.0
 
 

@@ -14,8 +14,6 @@ from schemas.state import encode_state
 from tests.support.scripted_engine import ScriptedEngine, cut_after, event, hang
 from tests.support.small_mesh import chat, client, set_all
 
-pytestmark = pytest.mark.timeout(90)
-
 
 async def half_error(request, body):
     """An error answer that never ends."""

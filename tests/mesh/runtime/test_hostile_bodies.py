@@ -9,7 +9,6 @@ from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import event, hang
 from tests.support.small_mesh import PATIENT, chat, client, one_replica, upload
 
-pytestmark = pytest.mark.timeout(90)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEEP = 900  # orjson reads 1024 levels
 

@@ -15,7 +15,7 @@ from schemas.state import ReplicaState
 from tests.agents.simserver.support import MODEL, config, running
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
 REQUESTS = 12
 PROMPT_TOKENS_MAX = 50  # of what is asked here

@@ -10,7 +10,6 @@ import pytest
 from tests.support.scripted_engine import event, opened
 from tests.support.small_mesh import PATIENT, chat, one_replica, post
 
-pytestmark = pytest.mark.timeout(90)
 IMAGE_TOKENS = 400
 S_PER_TOKEN = 0.0005
 GAP_S = 0.02  # between first token and last: who gets all at once learns no speed

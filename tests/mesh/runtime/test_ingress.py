@@ -26,6 +26,7 @@ from mesh.runtime.request_observer import RequestObserver
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
 from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
+from mesh.session.usage_book import UsageBook
 from schemas import exchange, subjects, wire
 from schemas.decision import Decision, Placement
 from schemas.exchange import LARGE_BYTES, Priority
@@ -126,9 +127,18 @@ def test_the_tenant_is_the_asking_router_s_word_and_no_text_but_a_name():
     assert not set(told[0]) & set(told[1])
     text = PromptText(b"x" * 1000)
     assert told[0] == PromptReader("key").read("tiny", text, "", "acme").hashes
-    for name in ("Acme", "a b", "x" * 33):
+    assert read(**{exchange.H_TENANT: f"key:{'0' * 32}"}).tenant == f"key:{'0' * 32}"
+    for name in ("Acme", "a b", "x" * 33, "key:", "key:A b", "key:key:a"):
         with pytest.raises(IngressInvalid, match=exchange.H_TENANT):
             read(**{exchange.H_TENANT: name})
+
+
+def test_whose_it_is_arrives_as_it_was_sent_and_is_nobody_s_from_an_older_router():
+    assert (read().tenant, read().key_id) == ("", "")
+    request = read(**{exchange.H_TENANT: "acme", exchange.H_KEY_ID: "k-7"})
+    assert (request.tenant, request.key_id) == ("acme", "k-7")
+    with pytest.raises(IngressInvalid, match=exchange.H_KEY_ID):
+        read(**{exchange.H_KEY_ID: "sk-Secret"})
 
 
 @pytest.mark.parametrize("name", [exchange.H_DEADLINE_MS, exchange.H_HOPS, exchange.H_SLO_TTFT_MS])
@@ -227,7 +237,8 @@ class Router(RouterBus):
             bus=self,
             ids=Identifiers(str, count(1)),
             observer=RequestObserver(
-                config, self.metrics, prompts, lambda: 100.0, self.ended, self.bodies
+                *(config, self.metrics, prompts, lambda: 100.0, self.ended, self.bodies),
+                UsageBook("us", "r1", 1, ("us",)),
             ),
         )
         self.from_peers = PeerRequests(self.session, guard, self.bodies, prompts.read, self.metrics)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from mesh.core.model.served_names import is_keeper_name
 from schemas.http import RESPONSES
 from schemas.response_ids import place_of, response_id
@@ -15,7 +15,6 @@ from tests.agents.simserver.support import config, running
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, SmallMesh, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 ON_PATH = f"tiny on {RESPONSES}"
 
 
@@ -84,7 +83,7 @@ async def test_what_is_not_stored_is_the_engines_404(nats_server):
 
 
 async def test_only_the_tenant_of_a_response_goes_on_with_it(tmp_path):
-    keys = {key_hash(f"sk-{tenant}"): KeyHolder(tenant, ()) for tenant in ("acme", "zeta")}
+    keys = {key_hash(f"sk-{tenant}"): Caller(tenant=tenant) for tenant in ("acme", "zeta")}
     async with nats_pair(tmp_path, "eu", "us") as servers, small_mesh(servers) as mesh:
         for region in ("eu", "us"):
             await mesh.router(region, keys=keys, **PATIENT)

@@ -14,7 +14,6 @@ from tests.agents.simserver.support import config, running
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, SmallMesh, client, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 LISTED = "/echo"
 WAV = b"RIFF" + bytes(64_000)  # two seconds, by its size
 

@@ -4,11 +4,9 @@ import shutil
 from pathlib import Path
 
 import orjson
-import pytest
 
-from tests.support.examined_mesh import ran, running
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.examined_mesh import running
+from tests.support.mesh_command import mesh_command
 
 
 def store_of(regions, region) -> Path:
@@ -18,16 +16,16 @@ def store_of(regions, region) -> Path:
 
 
 async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_them_again(tmp_path):
-    async def mesh_command(*words):
+    async def ordered(*words):
         files = ("--config", tmp_path / "mesh.toml", "--credentials", tmp_path / "rendered")
-        status, out, err = await ran("mesh.cli.main", *words, *map(str, files))
+        status, out, err = await mesh_command(*words, *files)
         assert status == 0, err
         return out
 
     async with running(tmp_path) as (regions, mesh):
         orders = mesh.routers["us"].requests.leases.orders
-        await mesh_command("cordon", "us-0", "--reason", "new fan")
-        await mesh_command("routing", "set", "us", "policy=least-load")
+        await ordered("cordon", "us-0", "--reason", "new fan")
+        await ordered("routing", "set", "us", "policy=least-load")
         await mesh.until(lambda: orders.drained == ("us-0",), "the drain")
         await mesh.until_ready("us", 0)
 
@@ -39,12 +37,12 @@ async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_th
         assert orders.drained == ("us-0",)
         assert mesh.sample("us", "mesh_orders_lost") == 1.0
         assert mesh.routers["us"].requests.readiness().problem is not None
-        out = await mesh_command("cordon", "us")
+        out = await ordered("cordon", "us")
         assert "written again as its routers keep them: drained us-0, routing of policy" in out
         await mesh.until(lambda: not orders.is_lost, "the next order")
         routing = mesh.routers["us"].requests.routing
         assert (orders.seq, orders.drained, routing.settings.policy) == (1, ("*",), "least-load")
         history = orjson.loads(orders._data)
         assert history["drained"] == ["us-0"] and history["routing"] == {"policy": "least-load"}
-        await mesh_command("undrain", "us")
+        await ordered("undrain", "us")
         await mesh.until_ready("us", 1)

@@ -3,12 +3,8 @@
 import asyncio
 from collections import Counter
 
-import pytest
-
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh
-
-pytestmark = pytest.mark.timeout(120)
 
 CLIENTS, SWAPS = 20, 6
 

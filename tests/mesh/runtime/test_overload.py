@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.small_mesh import PATIENT, chat, client, one_replica, post
 
-pytestmark = pytest.mark.timeout(90)
 HIGH, LOW = {"x-mesh-priority": "high"}, {"x-mesh-priority": "low"}
 
 

@@ -18,8 +18,7 @@ from schemas.state import Digest, ModelCapacity, encode_state
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
-
-pytestmark = pytest.mark.timeout(90)
+from tests.support.until import PATIENCE_S
 
 
 def digest(seq: int) -> Digest:
@@ -78,13 +77,13 @@ async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
     async with client() as session:
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
-        forwarded = await asked.next_msg(timeout=20)
+        forwarded = await asked.next_msg(timeout=PATIENCE_S)
         placed = wire.encode(exchange.Placed("ap", "ap-0"))
         await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
         [record] = one.routers["us"].core.inflight.values()
         await one.until(lambda: record.replica == "ap-0", "us to hear of the place")
         await end_all([task])
-    cancel = await cancels.next_msg(timeout=20)
+    cancel = await cancels.next_msg(timeout=PATIENCE_S)
     assert cancel.subject == subjects.cancel("ap", "ap-0")
     assert wire.decode_as(exchange.Cancel, cancel.data).inbox == forwarded.reply
 
@@ -95,7 +94,7 @@ async def test_what_a_refusal_names_makes_no_new_series(one):
     async with client() as session:
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
-        forwarded = await asked.next_msg(timeout=20)
+        forwarded = await asked.next_msg(timeout=PATIENCE_S)
         invented = wire.encode(exchange.Refused("invented", "ap", "g9", -1, -1))
         await one.bus.publish(forwarded.reply, pack_frame(Frame.REFUSED, 0, invented))
         await one.until(
@@ -112,7 +111,7 @@ async def test_a_place_whose_name_is_none_is_no_place(one):
     async with client() as session:
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
-        forwarded = await asked.next_msg(timeout=20)
+        forwarded = await asked.next_msg(timeout=PATIENCE_S)
         placed = wire.encode(exchange.Placed("ap.>", "ap-0"))
         await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
         async with await task as answer:
@@ -132,7 +131,7 @@ async def test_a_body_goes_nowhere_but_where_its_request_may_go(one, region, rep
         url = one.urls["us"] + "/v1/chat/completions"
         headers = {"x-mesh-residency": "us"}
         task = asyncio.create_task(session.post(url, data=upload(text), headers=headers))
-        forwarded = await asked.next_msg(timeout=20)
+        forwarded = await asked.next_msg(timeout=PATIENCE_S)
         wanted = wire.encode(exchange.BodyWanted(region, replica))
         await one.bus.publish(forwarded.reply, pack_frame(Frame.BODY_WANTED, 0, wanted))
         async with await task as answer:
@@ -152,7 +151,7 @@ async def test_a_stray_is_told_to_stop_where_its_name_is_one(one, kind):
         placed = wire.encode(exchange.Placed(region, replica))
         await one.bus.publish(nobody, pack_frame(kind, 0, placed))
     await one.bus.publish(nobody, pack_frame(Frame.WORKING, 0, b""))  # of an older agent
-    first = await everything.next_msg(timeout=20)
+    first = await everything.next_msg(timeout=PATIENCE_S)
     assert first.subject == subjects.cancel("ap", "ap-0")
     assert wire.decode_as(exchange.Cancel, first.data).inbox == nobody
 
@@ -170,10 +169,10 @@ async def test_a_peer_that_says_held_for_ever_is_given_up(one):
         )
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
-        forwarded = await asked.next_msg(timeout=20)
+        forwarded = await asked.next_msg(timeout=PATIENCE_S)
         [record] = core.inflight.values()
         engine.waiting = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not task.done():
                 await one.bus.publish(forwarded.reply, pack_frame(Frame.HELD, 0))
                 await asyncio.sleep(0.1)

@@ -11,7 +11,6 @@ from tests.agents.simserver.support import config, running
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import SmallMesh, client, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 SIMULATED = (RERANK, SCORE, TOKENIZE, DETOKENIZE)
 WHOLE = {
     RERANK: {"query": "a river", "documents": ["the Rhine", "a mill", "the Danube"]},

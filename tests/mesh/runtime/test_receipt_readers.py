@@ -77,7 +77,7 @@ class Manager:
         options = RequestOptions(debug=debug)
         fields = BodyFields(TINY, {}, PromptText(b"hello"))
         ask = ParsedRequest(RequestId("q"), CHAT, BODY, fields, TINY, None, options)
-        self.requests.admit(ask, {}, lambda: None)
+        self.requests.admit(ask, {}, None, lambda: None)
         return self.listed()
 
     def ask_for_peer(self) -> list[str]:

@@ -12,8 +12,6 @@ from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import fail, say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
-
 SECRET = "nobody's business"
 
 

@@ -13,9 +13,8 @@ from schemas.ids import RegionId
 from schemas.openapi import document
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, small_mesh
-
-pytestmark = pytest.mark.timeout(90)
+from tests.support.small_mesh import PATIENT, chat, client, small_mesh
+from tests.support.until import PATIENCE_S
 
 ENTRIES = {
     RegionId("us"): RegionEntry("https://us.example.com/v1", GeoLocation(38.9, -77.5)),
@@ -106,7 +105,7 @@ async def test_a_region_that_falls_silent_turns_red_and_green_again(
     assert await health() == {"us": "green", "eu": "red"}
     await two.servers["eu"].start()
     await two.until(lambda: bool(peers.get("eu").digests), "eu to speak again")
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while (await health())["eu"] not in ("green", "yellow"):
             await asyncio.sleep(0.05)
     await two.until(

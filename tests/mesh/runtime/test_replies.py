@@ -24,8 +24,8 @@ from schemas.state import OfflineCapacity, OfflineState, encode_state
 from tests.support.batch_store import make_streams
 from tests.support.flushed import flushed
 from tests.support.small_mesh import PATIENT, chat, one_replica
+from tests.support.until import PATIENCE_S
 
-WAIT_S = 20.0
 NAMES = {"region": "us", "replica": "us-0", "router": "r1", "asker": "eu", "label": "any"}
 UPDATE = "$JS.API.STREAM.UPDATE.HEARTBEATS"
 # Nobody else says anything there, or what he says is not among the bodies below.
@@ -111,7 +111,7 @@ async def answered(client, subject, body, inbox, headers=None):
     """Whether an honest request there has its answer; then those before it were handled."""
     answers = await client.subscribe(inbox)
     await client.publish(subject, body, reply=inbox, headers=headers)
-    await answers.next_msg(timeout=WAIT_S)
+    await answers.next_msg(timeout=PATIENCE_S)
     await answers.unsubscribe()
 
 
@@ -173,11 +173,11 @@ async def test_nobody_speaks_for_another_replica_or_region(mesh, nats_server):
     client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
     replica = mesh.routers["us"].core.replicas.get("us-0")
     beats = await client.subscribe(subjects.heartbeat("us", "us-0"))
-    beat = orjson.loads((await beats.next_msg(timeout=WAIT_S)).data)
+    beat = orjson.loads((await beats.next_msg(timeout=PATIENCE_S)).data)
     forged = orjson.dumps(beat | {"epoch": 2**62, "seq": 2**62})
     await client.publish(subjects.heartbeat("us", "us-1"), forged)
     digests = await client.subscribe(subjects.digest("us"))
-    digest = orjson.loads((await digests.next_msg(timeout=WAIT_S)).data) | {"seq": 2**62}
+    digest = orjson.loads((await digests.next_msg(timeout=PATIENCE_S)).data) | {"seq": 2**62}
     await client.publish(subjects.digest("eu"), orjson.dumps(digest | {"region": "ap"}))
     await client.publish(subjects.digest("eu"), orjson.dumps(digest | {"region": "eu"}))
     peers = mesh.routers["us"].core.peers
@@ -194,13 +194,13 @@ async def test_what_a_stream_sends_to_a_reply_subject_is_nobody_s_word(mesh, nat
     """An agent's heartbeat may hold any bytes; a router's login may read it out, to any subject."""
     client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
     digests = await client.subscribe(subjects.digest("us"))
-    digest = orjson.loads((await digests.next_msg(timeout=WAIT_S)).data) | {"region": "eu"}
+    digest = orjson.loads((await digests.next_msg(timeout=PATIENCE_S)).data) | {"region": "eu"}
     await client.publish(subjects.heartbeat("us", "us-1"), orjson.dumps(digest))
     asked = f"$JS.API.DIRECT.GET.HEARTBEATS.{subjects.heartbeat('us', 'us-1')}"
     arrived = await client.subscribe(subjects.digest("eu"))
     await flushed(client)
     await client.publish(asked, b"", reply=subjects.digest("eu"))
-    assert orjson.loads((await arrived.next_msg(timeout=WAIT_S)).data)["region"] == "eu"
+    assert orjson.loads((await arrived.next_msg(timeout=PATIENCE_S)).data)["region"] == "eu"
     delta = wire.encode(TrieDelta("eu", "r1", 1, 1, (1, 2), ()))
     await client.publish(subjects.trie("eu"), delta, headers={"Nats-Stream": "HEARTBEATS"})
     await client.publish(subjects.ping("us"), b"87654321", reply="_INBOX.eu.r1.ping-us")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from infra.topology import parse
 from mesh.core.gossip.remote_prefixes import Origin
 from schemas import exchange, subjects, wire
@@ -21,13 +21,11 @@ from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh, upload
 from tests.support.taps import add_tap, connected
-from tests.support.until import until
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.until import PATIENCE_S, until
 
 TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
-KEYS = {key_hash("acme-key"): KeyHolder("acme", ("us",))}
-SETTINGS = {"policy": "skywalker", "peer_reply_s": 20.0} | PATIENT
+KEYS = {key_hash("acme-key"): Caller(tenant="acme", residency=("us",))}
+SETTINGS = {"policy": "skywalker", "peer_reply_s": 240.0} | PATIENT
 HOLD_S = 1.0
 SHED_SOON = {"hold_s_max": HOLD_S}
 
@@ -59,6 +57,28 @@ async def running(regions, of_us=None, **of_eu):
         yield mesh
 
 
+async def test_labels_in_the_base_url_and_requests_without_any(regions):
+    where = regions.topology.ground
+    required = ground(dict(where.carried), dict(where.confined), ("us",))
+    async with running(regions, of_us={"ground": required}) as mesh:
+        async with client() as http:
+
+            async def ask(base):
+                url = f"{mesh.urls['us']}{base}/v1/chat/completions"
+                async with http.post(url, json=chat()) as answer:
+                    return answer.status, answer.headers["x-mesh-region"], await answer.text()
+
+            assert (await ask("/labels/eu"))[:2] == (200, "eu")
+            assert (await ask("/labels/us,eu"))[:2] == (200, "us")
+            assert (await ask("/labels/de"))[0] == 400
+            status, _, text = await ask("")
+            assert status == 403
+            assert "without a label (eu,us)" in text
+            async with http.get(f"{mesh.urls['us']}/labels/eu/v1/models") as listed:
+                assert listed.status == 200
+        assert [len(mesh.near.seen), len(mesh.far.seen)] == [1, 1]
+
+
 async def test_where_requests_go_and_what_they_hear(regions):
     async with running(regions) as mesh:
         spy = await connected(regions, "eu")
@@ -72,7 +92,7 @@ async def test_where_requests_go_and_what_they_hear(regions):
             "eu": None,
             "us-0": "residency",
         }
-        handed = await work.next_msg(timeout=20)
+        handed = await work.next_msg(timeout=PATIENCE_S)
         assert handed.headers[exchange.H_RESIDENCY] == "eu"
         await spy.close()
 
@@ -158,7 +178,7 @@ async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions
         where = regions.topology.ground
         first = mesh.routers["us"].core.gossip.siblings
         await mesh.until(lambda: first.sync.warm_at is not None, "r1 to be warm")
-        monkeypatch.setattr("mesh.core.gossip.siblings.ALONE_S", 60.0)  # nobody else is alone
+        monkeypatch.setattr("mesh.core.gossip.siblings.ALONE_S", 600.0)  # nobody else is alone
         await mesh.router("us", "r2", ground=where, keys=KEYS, **SETTINGS)
         await mesh.until_ready("us/r2", 1)
         second = mesh.routers["us/r2"].core.gossip
@@ -219,7 +239,7 @@ async def test_a_receiving_router_looks_again(regions):
             await router.publish(
                 subject, body, reply=subjects.inbox("us", "r9", "7"), headers=headers
             )
-            frame = exchange.unpack_frame((await inbox.next_msg(timeout=20)).data)
+            frame = exchange.unpack_frame((await inbox.next_msg(timeout=PATIENCE_S)).data)
             assert frame.kind is exchange.Frame.REFUSED
             await inbox.unsubscribe()
         assert mesh.far.seen == []
@@ -253,7 +273,7 @@ async def test_a_replica_whose_label_was_taken_away_refuses_what_a_router_still_
         headers = HEADERS | {exchange.H_RESIDENCY: "eu", exchange.H_HOPS: "0"}
         body, work = orjson.dumps(chat()), subjects.work("eu", "eu-0")
         await router.publish(work, body, reply=answers, headers=headers)
-        frame = exchange.unpack_frame((await inbox.next_msg(timeout=20)).data)
+        frame = exchange.unpack_frame((await inbox.next_msg(timeout=PATIENCE_S)).data)
         assert frame.kind is exchange.Frame.REFUSED
         refused = wire.decode_as(exchange.Refused, frame.payload)
         assert (refused.reason, refused.replica) == (exchange.Refusal.RESIDENCY, "eu-0")

@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from infra.bus import BusAddress, connect
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from mesh.adapters.operator_orders import change_orders
 from mesh.core.model.served_names import kept_name
 from schemas.control import RegionControl
@@ -15,7 +15,6 @@ from tests.mesh.runtime.test_kept_responses import ON_PATH, engines, said, sdk
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 NEVER_MADE = response_id("us", "us-0", bytes(16))
 
 
@@ -110,7 +109,7 @@ async def ordered(server, **orders):
 
 
 async def test_only_the_tenant_of_a_response_reads_it(tmp_path):
-    keys = {key_hash(f"sk-{tenant}"): KeyHolder(tenant, ()) for tenant in ("acme", "zeta")}
+    keys = {key_hash(f"sk-{tenant}"): Caller(tenant=tenant) for tenant in ("acme", "zeta")}
     async with nats_pair(tmp_path, "eu", "us") as servers, small_mesh(servers) as mesh:
         for region in ("eu", "us"):
             await mesh.router(region, keys=keys, **PATIENT)

@@ -15,7 +15,6 @@ from tests.agents.simserver.support import config, running
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import SmallMesh, chat, client, post, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
 ON_PATH = f"tiny on {RESPONSES}"
 LONG = "a long conversation about rivers and mills " * 60
 

@@ -9,6 +9,7 @@ from mesh.runtime.name_claim import NameTaken
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh
+from tests.support.until import PATIENCE_S
 
 
 async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_server, monkeypatch):
@@ -35,7 +36,7 @@ async def test_who_has_not_received_its_question_keeps_no_router_from_starting(
     await flushed(agent)
 
     async def speak():
-        who = (await asked.next_msg(timeout=20)).data
+        who = (await asked.next_msg(timeout=PATIENCE_S)).data
         for data in (b"", b"x", who[:8], bytes(8), bytes(len(who)), who[:8] + bytes(16)):
             await agent.publish("_INBOX.us.r1.here", data)
             await agent.publish("_INBOX.us.r1.who", data)
@@ -52,7 +53,7 @@ async def test_a_router_leaves_quietly_when_its_bus_has_gone(nats_server):
     async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us")
         await nats_server.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await mesh.routers["us"].drain()
             await mesh.routers["us"].close()
 

@@ -16,6 +16,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import PortTaken, Router, run
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_server import running_nats_server
+from tests.support.until import PATIENCE_S
 
 
 def config(url: str, password: str | None = None) -> RouterConfig:
@@ -36,7 +37,7 @@ def config(url: str, password: str | None = None) -> RouterConfig:
 async def started(config: RouterConfig) -> asyncio.Task[None]:
     ready = asyncio.Event()
     task = asyncio.create_task(run(config, asyncio.Event(), lambda router: ready.set()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await ready.wait()
     return task
 
@@ -51,7 +52,7 @@ async def test_a_server_that_takes_the_password_back_ends_the_router(tmp_path):
         file.write_text(file.read_text().replace('"old"', '"new"'))
         os.kill(server.pid, signal.SIGHUP)
         with pytest.raises(BusUnreachable, match=r"for good; last error: nats: [aA]uthori"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await task
 
 
@@ -61,7 +62,7 @@ async def test_a_task_that_fails_ends_the_router(nats_server, monkeypatch):
 
     monkeypatch.setattr(Router, "_ticks", fails)
     with pytest.raises(RuntimeError, match="a bug of ours"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await run(config(nats_server.url), asyncio.Event())
 
 
@@ -74,7 +75,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_the_router(nats_server, 
     monkeypatch.setattr(Router, "_stream", stubborn)
     stop, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(run(config(nats_server.url), stop, lambda router: ready.set()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await ready.wait()
         await asyncio.sleep(0)  # every task has begun
         stop.set()

@@ -100,7 +100,7 @@ def test_every_key_of_the_table_may_be_ordered_or_is_refused_by_name():
     assert tuple(shown) == ORDERED_KEYS
     changed = ordered_settings(RouterSettings(), {key: v for key, v in shown.items() if v})
     assert changed == RouterSettings()
-    assert len(CHANGEABLE) == len(ORDERED_KEYS) + 1, "models are not ordered"
+    assert len(CHANGEABLE) == len(ORDERED_KEYS) + 2, "models and weights are not ordered"
 
 
 def test_the_same_order_again_and_records_about_drains_change_nothing(caplog):

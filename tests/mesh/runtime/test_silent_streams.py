@@ -19,7 +19,6 @@ from tests.support.scripted_engine import Behaviour, fail, opened, scripted_engi
 from tests.support.small_mesh import PATIENT, SmallMesh, client, one_replica, small_mesh
 from tests.support.until import until
 
-pytestmark = pytest.mark.timeout(90)
 TALK = [{"role": "user", "content": "hello there"}]
 ASKED = {
     CHAT: {"messages": TALK, "max_tokens": 5},

@@ -15,10 +15,10 @@ from tests.support.router_process import router_process
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import chat
 from tests.support.stopped import stopped
+from tests.support.until import PATIENCE_S
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.drill]
+pytestmark = pytest.mark.drill
 
-WAIT_S = 30.0
 STREAMS = 16
 LAST = b"data: [DONE]\n\n"
 
@@ -77,7 +77,7 @@ async def test_a_common_standstill_breaks_no_answer(nats_server, tmp_path) -> No
         session = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"{router.url}/v1/chat/completions"
         asked = {name: asyncio.create_task(ask(session, url, name)) for name in names}
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(begun) < STREAMS:
                 for task in asked.values():
                     if task.done():
@@ -89,7 +89,7 @@ async def test_a_common_standstill_breaks_no_answer(nats_server, tmp_path) -> No
             early.set()
             await asyncio.sleep(SILENCE_S + 1.0)  # longer than anybody may be silent otherwise
         late.set()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             got = {name: await task for name, task in asked.items()}
     whole = {name: event(f"{name} begins") + event(f"{name} ends") + LAST for name in names}
     assert got == whole

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import aiohttp
 import orjson
-import pytest
 from aiohttp import web
 
 from agents.sim.profiles import PROFILES
@@ -17,7 +16,6 @@ from schemas.settings import ContinueStreams
 from tests.support.nats_pair import nats_pair
 from tests.support.small_mesh import PATIENT, SmallMesh
 
-pytestmark = pytest.mark.timeout(90)
 MODEL = "m"
 PROFILE = PROFILES["a100-mistral-7b"]
 BODY = {

@@ -1,20 +1,18 @@
 """Tenants of real routers: each finds its own prompts again, and nobody finds another's."""
 
 import orjson
-import pytest
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from mesh.core.model.prompt import PromptText
 from tests.mesh.core import build
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, one_replica, post, small_mesh
 
-pytestmark = pytest.mark.timeout(60)
 KEYS = {
-    key_hash("sk-a"): KeyHolder("acme", ()),
-    key_hash("sk-a2"): KeyHolder("acme", ()),
-    key_hash("sk-b"): KeyHolder("beta", ()),
+    key_hash("sk-a"): Caller(tenant="acme"),
+    key_hash("sk-a2"): Caller(tenant="acme"),
+    key_hash("sk-b"): Caller(tenant="beta"),
 }
 PROMPT = "What does the contract with Initech say? " * 60
 

@@ -7,8 +7,8 @@ import pytest
 from infra.bus import BusAddress, close, connect
 from schemas import exchange, subjects, wire
 from tests.support.small_mesh import PATIENT, chat, client, one_replica, upload
+from tests.support.until import PATIENCE_S
 
-WAIT_S = 20.0
 ASKED = {
     exchange.H_REQUEST: "request-1",
     exchange.H_MODEL: "tiny",
@@ -52,7 +52,7 @@ async def test_no_request_of_a_peer_ends_a_router(mesh, nats_server):
     for more in ({}, {"tracestate": "a=\u00ff"}, {exchange.H_SESSION: "x" * 9000}):
         body = of_bytes(size - 9000 if more else size)
         await peer.publish(subjects.ingress("us"), body, "_INBOX.eu.r1.7", ASKED | more)
-        frame = exchange.unpack_frame((await frames.next_msg(timeout=WAIT_S)).data)
+        frame = exchange.unpack_frame((await frames.next_msg(timeout=PATIENCE_S)).data)
         assert frame.kind is exchange.Frame.REFUSED
         assert wire.decode_as(exchange.Refused, frame.payload).reason == exchange.Refusal.BAD_WORK
     await asyncio.sleep(0)

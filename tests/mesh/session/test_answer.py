@@ -396,3 +396,16 @@ def test_offline_work_that_was_given_back_is_no_failure_of_the_replica() -> None
     sender.data(b'{"id"')
     event = sender.end(Outcome.PREEMPTED, "online requests need the room")
     assert event == ev.AttemptFailed(KEY, ATTEMPT, "preempted", preempted=True)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_count_that_no_request_can_have_is_none(at: int) -> None:
+    counts = [9, 4, 2]
+    counts[at] = exchange.TOKENS_MAX
+    for count, told in ((exchange.TOKENS_MAX, exchange.TOKENS_MAX), (2**60, -1)):
+        counts[at] = count
+        sender = Sender(EVENTS)
+        sender.send(Frame.END, wire.encode(exchange.End(Outcome.DONE, "", *counts, 0.1)))
+        end = sender.answer.end
+        assert end is not None
+        assert (end.prompt_tokens, end.cached_tokens, end.completion_tokens)[at] == told

@@ -114,7 +114,7 @@ def broken_at(receiver: AnswerReceiver, data: bytes, dice: Random) -> bytes:
     while at < len(data):
         size = dice.randint(1, 200)
         frame = exchange.pack_frame(Frame.DATA, number, data[at : at + size])
-        passed = b"" if receiver.splice else receiver.passing(frame, 0.0)
+        passed = b"" if receiver.splice else receiver.passing(frame)
         if not passed:
             receiver.feed(exchange.unpack_frame(frame), 0.0)
         given += passed

@@ -7,7 +7,7 @@ from mesh.core.model import events as ev
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, Outcome, pack_frame
-from schemas.ids import ReplicaId
+from schemas.ids import RegionId, ReplicaId
 from schemas.parcels import pack_parcels
 from tests.mesh.core.build import request
 from tests.mesh.session.test_session import HEAD, Router
@@ -118,9 +118,42 @@ def test_after_a_loss_of_its_bus_a_router_requests_the_rest_of_what_has_begun(tw
     assert two.asked_again() == [exchange.Credit(inbox, 0, missing_from=2)]
 
 
+def test_after_a_loss_of_a_link_the_rest_of_what_that_region_answers_is_requested(two):
+    two.router.session.answers.link_returned(RegionId("eu"))
+    assert two.asked_again() == []
+    two.come(*two.frames(0)[:2])
+    two.router.session.answers.link_returned(RegionId("us"))
+    first, second = (record.answer.inbox for record in two.records)
+    assert two.asked_again() == [
+        exchange.Credit(first, 0, missing_from=2),
+        exchange.Credit(second, 0, missing_from=0),  # its head may be lost, too
+    ]
+
+
 def test_a_parcel_for_nobody_and_bytes_that_are_none_change_nothing(two):
     nobody = subjects.inbox("us", "r1", "nobody")
     two.come(*[(nobody, frame) for _, frame in two.frames(0)])
     two.router.session.answers.receive_parcel(INBOXES, b"\xff" * 7)
     two.come(*two.frames(0), *two.frames(1))
     assert two.taken() == [EVENT, EVENT]
+
+
+def test_a_client_is_given_nothing_of_an_attempt_that_failed_before_its_first_byte(two):
+    """Its engine died at once, and no other place is free yet: the next attempt says it all."""
+    head, data, (inbox, _) = two.frames(0)
+    lost = exchange.End(Outcome.ENGINE_LOST, "", -1, -1, -1, -1.0)
+    began = []
+    record = two.records[0]
+    record.changed = lambda: began.append(record.answer.is_startable)
+    two.come(head, data, (inbox, pack_frame(Frame.END, 2, wire.encode(lost))), *two.frames(1))
+    assert [failed.key for failed in two.failed()] == [1]
+    assert began == [False]
+    assert two.records[1].answer.is_startable
+
+
+def test_no_frame_of_the_next_attempt_is_written_as_one_of_the_attempt_before(two):
+    two.come(*two.frames(0)[:2])
+    record = two.records[0]
+    record.direct_writer = object()  # asked for nothing from here on
+    two.router.session.stop_listening(record)
+    assert record.direct_writer is None

@@ -247,14 +247,14 @@ def test_a_body_that_a_region_nobody_knows_wants_ends_the_attempt():
     assert isinstance(failed, ev.AttemptFailed) and not failed.blameless
 
 
-def test_a_body_that_may_not_go_there_is_no_failure_of_who_wants_it():
+def test_a_body_that_may_not_go_there_is_a_failure_of_the_region_that_sent_its_request_on():
     ground = Ground(carried=((US, (Label("de"),)),))
     router = Router(RequestArrived=[fx.Forward(1, 1, EU)], ground=ground)
     record = router.admitted(request=request(1, residency=(Label("de"),)))
     frame = pack_frame(Frame.BODY_WANTED, 0, wire.encode(exchange.BodyWanted("eu", "eu-0")))
     router.session.answers.receive_frame(record.answer.inbox, frame)
     failed = router.events[-1]
-    assert isinstance(failed, ev.AttemptFailed) and failed.blameless
+    assert isinstance(failed, ev.AttemptFailed) and not failed.blameless
     assert "may not go there" in failed.detail
     assert router.observer.calls[0] == ("residency_refused", "body")
     assert [name for name, *_ in router.sent] == ["send_ingress"]

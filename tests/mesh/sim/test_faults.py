@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from mesh.sim.config import Cut, EngineCrash, EngineHang, EngineSlow, ReplicaCrash, RouterCrash
-from mesh.sim.world import report, run
+from mesh.sim.world import report
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, arrivals, config, leftovers, node, played, steady
 from tests.mesh.sim.random_faults import random_faults
@@ -119,7 +119,7 @@ def test_a_cut_between_asker_and_answerer_ends_what_had_begun():
     assert 11.5 < result["gpu_busy_s"] < 13.0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_request_ends_whatever_is_drawn(seed):
     fleet = {US: 2, EU: 2, AP: 1}
     names = [
@@ -144,8 +144,6 @@ def test_every_request_ends_whatever_is_drawn(seed):
     assert result["requests"] == result["ok"] + result["shed"] + result["failed"] == 300
     assert result["ok"] > 50, schedule
     assert leftovers(world) == {}, schedule
-    if seed < 2:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
-        assert run(workload, world_config)["digest"] == result["digest"]
 
 
 def test_drawn_faults_are_of_every_kind_and_never_two_of_one_thing_at_once():

@@ -21,7 +21,7 @@ def played(*faults, exact):
         kv_events=exact,
         faults=faults,
     )
-    scale = {"limit": 60, "scale": 0.02}
+    scale = {"limit": 40, "scale": 0.02}
     world = World(from_trace(TRACE, AGENT_SESSIONS, regions={"us": 1.0}, **scale), config)
     world.watched = []
     world.watch_cached = lambda *tokens: world.watched.append(tokens)

@@ -6,7 +6,7 @@ import pytest
 
 from mesh.sim.config import Cut, LeaseStreamDown, RouterCrash
 from mesh.sim.network import BUS_S
-from mesh.sim.world import World, report, run
+from mesh.sim.world import World, report
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, config, leftovers, played, steady
 from tests.mesh.sim.random_faults import random_faults
@@ -114,7 +114,7 @@ def test_regions_without_peers_have_no_leases(topology):
     assert played(steady(10, 0.1, US), config(FLEET, topology=topology)).leases.writes == {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_two_write_one_term_and_terms_rise(seed):
     names = [ReplicaId(f"{region}-{n}") for region, count in FLEET.items() for n in (1, count)]
     drawn = random_faults(
@@ -133,8 +133,6 @@ def test_no_two_write_one_term_and_terms_rise(seed):
         holders = {(w.lease.term, w.lease.owner) for w in writes}
         assert len(holders) == len({term for term, _ in holders}), "one owner a term"
     assert leftovers(world) == {}
-    if seed < 1:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
-        assert run(asked, settings)["digest"] == report(world, asked)["digest"]
 
 
 def test_all_routers_of_the_adopter_own_and_know_what_the_others_placed():

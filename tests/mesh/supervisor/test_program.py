@@ -6,6 +6,7 @@ from aiohttp import web
 
 from infra.address import Address
 from mesh.supervisor.program import AllReady, FileWritten, http_ready, speaks_nats, wait_until_ready
+from tests.support.until import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ async def test_a_probe_is_repeated_until_it_passes():
     async def answer(_):
         return web.Response(status=next(statuses))
 
-    async with http_server(answer) as address, asyncio.timeout(20):
+    async with http_server(answer) as address, asyncio.timeout(PATIENCE_S):
         await wait_until_ready(http_ready(address))
     assert list(statuses) == []
 

@@ -22,7 +22,7 @@ from mesh.supervisor.supervisor import (
     SupervisedProgram,
     Supervisor,
 )
-from tests.support.until import until
+from tests.support.until import PATIENCE_S, until
 
 PRELUDE = "import os, pathlib, signal, sys, time; READY, ENDED = map(pathlib.Path, sys.argv[1:])\n"
 WELL_BEHAVED = """
@@ -118,6 +118,11 @@ def alive(pid: int) -> bool:
     return True
 
 
+def children() -> set[int]:
+    """Of this process."""
+    return set(map(int, Path("/proc/thread-self/children").read_text().split()))
+
+
 async def test_programs_are_stopped_routers_first_and_the_bus_last(stage, monkeypatch):
     order = [ProgramKind.NATS, ProgramKind.ENGINE, ProgramKind.AGENT, ProgramKind.ROUTER]
     for kind in order:
@@ -136,7 +141,7 @@ async def test_a_program_that_does_not_end_in_its_grace_is_killed(stage, monkeyp
     monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
     await stage.supervisor.start(stage.program("deaf", DEAF))
     pid = stage.supervisor.pids["deaf"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await stage.supervisor.stop()
     assert not alive(pid)
     assert caplog.messages == ["deaf did not end in time and is killed"]
@@ -151,7 +156,7 @@ async def test_time_in_which_a_program_waits_for_a_core_is_not_of_its_grace(
     monkeypatch.setattr(SupervisedProgram, "queued_s", lambda one: time.monotonic())
     for name in ("engine-0", "engine-1"):
         await stage.supervisor.start(stage.program(name, ENDS_AFTER_A_SECOND))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await stage.supervisor.stop()
     assert sorted(Path(stage.ended).read_text().split()) == ["engine-0", "engine-1"]
     assert caplog.messages == []
@@ -162,7 +167,7 @@ async def test_a_pause_of_the_supervisor_is_not_of_a_programs_grace(stage, monke
     await stage.supervisor.start(stage.program("engine", ENDS_AFTER_A_SECOND))
     loop = asyncio.get_running_loop()
     loop.call_later(0.1, time.sleep, 3.0)  # as a machine that is paused, or has no core for us
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await stage.supervisor.stop()
     assert Path(stage.ended).read_text() == "engine\n"
     assert caplog.messages == []
@@ -188,7 +193,7 @@ async def test_a_hurry_cuts_the_grace_short_without_a_warning(stage, monkeypatch
     pid = stage.supervisor.pids["deaf"]
     stopping = asyncio.create_task(stage.supervisor.stop())
     stage.supervisor.hurry()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await stopping
     assert not alive(pid)
     assert caplog.messages == []
@@ -301,7 +306,7 @@ async def test_a_deaf_preloaded_program_is_killed_after_its_grace(stage, monkeyp
     monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
     await stage.supervisor.start(stage.preloaded("deaf", DEAF))
     pid = stage.supervisor.pids["deaf"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await stage.supervisor.stop()
     assert not alive(pid)
     assert caplog.messages == ["deaf did not end in time and is killed"]
@@ -318,6 +323,24 @@ async def test_when_the_preloaded_process_is_killed_its_programs_start_again(sta
     await until(lambda: not alive(first))
 
 
+async def test_a_preloaded_process_that_dies_before_its_first_program_starts_again(stage, caplog):
+    others = children()
+    await stage.supervisor.preload()
+    [first] = children() - others
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: "the preloaded process ended (-9)" in caplog.text)
+    await stage.supervisor.start(stage.preloaded("engine", WELL_BEHAVED))
+    assert first not in children()
+
+
+async def test_what_is_preloaded_early_is_not_started_twice(stage):
+    others = children()
+    await stage.supervisor.preload()
+    [first] = children() - others
+    await stage.supervisor.start(stage.preloaded("engine", WELL_BEHAVED))
+    assert children() - others == {first}
+
+
 async def test_a_preloaded_process_that_hangs_keeps_nobody(stage, monkeypatch):
     monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
     monkeypatch.setattr("mesh.supervisor.supervisor.KILLED_WITHIN_S", 0.2)
@@ -325,7 +348,7 @@ async def test_a_preloaded_process_that_hangs_keeps_nobody(stage, monkeypatch):
     pid = stage.supervisor.pids["engine"]
     parent = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
     os.kill(parent, signal.SIGSTOP)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await stage.supervisor.stop()
     assert not alive(parent)
     await until(lambda: not alive(pid))
@@ -364,7 +387,7 @@ async def test_a_kill_of_the_supervisor_kills_its_programs(tmp_path, form):
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             pid = int(await process.stdout.readline())
         assert alive(pid)
     finally:

@@ -1,19 +1,26 @@
 """What large bodies do to ordinary requests on a link between regions, over real nats-servers.
 
-    make bulk-link
+    make bulk-link [WRITE=docs/benchmarks]
 
 us has no engine and forwards everything to eu; the leaf link passes a proxy with a round trip, a
-bandwidth and a queue. Ordinary streams of a few words go at an even pace; large bodies (chats with
-an image), or large answers, go beside them, some at a time.
+bandwidth and a queue. Ordinary streams of a few words go at an even pace, at first alone. Then
+large bodies (chats with an image), or large answers, go beside them, some at a time. The link, the
+engine, the large requests and each region's router (with eu's agent) have processes of their own:
+that of the ordinary requests does nothing else.
 """
 
 import asyncio
 import base64
+import contextlib
+import itertools
+import multiprocessing
 import random
 import statistics
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +29,16 @@ import click
 import orjson
 
 from infra import topology
+from infra.address import Address
 from mesh.demo.wan_proxy import WanProxy
 from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.result_page import result_page
 from tests.support.scripted_engine import ScriptedEngine, event, opened, scripted_engine
-from tests.support.small_mesh import SmallMesh, chat, small_mesh, upload
+from tests.support.small_mesh import chat, small_mesh, upload
 
 MEBIBYTE = 1024 * 1024
 QUEUE_BYTES = 256 * 1024
-REQUEST_S_MAX = 180.0
+REQUEST_S_MAX, READY_S = 180.0, 60.0
 JSON = {"content-type": "application/json"}
 
 
@@ -49,25 +58,37 @@ class Load:
 
 @dataclass
 class Found:
-    """Results of ordinary requests and of large ones."""
+    """Results of ordinary requests, alone and beside large ones, and of these."""
 
     statuses: Counter[str] = field(default_factory=Counter)
+    alone_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     big: Counter[str] = field(default_factory=Counter)
     big_s: list[float] = field(default_factory=list)
     cuts: int = 0
 
     def __str__(self) -> str:
-        failed = sum(n for status, n in self.statuses.items() if status != "200")
-        first = sorted(self.first_s)
-        p99 = first[int(0.99 * (len(first) - 1))] if first else 0.0
-        middle = statistics.median(first) if first else 0.0
-        return (
-            f"ordinary failed {failed} of {self.statuses.total()} {dict(self.statuses)}; first "
-            f"byte median {middle:.3f} s, p99 {p99:.3f} s, most {max(first, default=0.0):.3f} s; "
-            f"large {dict(self.big)}, longest {max(self.big_s, default=0.0):.1f} s; "
-            f"link cut {self.cuts} times"
+        """The cells of a row."""
+        alone_s, beside_s = p99(self.alone_s), p99(self.first_s)
+        ordinary, big = self.statuses.total(), self.big.total()
+        cells = (
+            f"{ordinary - self.statuses['200']} of {ordinary}",
+            *(f"{statistics.median(each):.3f}" for each in (self.alone_s, self.first_s)),
+            *(f"{alone_s:.3f}", f"{beside_s:.3f}", f"{beside_s / alone_s:.2f}"),
+            f"{big - self.big['200']} of {big}, {max(self.big_s, default=0.0):.1f}",
+            str(self.cuts),
         )
+        return " | ".join(cells)
+
+
+HEAD = (
+    *("link", "large", "failed", "p50 alone, s", "p50 beside, s", "p99 alone, s", "p99 beside, s"),
+    *("p99 ratio", "large: failed, longest s", "link cut"),
+)
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
 async def answer(request: Any, body: Any) -> Any:
@@ -110,90 +131,162 @@ async def ask(url: str, body: bytes, http: aiohttp.ClientSession) -> tuple[str, 
         return type(error).__name__, clock() - began
 
 
+# Each of these runs in a process of its own until that is ended, and sends what others need.
+
+
+async def link(told: Connection, target: Address, load: Load) -> None:
+    rate = load.mbits * 1e6 / 8
+    one_way_s = load.rtt_ms / 2000
+    held = QUEUE_BYTES + int(rate * one_way_s)
+    proxy = WanProxy(target, one_way_s=one_way_s, bytes_per_s=rate, held_bytes_max=held)
+    async with proxy:
+        told.send(proxy.address)
+        await asyncio.Event().wait()
+
+
+async def engine(told: Connection) -> None:
+    async with scripted_engine() as made:
+        made.behaviour = answer
+        told.send(made.port)
+        await asyncio.Event().wait()
+
+
+async def region(told: Connection, regions: NatsRegions, name: str, engine_port: int) -> None:
+    """`engine_port`: of its replica's engine; 0: it has none."""
+    async with small_mesh(regions) as mesh:
+        url = await mesh.router(name)
+        if engine_port:
+            beside = ScriptedEngine()
+            beside.port = engine_port
+            await mesh.agent(name, f"{name}-0", beside)
+            await mesh.until_ready(name, 1)
+        else:
+            await mesh.until_peer(name, "eu")
+        told.send(url)
+        await asyncio.Event().wait()
+
+
+async def large_ones(told: Connection, load: Load, url: str) -> None:
+    """Begins when it is told to; sends status and seconds of each."""
+    bodies = [orjson.dumps(large(load, seed)) for seed in range(load.big)]
+    gate = asyncio.Semaphore(load.at_a_time)
+    clock = asyncio.get_running_loop().time
+    told.send(len(bodies))
+    await asyncio.to_thread(told.recv)
+
+    async def one(http: aiohttp.ClientSession, body: bytes) -> tuple[str, float]:
+        async with gate:
+            began = clock()
+            status, _ = await ask(url, body, http)
+            return status, clock() - began
+
+    async with session() as http:
+        told.send(await asyncio.gather(*(one(http, body) for body in bodies)))
+    await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def role(work: Callable[..., Any], *arguments: Any) -> Iterator[Connection]:
+    """A process for it, which is ended at the end."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=_run, args=(work, theirs, *arguments), daemon=True
+    )
+    process.start()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(work: Callable[..., Any], *arguments: Any) -> None:
+    asyncio.run(work(*arguments))
+
+
+async def said(by: Connection) -> Any:
+    """Its next word. Raises EOFError if it ended instead."""
+    async with asyncio.timeout(READY_S):
+        while not by.poll():
+            await asyncio.sleep(0.02)
+    return by.recv()
+
+
+def session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+
 async def play(load: Load, directory: Path) -> Found:
     mesh_file = topology.parse(mesh_toml(("eu", "us")), "mesh.toml")
-    [link] = mesh_file.links
-    rate = load.mbits * 1e6 / 8
-    wan = WanProxy(
-        mesh_file.regions[link.acceptor].leaf[0],
-        one_way_s=load.rtt_ms / 2000,
-        bytes_per_s=rate,
-        held_bytes_max=QUEUE_BYTES + int(rate * load.rtt_ms / 2000),
-    )
+    [between] = mesh_file.links
+    target = mesh_file.regions[between.acceptor].leaf[0]
     found = Found()
-    async with wan:
-        target = str(mesh_file.regions[link.acceptor].leaf[0])
+    with contextlib.ExitStack() as roles:
+        address = str(await said(roles.enter_context(role(link, target, load))))
 
-        def through_proxy(region: str, config: dict[str, Any]) -> None:
+        def through_proxy(name: str, config: dict[str, Any]) -> None:
             leafnodes = config.get("leafnodes", {})
             for remote in leafnodes.get("remotes", []):
-                remote["url"] = remote["url"].replace(target, str(wan.address))
-            if leafnodes.get("advertise") == target:  # which is dialled, too, after a cut
-                leafnodes["advertise"] = str(wan.address)
+                remote["url"] = remote["url"].replace(str(target), address)
+            if leafnodes.get("advertise") == str(target):  # which is dialled, too, after a cut
+                leafnodes["advertise"] = address
 
         regions = NatsRegions(mesh_file, directory, edit=through_proxy)
         await regions.start()
         try:
-            async with scripted_engine() as engine, small_mesh(regions) as mesh:
-                engine.behaviour = answer
-                await _run(load, mesh, engine, found)
+            port = await said(roles.enter_context(role(engine)))
+            await said(roles.enter_context(role(region, regions, "eu", port)))
+            url = await said(roles.enter_context(role(region, regions, "us", 0)))
+            large_load = roles.enter_context(role(large_ones, load, url))
+            await said(large_load)
+            await _ordinary(load, url, found.alone_s, found.statuses)
+            found.statuses.clear()
+            large_load.send("now")
+            await _ordinary(load, url, found.first_s, found.statuses)
+            for status, took_s in await asyncio.to_thread(large_load.recv):
+                found.big[status] += 1
+                found.big_s.append(took_s)
         finally:
+            roles.close()
             await regions.stop()
         logs = "".join(regions.log(name) for name in ("us", "eu"))
         found.cuts = logs.count("Stale Connection") + logs.count("WriteDeadline")
     return found
 
 
-async def _run(load: Load, mesh: SmallMesh, engine: ScriptedEngine, found: Found) -> None:
-    for region in ("us", "eu"):
-        await mesh.router(region)
-    await mesh.agent("eu", "eu-0", engine)
-    await mesh.until_ready("eu", 1)
-    await mesh.until_peer("us", "eu")
-    bodies = [orjson.dumps(large(load, seed)) for seed in range(load.big)]
-    gate = asyncio.Semaphore(load.at_a_time)
-    clock = asyncio.get_running_loop().time
-
-    async def ordinary(http: aiohttp.ClientSession, number: int) -> None:
+async def _ordinary(load: Load, url: str, first_s: list[float], statuses: Counter[str]) -> None:
+    async def one(http: aiohttp.ClientSession, number: int) -> None:
         await asyncio.sleep(number * load.seconds / load.ordinary)
         body = orjson.dumps(chat(f"hello {number}", stream=True))
-        status, first_s = await ask(mesh.urls["us"], body, http)
-        found.statuses[status] += 1
-        found.first_s.append(first_s)
+        status, took_s = await ask(url, body, http)
+        statuses[status] += 1
+        first_s.append(took_s)
 
-    async def big(http: aiohttp.ClientSession, body: bytes) -> None:
-        await asyncio.sleep(1.0)
-        async with gate:
-            began = clock()
-            status, _ = await ask(mesh.urls["us"], body, http)
-            found.big[status] += 1
-            found.big_s.append(clock() - began)
-
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=REQUEST_S_MAX),
-        connector=aiohttp.TCPConnector(limit=0),
-    ) as http:
-        await asyncio.gather(
-            *(ordinary(http, number) for number in range(load.ordinary)),
-            *(big(http, body) for body in bodies),
-        )
+    async with session() as http:
+        await asyncio.gather(*(one(http, number) for number in range(load.ordinary)))
 
 
+@result_page("bulk-link", "Large bodies beside ordinary requests on a link")
 @click.command()
-@click.option("--mbits", type=float, default=20.0, show_default=True)
-@click.option("--rtt-ms", type=float, default=80.0, show_default=True)
-@click.option("--big", type=int, default=1, show_default=True)
-@click.option("--at-a-time", type=int, default=100, show_default=True)
+@click.option("--mbits", type=float, multiple=True, default=(10, 20, 50, 200), show_default=True)
+@click.option("--rtt-ms", type=float, multiple=True, default=(80, 300), show_default=True)
+@click.option("--big", type=int, default=4, show_default=True)
+@click.option("--at-a-time", type=int, default=2, show_default=True)
 @click.option("--mebibytes", type=float, default=8.0, show_default=True)
 @click.option("--ordinary", type=int, default=200, show_default=True)
 @click.option("--seconds", type=float, default=30.0, show_default=True)
 @click.option("--answers", is_flag=True, help="Large answers instead of large bodies.")
-def main(**options: Any) -> None:
-    """One run."""
-    load = Load(**options)
-    with tempfile.TemporaryDirectory() as name:
-        found = asyncio.run(play(load, Path(name)))
-    click.echo(f"{load.mbits:g} Mbit/s, {load.rtt_ms:g} ms, {load.big} large: {found}")
+def main(mbits: tuple[float, ...], rtt_ms: tuple[float, ...], **options: Any) -> None:
+    """Play each link, and print a table: first bytes of ordinary requests, alone and beside."""
+    click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    for each, round_trip in itertools.product(mbits, rtt_ms):
+        load = Load(mbits=each, rtt_ms=round_trip, **options)
+        with tempfile.TemporaryDirectory() as name:
+            found = asyncio.run(play(load, Path(name)))
+        kind = "answers" if load.answers else "bodies"
+        size = f"{load.big} {kind} of {load.mebibytes:g} MiB, {load.at_a_time} at a time"
+        click.echo(f"| {each:g} Mbit/s, {round_trip:g} ms | {size} | {found} |")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from infra.tenant_table import KeyHolder, key_hash
+from infra.tenant_table import Caller, key_hash
 from mesh.batch.records import repeated_id
 from tests.support import http_corpus as corpus
 from tests.support.batch_regions import batch_toml
@@ -24,7 +24,7 @@ LIMITS = (
     "[batch]\nfiles_mib = 64\nresults_mib = 64\nlines_mib = 256\nfile_mib_max = 8\n"
     "files_max = 50000\n"
 )
-KEYS = {key_hash(corpus.KEY): KeyHolder("acme", ())}
+KEYS = {key_hash(corpus.KEY): Caller(tenant="acme")}
 AT_ONCE = 16
 FILE_ID = repeated_id("file-", "acme", corpus.FILE_KEY)
 

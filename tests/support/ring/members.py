@@ -393,10 +393,10 @@ class RingClient:
             self._session.started(record)
             self._read()
 
-    def pass_on(self, frame: bytes, now: float) -> bool:
+    def pass_on(self, frame: bytes) -> bool:
         """Frames that need no buffer (`mesh.session.record.DirectWriter`)."""
         assert self._answer is not None
-        data = self._answer.passing(frame, now)
+        data = self._answer.passing(frame)
         self.received += data
         if data and self._answer.taken_bytes >= self._answer.credit_at_bytes:
             self._session.passed(self._record)

@@ -36,8 +36,7 @@ def tried(replica=A, peer=None, heard_at=0.0, started=False):
     record = RequestRecord(
         request(1), life, attempt=1, replica=replica, peer=peer, last_frame_at=heard_at
     )
-    if peer is None:
-        record.attempted_at = heard_at - 0.1  # its agent has sent a frame since
+    record.given_at = heard_at - 0.1  # its agent has sent a frame since
     return record
 
 
@@ -76,13 +75,14 @@ def test_silence_has_a_limit_everywhere(view, record):
     assert "has been silent for" in timeouts.lost_because(view.state, record, 10.1 + SILENCE_S_MAX)
 
 
-def test_work_of_which_nothing_is_heard_is_soon_lost_in_its_own_region(view):
-    """Another nats-server of the region may have had it; at a peer it may wait behind others."""
+def test_work_of_which_nothing_is_heard_is_soon_lost_unless_it_may_wait_in_a_busy_link(view):
+    """Another nats-server of the region may have had it."""
     here, away = tried(heard_at=10.0), tried(ReplicaId("x"), EU, heard_at=10.0)
     for record in (here, away):
-        record.attempted_at = 10.0
+        record.given_at = 10.0
         assert timeouts.lost_because(view.state, record, 10.0 + UNHEARD_S) is None
-    assert "has been silent for" in timeouts.lost_because(view.state, here, 10.1 + UNHEARD_S)
+        assert "has been silent for" in timeouts.lost_because(view.state, record, 10.1 + UNHEARD_S)
+    view.peers.measured(EU, 0.5, 10.0)
     assert timeouts.lost_because(view.state, away, 10.1 + UNHEARD_S) is None
     assert WORKING_S < UNHEARD_S < SILENCE_S_MAX
 

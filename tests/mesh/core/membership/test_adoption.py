@@ -279,7 +279,6 @@ def test_one_adopts_within_two_seconds_and_gives_back_within_a_lease():
     assert world.home_owns(US) and world.adopters(US) == set()
 
 
-@pytest.mark.timeout(300)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 2, 3]))
 def test_whatever_happens_no_two_own_one_region_and_in_the_end_all_is_well(seed, size):

@@ -1,5 +1,7 @@
 """A region's digest: what it says, when it is due, and how often at most."""
 
+import itertools
+
 import pytest
 
 from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
@@ -7,6 +9,7 @@ from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.requests.hold_queue import HoldQueue
 from mesh.core.view.replica_table import ReplicaTable
+from mesh.session.link_pace import SLOWEST_BYTES_PER_S
 from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
 from schemas.listed_replicas import LISTED_MAX
@@ -86,6 +89,24 @@ def test_a_change_too_soon_after_another_waits():
     region.replicas.see(beat("a"), 1.0)
     assert region.due(1.0 + CHANGE_S_MIN / 2) is None
     assert region.due(1.0 + 2 * CHANGE_S_MIN).replicas_ready == 1
+
+
+@pytest.mark.parametrize("models", [1, 3, 20, 64])
+def test_changes_take_an_eighth_of_the_slowest_link(models):
+    """Each placement may fill a replica, so what matters may change with every request."""
+    region, sent_bytes, peers_hear_s = Region(), 0, []
+    names = tuple(ModelId(f"mistralai/Mistral-7B-Instruct-v0.{n}") for n in range(models))
+    for step in range(500):
+        now = step / 500
+        for number in range(LISTED_MAX):
+            load = {"kv_used_ratio": 0.537, "pending": step % 2, "prefill_s_per_token": 0.0001234}
+            region.replicas.see(beat(f"us-{number}", step + 1, models=names, **load), now)
+        if (digest := region.due(now)) is not None:
+            peers_hear_s.append(now)
+            sent_bytes += len(encode_state(digest))
+    assert sent_bytes <= SLOWEST_BYTES_PER_S / 8 + 16_384
+    apart_s = max(after - before for before, after in itertools.pairwise(peers_hear_s))
+    assert apart_s <= 0.101, "late digests are taken for a region in trouble"
 
 
 def test_the_end_of_accepting_never_waits():

@@ -10,6 +10,8 @@ from mesh.core.view.outliers import (
     OUT_S,
     OUT_S_MAX,
     PLACES_MAX,
+    SEEN,
+    SILENT,
     STUCK_S,
     WIDTH_MAX,
     WINDOW,
@@ -89,6 +91,26 @@ def test_it_comes_back_one_request_at_a_time_then_twice_as_many() -> None:
     assert places.bars(A, M, now) is None, "like any other: one failure is one"
 
 
+def test_one_that_was_silent_is_back_with_its_first_answer() -> None:
+    for weight, bars in ((SILENT, None), (1, "failing: 3 of its last 4, HTTP 500")):
+        places = FailingPlaces()
+        for _ in range(1 if weight == SILENT else IN_A_ROW):
+            places.failed(A, M, "HTTP 500", 0.0, weight=weight)
+        assert places.bars(A, M, 0.1) is not None
+        places.answered(A, M)
+        assert places.bars(A, M, 0.1) == bars
+    places = FailingPlaces()
+    for now in (0.0, 0.2):
+        places.failed(A, M, "nothing in 0.6 s", now, weight=SILENT)
+        places.answered(A, M)
+    assert places.bars(A, M, 0.3) is not None, "it is no pause: it answers slowly"
+    places = FailingPlaces()
+    places.failed(A, M, "nothing in 0.6 s", 0.0, weight=SILENT)
+    fail(places, 1, 0.1)
+    places.answered(A, M)
+    assert places.bars(A, M, 0.1) is not None, "it has failed besides"
+
+
 def test_a_request_that_failed_elsewhere_is_not_the_one_that_tries_it() -> None:
     places = FailingPlaces()
     fail(places)
@@ -157,13 +179,15 @@ def test_it_is_avoided_until_its_time_is_over_and_nothing_speaks_against_it() ->
     places = FailingPlaces()
     fail(places)
     assert places.avoided(0.0) == places.out()
-    assert places.avoided(OUT_S) == {}, "the next request will show it"
+    assert places.avoided(OUT_S) == places.out(), "for as long again people are told"
+    late = 2 * OUT_S
+    assert places.avoided(late) == {}, "the next request will show it"
     assert places.words(A, M) == "failing: 3 of its last 3, HTTP 500"
-    places.tries(A, M, 1, OUT_S)
-    assert places.avoided(OUT_S) == places.out()
+    places.tries(A, M, 1, late)
+    assert places.avoided(late) == places.out()
     places.left(A, M, 1)
-    places.told(A, results(9), OUT_S)
-    later = OUT_S + OUT_S_MAX
+    places.told(A, results(9), late)
+    later = late + 2 * OUT_S_MAX
     assert places.avoided(later) == places.out(), "its agent says so"
     places.told(A, None, later)
     assert places.avoided(later) == {}
@@ -220,14 +244,14 @@ def test_any_order_of_events_leaves_a_place_usable_in_the_end(seed: int) -> None
 
 def test_failures_that_clients_saw_count_twice() -> None:
     places = FailingPlaces()
-    places.failed(A, M, "the stream was cut", 0.0, is_seen=True)
+    places.failed(A, M, "the stream was cut", 0.0, weight=SEEN)
     assert places.bars(A, M, 0.0) is None
-    places.failed(A, M, "the stream was cut", 0.0, is_seen=True)
+    places.failed(A, M, "the stream was cut", 0.0, weight=SEEN)
     assert places.bars(A, M, 0.0) == "failing: 2 of its last 2, the stream was cut"
     places = FailingPlaces()
     for _ in range(2):
-        places.failed(A, M, "", 0.0, is_seen=True)
+        places.failed(A, M, "", 0.0, weight=SEEN)
         places.answered(A, M)
     assert places.bars(A, M, 0.0) is None
-    places.failed(A, M, "", 0.0, is_seen=True)
+    places.failed(A, M, "", 0.0, weight=SEEN)
     assert places.bars(A, M, 0.0) == "failing: 3 of its last 5"

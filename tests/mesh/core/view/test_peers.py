@@ -37,6 +37,29 @@ def test_a_digest_decides_whether_a_region_is_available(table, fields, reason):
     assert why(table) == reason
 
 
+@pytest.mark.parametrize(
+    ("seq", "at", "are_lost"),
+    [
+        (2, 10.1, False),
+        (2, 10.9, False),  # late
+        (4, 10.2, False),  # others were sent those between
+        (4, 10.4, True),
+        (4, 12.0, True),
+    ],
+)
+def test_missing_digests_show_that_a_link_was_lost(table, seq, at, are_lost):
+    assert not table.see(digest("eu"), 9.0), "the first is none that is late"
+    assert not table.see(digest("eu", seq=1, router=RouterId("r2")), 10.0), "nor a new router's"
+    table.see(digest("eu", seq=1), 10.0)
+    assert table.see(digest("eu", seq=seq, router=RouterId("r2")), at) is are_lost
+
+
+def test_a_region_that_is_heard_again_had_lost_its_link(table):
+    table.see(digest("eu"), 0.0)
+    table.expire(2.0)
+    assert table.see(digest("eu", seq=9), 2.0)
+
+
 def test_other_models_are_another_question(table):
     table.see(digest("eu"), 0.0)
     assert why(table, model=ModelId("other")) == "no ready replica of this model"

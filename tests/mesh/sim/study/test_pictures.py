@@ -58,19 +58,17 @@ def test_a_comparison_has_a_distribution_and_the_regions_of_each_run(tmp_path: P
 
 
 def test_a_sweep_shows_what_more_replicas_and_more_load_do(tmp_path: Path) -> None:
-    given = settings(policy=POLICIES, regions=("us=1,eu=1", "us=2,eu=1"), load="0.3,0.9")
+    given = settings(regions=("us=1,eu=1", "us=2,eu=1"), load="0.3,0.9")
     files = draw(tmp_path, study(given))
     names = {path.name for path in files}
     assert {"throughput.svg", "ttft-by-load.svg", "ttft-cdf-us1-eu1-load0.3.svg"} <= names
-    assert len(names) == len(files) == 4 + 2 + 8
+    assert len(names) == len(files) == 4 + 2 + 4
     for name, others in (
         ("throughput.svg", ("load 0.3", "load 0.9")),
         ("ttft-by-load.svg", ("us=1,eu=1", "us=2,eu=1")),
     ):
         lines = series(tmp_path / name)
-        assert lines.keys() == {
-            f"line {policy} {other}" for policy in ("round-robin", "least-load") for other in others
-        }
+        assert lines.keys() == {f"line mesh {other}" for other in others}
         assert {len(points) for points in lines.values()} == {2}
     assert "replicas of all regions" in texts(tmp_path / "throughput.svg")
 

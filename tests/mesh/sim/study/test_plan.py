@@ -15,7 +15,7 @@ from schemas.ids import RegionId
 
 US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
 REGIONS = (US, EU, AP)
-HALF_S = 10.0
+HALF_S = 6.0
 PEAK_GAP_S, QUIET_GAP_S = 1 / 5, 1 / 3
 
 

@@ -1,4 +1,4 @@
-"""Runs beside each other give what runs one after the other give, and leave nothing behind."""
+"""Runs beside each other leave nothing behind (their results: tests/mesh/cli/test_sim.py)."""
 
 import multiprocessing
 import os
@@ -11,34 +11,12 @@ from mesh.sim.study.settings import SimSettings
 from tests.mesh.sim.study.small import settings
 
 
-def digests(given: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
-    shown: list[int] = []
-    runs = play_all(
-        given,
-        given.cells(),
-        jobs=jobs,
-        perf=time.perf_counter,
-        show=lambda number, ended, share: shown.append(number),
-    )
-    return {number: played.report["digest"] for number, played in runs}, shown
-
-
-def test_processes_give_the_same_results_and_report_progress() -> None:
-    given = settings(topology="mesh,central:us,central:eu")
-    one, _ = digests(given, 1)
-    beside, shown = digests(given, 2)
-    assert beside == one
-    assert len(set(one.values())) == 3, "no two of these could be taken for each other"
-    assert set(shown) == {0, 1, 2}
-    assert multiprocessing.active_children() == []
-
-
 def test_an_error_of_a_child_is_raised_in_the_parent() -> None:
     given = SimSettings.model_validate(
         {"workload": "tot", "load": "0.5,0.7", "regions": ("us=1,eu=1,ap=1",)}
     )
     with pytest.raises(ValueError, match="closed loop"):
-        digests(given, 2)
+        list(play_all(given, given.cells(), jobs=2, perf=time.perf_counter, show=print))
     assert multiprocessing.active_children() == []
 
 

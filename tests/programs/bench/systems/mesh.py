@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infra import topology
+from infra.credentials_file import read_environment
 from infra.nats import bundle, server
-from mesh.demo.commands import read_environment
 from schemas.ids import RegionId
 from tests.programs.bench.systems.system import Place, System, until_it_answers
 from tests.support.mesh_up import NO_SPEED_PROBE, write_config

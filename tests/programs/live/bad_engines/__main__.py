@@ -29,22 +29,24 @@ ERRORS_MAX, P99_MAX, NAMED_S_MAX = 0.01, 2.0, 15.0
 HARMLESS = {"streams without [DONE]", "events of 1 MiB"}  # clients and operators have no complaint
 SECONDS, QUICK_S = 20.0, 8.0
 # Of kinds that may miss a limit: why they do.
-FEW = (
-    "policies learn from its first answers that it is slow and give it two or three requests, too"
-    " few to tell a slow engine from one that paused"
+FIRST = (
+    "what it was given until a request was overdue there, and what later tries it again, is"
+    " answered by others after a wait"
 )
-SENT = "what a client has received of an answer can't be taken back"
-NOTICED = "the requests that it has begun to answer when it turns bad wait until its agent notices"
-BEGUN = "the first requests that it is given are begun there, and finish there"
 WHY = {
-    "role first, content after its queue": FEW,
-    "computes on after its client left": FEW,
-    "streams cut at an event": SENT,
-    "streams reset half way": SENT,
-    "stops inside every answer": NOTICED,
-    "ten times slower tokens": BEGUN,
-    "one request at a time": BEGUN,
-    "the same, gauges say idle": BEGUN,
+    **dict.fromkeys(
+        (
+            *("takes requests, never answers", "the same, without a metrics page"),
+            *("never answers, sends comments", "never answers, sends roles"),
+            *("three seconds to each first token", "one request at a time", "loads for 20 s"),
+            *("the same, gauges say idle", "role first, content after its queue"),
+            "computes on after its client left",
+        ),
+        FIRST,
+    ),
+    "stops inside every answer": f"answers that it had begun wait until its agent notices; {FIRST}",
+    "ten times slower tokens": "what it is given until three answers have ended finishes there",
+    "events of 1 MiB": "an answer of 16 MiB takes the machine longer than one of 3 KiB",
 }
 Results = dict[str, dict[str, Any]]
 
@@ -72,10 +74,6 @@ def _row(name: str, results: Results, before: Results) -> list[str]:
     hits = _hits(name, outcome, base)
     what = ", ".join(f"{n} × {kind}" for kind, n in outcome["what"].items())
     named = "–" if outcome["doctor_s"] is None else f"{outcome['doctor_s']:.0f} s"
-    old = "–"
-    if name in before:
-        old_errors, old_ratio = _shares(before[name], before[f"healthy {KINDS[name].kind}"])
-        old = f"{old_errors:.1%}, {old_ratio:.1f}×"
     return [
         name,
         f"{errors:.1%}" + (f" ({what})" if what else ""),
@@ -85,9 +83,16 @@ def _row(name: str, results: Results, before: Results) -> list[str]:
         _cell(outcome["doctor"]),
         _cell(outcome["explain"]),
         _cell(outcome["metrics"]),
-        old,
+        *([_before(name, before)] if before else []),
         "".join("✓" if hit else "✗" for hit in hits),
     ]
+
+
+def _before(name: str, before: Results) -> str:
+    if name not in before:
+        return "–"
+    errors, ratio = _shares(before[name], before[f"healthy {KINDS[name].kind}"])
+    return f"{errors:.1%}, {ratio:.1f}×"
 
 
 def _cell(text: str) -> str:
@@ -136,14 +141,19 @@ def main(only: str, quick: bool, seed: int, keep: Path | None, before: Path | No
     if keep is not None:
         keep.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
     old: Results = orjson.loads(before.read_bytes()) if before is not None else {}
+    healthy = ", ".join(
+        f"{name.removeprefix('healthy ')}: {outcome['p99_s']:.2f} s"
+        for name, outcome in results.items()
+        if name.startswith("healthy ")
+    )
     click.echo(
         f"One region of `mesh up` over two healthy engines and a third that turns bad, under\n"
         f"{PER_S:.0f} requests a second for {seconds:.0f} s each. Hits, in this order: errors at"
         f" most {ERRORS_MAX:.0%},\np99 at most {P99_MAX:.0f}× that of a play without the"
-        f" bad engine, named by\n`mesh doctor` within {NAMED_S_MAX:.0f} s.\n"
+        f" bad engine ({healthy}), named by\n`mesh doctor` within {NAMED_S_MAX:.0f} s.\n"
     )
     head = ["the third engine", "errors", "p99, of healthy", "its requests", "named after"]
-    head += ["doctor", "explain", "metrics", "before: errors, p99", "hits"]
+    head += ["doctor", "explain", "metrics", *(["before: errors, p99"] if old else []), "hits"]
     click.echo(table(head, [_row(name, results, old) for name in names]))
     hits = [_hits(n, results[n], results[f"healthy {KINDS[n].kind}"]) for n in names]
     errors, quickly, named = (sum(column) for column in zip(*hits, strict=True))

@@ -36,6 +36,7 @@ class Asked:
     id: str
     is_stream: bool
     with_usage: bool
+    said: int = 0  # words of the assistant's turn that it goes on with, as vLLM does
 
     def chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
@@ -49,7 +50,7 @@ class Asked:
         return b"data: " + event + b"\n\n" if self.with_usage else b""
 
     def whole(self) -> bytes:
-        words = "".join(f"t{n} " for n in range(TOKENS))
+        words = "".join(f"t{n} " for n in range(self.said, TOKENS))
         message = {"role": "assistant", "content": words}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         fields = {"id": self.id, "object": "chat.completion", "model": MODEL}
@@ -110,7 +111,7 @@ class Engine:
                 return web.Response(body=asked.whole(), content_type="application/json")
             stream = await self.opened(request)
             await stream.write(asked.chunk({"role": "assistant", "content": ""}))
-            for number in range(TOKENS):
+            for number in range(asked.said, TOKENS):
                 await self.write_token(stream, asked, number)
             await stream.write(asked.chunk({}, "stop") + asked.usage())
             await stream.write(b"data: [DONE]\n\n")
@@ -119,7 +120,8 @@ class Engine:
     async def write_token(self, stream: web.StreamResponse, asked: Asked, number: int) -> None:
         await self.compute(self.token_s)
         self.generated += 1
-        await stream.write(asked.chunk({"content": f"t{number} "}))
+        space = " " if asked.said and number == asked.said else ""  # the turn ends without one
+        await stream.write(asked.chunk({"content": f"{space}t{number} "}))
 
     async def compute(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -168,7 +170,9 @@ class Engine:
         body = orjson.loads(await request.read())
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         name = request.headers.get("x-request-id", "")
-        asked = Asked(name, bool(body.get("stream")), with_usage)
+        goes_on = bool(body.get("continue_final_message"))
+        said = len(body["messages"][-1]["content"].split()) if goes_on else 0
+        asked = Asked(name, bool(body.get("stream")), with_usage, said)
         if not self.is_bad:
             return await self.good(request, asked)
         self.seen.append(asked.id)

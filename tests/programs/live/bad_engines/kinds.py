@@ -60,7 +60,7 @@ class Resets(Engine):
 
 
 class Silent(Engine):
-    """Takes requests and never answers; its page goes on, its counters stand."""
+    """Takes requests and never answers; its page tells of them, its counters stand."""
 
     async def answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         async with self.place():
@@ -75,16 +75,16 @@ class SilentWithoutPage(Silent):
 
 
 class FrozenWithComments(Engine):
-    """Computes nothing and sends a comment each second, as vLLM's keep-alive option does."""
+    """Computes nothing and sends a comment each second, as vLLM's keep-alive option does. Its page
+    stands."""
 
     beat = b": keep-alive\n\n"
 
     async def answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         stream = await self.opened(request)
-        async with self.place():
-            while True:
-                await stream.write(self.beat)
-                await asyncio.sleep(1.0)
+        while True:
+            await stream.write(self.beat)
+            await asyncio.sleep(1.0)
 
 
 class FrozenWithRoles(FrozenWithComments):

@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra import bus
-from mesh.demo.commands import read_environment
+from infra.credentials_file import read_environment
 from mesh.demo.state_directory import write_atomically
 from schemas import subjects
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId

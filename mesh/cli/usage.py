@@ -1,0 +1,160 @@
+"""The command `mesh usage`: tokens by key, tenant, model and region that served, summed."""
+
+import csv
+import io
+import json
+import sys
+from calendar import monthrange
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields, replace
+from datetime import UTC, date, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from nats.aio.client import Client
+
+from mesh.adapters.usage_reader import read_day
+from mesh.cli.drain import echo_table
+from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
+from mesh.cli.unusable import Unusable
+from mesh.explain.text import printable
+from schemas.ids import RegionId
+from schemas.usage import UsagePage, UsageRow
+
+PARTIAL = 1  # the exit code where a region was not read
+ACCOUNT = ("tenant", "key", "model", "served_region", "kind")
+SUMS = tuple(field.name for field in fields(UsageRow) if field.name not in ACCOUNT)
+COLUMNS = ("day", *ACCOUNT, *SUMS)
+CREDENTIALS_HELP = (
+    "The directory that `mesh infra nats --out` wrote, with each region's operator.env."
+)
+
+
+class DayRow(NamedTuple):
+    """Sums of one account in the period. `day`: empty for all of it."""
+
+    day: str
+    row: UsageRow
+
+    def cells(self) -> dict[str, str | int]:
+        known = {"day": self.day, **asdict(self.row)}
+        return {name: known[name] for name in COLUMNS}
+
+
+@click.command()
+@mesh_options(CREDENTIALS_HELP)
+@click.option("--month", help="As in 2026-11, by UTC.  [default: this one]")
+@click.option("--day", help="As in 2026-11-29, by UTC, in place of a month.")
+@click.option("--daily", is_flag=True, help="A row for each day.")
+@click.option("--tenant", help="Its tokens alone.")
+@click.option("--key", help="Those of the API key with this id alone.")
+@click.option("--model", help="Those of this model alone, by the name it is served under.")
+@click.option("--region", help="Those that this region served alone.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
+def command(
+    config: Path | None,
+    credentials: Path,
+    month: str | None,
+    day: str | None,
+    daily: bool,
+    form: str,
+    **only: str | None,
+) -> None:
+    """Say how many tokens were used, by key, tenant, model and region that served.
+
+    Sums are a second or two behind. Where a region can't be read its clients' requests are missing:
+    it is named, and the exit code is 1.
+    """
+    mesh = find_mesh(config, credentials)
+    days = _days(month, day, datetime.now(UTC).date())
+    pages, unread = _read(mesh, days)
+    only["served_region"] = only.pop("region")
+    wanted = {name: value for name, value in only.items() if value is not None}
+    rows = summed(
+        pages,
+        lambda row: all(getattr(row, name) == value for name, value in wanted.items()),
+        daily=daily or day is not None,
+    )
+    _FORMS[form](rows, unread)
+    for region, why in unread.items():
+        click.echo(f"{region}: not read, so what its clients used is missing: {why}", err=True)
+    if unread:
+        sys.exit(PARTIAL)
+
+
+def summed(
+    pages: Iterable[UsagePage], is_wanted: Callable[[UsageRow], bool], *, daily: bool = False
+) -> list[DayRow]:
+    """One row for each account, or for each of its days: the sum of that account's rows."""
+    found: dict[tuple[str, ...], UsageRow] = {}
+    account = attrgetter(*ACCOUNT)
+    for page in pages:
+        for row in filter(is_wanted, page.rows):
+            place = page.day if daily else "", *account(row)
+            known = found.get(place)
+            if known is not None:
+                row = replace(row, **{n: getattr(row, n) + getattr(known, n) for n in SUMS})
+            found[place] = row
+    return [DayRow(place[0], row) for place, row in sorted(found.items())]
+
+
+def _days(month: str | None, day: str | None, today: date) -> list[str]:
+    """Raises Unusable."""
+    try:
+        if day is not None and month is None:
+            return [date.fromisoformat(day).isoformat()]
+        if day is not None:
+            raise Unusable("--day and --month: one of both")
+        first = today.replace(day=1) if month is None else date.fromisoformat(f"{month}-01")
+    except ValueError as error:
+        raise Unusable("--day is as in 2026-11-29, --month as in 2026-11") from error
+    last = monthrange(first.year, first.month)[1]
+    return [first.replace(day=number).isoformat() for number in range(1, last + 1)]
+
+
+def _read(mesh: KnownMesh, days: Sequence[str]) -> tuple[list[UsagePage], dict[RegionId, str]]:
+    """All pages of these days, and why some regions were not read. A region is read whole or not
+    at all. Raises Unusable where none can be read."""
+
+    async def pages(client: Client, region: RegionId) -> list[UsagePage]:
+        return [page for day in days for page in await read_day(client, region, day)]
+
+    found, unread = in_regions(mesh, "operator", mesh.topology.regions, pages)
+    if not found:
+        raise Unusable("\n".join(f"{region}: {why}" for region, why in unread.items()))
+    return [page for each in found.values() for page in each], unread
+
+
+def _table(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+    if not rows:
+        click.echo("nothing was used")
+        return
+    left_out = set() if rows[0].day else {"day"}
+    names = [name for name in COLUMNS if name not in left_out]
+    cells = [tuple(printable(str(row.cells()[name])) or "-" for name in names) for row in rows]
+    echo_table([tuple(names), *cells])
+
+
+def _csv(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells() for row in rows)
+    click.echo(text.getvalue(), nl=False)
+
+
+def _json(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+    cells = [row.cells() for row in rows]
+    click.echo(json.dumps({"rows": cells, "unread": unread}, indent=2))
+
+
+_FORMS = {"table": _table, "csv": _csv, "json": _json}

@@ -1,0 +1,62 @@
+"""`python -m tests.fuzz`: many inputs for each decoder, and what it should not have raised."""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from random import Random
+from traceback import extract_tb
+
+from tests.fuzz.decoders import decoders
+
+SHOWN_BYTES = 300
+
+
+def tried(name: str, count: int, seed: int) -> tuple[Counter[str], dict[str, str]]:
+    """How inputs ended (taken, or by which error), and each kind of fault with one input."""
+    decoder = dict(decoders())[name]
+    dice, ends, faults = Random(f"{name} {seed}"), Counter[str](), dict[str, str]()
+    for _ in range(count):
+        data = decoder.make(dice)
+        try:
+            decoder.read(data)
+            ends["taken"] += 1
+        except decoder.errors as error:
+            ends[type(error).__name__] += 1
+        except Exception as error:
+            where = extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} at {where.filename}:{where.lineno}: {error!s:.80}"
+            faults.setdefault(place.split(": ")[0], f"{place}\n    {data[:SHOWN_BYTES]!r}")
+    return ends, faults
+
+
+def _tried(given: tuple[str, int, int]) -> tuple[str, Counter[str], dict[str, str]]:
+    return given[0], *tried(*given)
+
+
+def main() -> int:
+    names = [name for name, _ in decoders()]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=1_000_000, help="inputs, of all decoders together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--decoder", choices=names, help="this one alone")
+    given = parser.parse_args()
+    chosen = [given.decoder] if given.decoder else names
+    began, faulty, all_ends = time.perf_counter(), 0, Counter[str]()
+    with multiprocessing.Pool(2) as pool:
+        todo = [(name, given.n // len(chosen), given.seed) for name in chosen]
+        for name, ends, faults in pool.imap_unordered(_tried, todo):
+            faulty += len(faults)
+            all_ends += ends
+            print(f"{name}: {dict(ends)}", flush=True)
+            for text in faults.values():
+                print(f"  FAULT {text}", flush=True)
+    count = sum(all_ends.values())
+    print(f"{count:,} inputs of {len(chosen)} decoders in {time.perf_counter() - began:.0f} s;")
+    print(f"{all_ends['taken']:,} were taken; {faulty} kinds of faults")
+    return bool(faulty)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""`python -m tests.seeds`: play many worlds, or one of them, and say which promises they break.
+
+A world that breaks one is made small, and printed as the story that plays it again: as a file of
+`tests/seeds/stories`, which are all played by its tests.
+"""
+
+import argparse
+import gc
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from multiprocessing.pool import Pool
+from pathlib import Path
+
+from tests.seeds.coverage import Reached
+from tests.seeds.judge import fingerprint, judged
+from tests.seeds.planted import PLANTED, planted
+from tests.seeds.shrink import shrunk
+from tests.seeds.stage import Seen, play
+from tests.seeds.world import World, parse, world_of
+
+TWICE_EVERY = 20  # of so many seeds one is played twice
+PLANTED_SEEDS = 500
+
+
+def verdict(world: World) -> tuple[list[str], str]:
+    """Broken promises, and the run's fingerprint."""
+
+    def judge(seen: Seen) -> tuple[list[str], str]:
+        return judged(seen), fingerprint(seen)
+
+    found: tuple[list[str], str] = play(world, judge)
+    return found
+
+
+def broken(world: World, *, twice: bool = False) -> list[str]:
+    try:
+        found, told = verdict(world)
+        if twice and verdict(world)[1] != told:
+            found.append("two runs are equal: they differ")
+    except Exception as problem:
+        found = [f"the run goes on: {problem!r}"]
+    _take_apart()
+    return found
+
+
+def _take_apart() -> None:
+    """Collect what a world leaves: its processes were killed between two steps, so their coroutines
+    can't be closed, and complain."""
+    told, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = told
+
+
+def promises(found: list[str]) -> set[str]:
+    return {one.split(":")[0] for one in found}
+
+
+def _try(seed: int) -> tuple[int, list[str], float, Counter[str]]:
+    began = time.process_time()
+    with Reached() as reached:
+        found = broken(world_of(seed), twice=seed % TWICE_EVERY == 0)
+    return seed, found, time.process_time() - began, reached.counts
+
+
+def _find(name: str) -> tuple[str, int | None, list[str]]:
+    """The first seed that shows that planted fault."""
+    for seed in range(1, PLANTED_SEEDS + 1):
+        with planted(name):
+            if found := broken(world_of(seed), twice="two runs" in name):
+                return name, seed, found
+    return name, None, []
+
+
+def show(seed: int, found: list[str], *, shrinks: bool) -> None:
+    print(f"seed {seed} breaks {len(found)}, again by: make seeds SEED={seed}")
+    for one in found[:5]:
+        print(f"  {one}")
+    if shrinks:
+        wanted = promises(found[:1])
+        small = shrunk(world_of(seed), lambda world: bool(wanted & promises(broken(world))))
+        print(f"# {found[0]}\n{small}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--from", dest="first", type=int, default=1, help="the first seed")
+    parser.add_argument("-n", type=int, default=100, help="so many seeds")
+    parser.add_argument(
+        "--seed", type=int, help="this one alone, made small if it breaks a promise"
+    )
+    parser.add_argument("--story", type=Path, help="a world in a file")
+    parser.add_argument("--planted", action="store_true", help="find each planted fault")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    gc.freeze()  # what was imported is no garbage of a world
+    if given.seed is not None or given.story is not None:
+        world = parse(given.story.read_text()) if given.story else world_of(given.seed)
+        print(world)
+        if found := broken(world, twice=True):
+            show(world.seed, found, shrinks=given.story is None)
+        return bool(found)
+    with multiprocessing.Pool(given.processes) as pool:
+        return _planted(pool) if given.planted else _many(pool, given.first, given.n)
+
+
+def _planted(pool: Pool) -> int:
+    unseen = 0
+    for name, seed, found in pool.imap_unordered(_find, PLANTED):
+        unseen += seed is None
+        print(f"{name}: {f'seed {seed}: {found[0][:100]}' if seed else 'NOT SEEN'}", flush=True)
+    print(f"{len(PLANTED) - unseen} of {len(PLANTED)} planted faults are seen")
+    return unseen
+
+
+def _many(pool: Pool, first: int, count: int) -> int:
+    began, cpu_s, bad = time.perf_counter(), 0.0, 0
+    reached: Counter[str] = Counter()
+    by_promise: Counter[str] = Counter()
+    for seed, found, s, counts in pool.imap_unordered(_try, range(first, first + count)):
+        cpu_s += s
+        reached += counts
+        by_promise.update(promises(found))
+        if found:
+            bad += 1
+            show(seed, found, shrinks=False)
+    wall_s = time.perf_counter() - began
+    speed = f"{count / wall_s:.2f} a second, {cpu_s:.0f} s of CPU"
+    print(f"{count} seeds from {first} on in {wall_s:.0f} s, {speed}")
+    print(f"{bad} of them break promises: {dict(by_promise)}")
+    print("reached:", *(f"{what} {number}" for what, number in sorted(reached.items())), sep="\n  ")
+    print("never reached:", ", ".join(Reached.missing(reached)) or "nothing")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""An inference engine in memory: it answers as vLLM does, or misbehaves as it is told.
+
+A prompt says what its answer is: `n=7 tokens=12 gap=0.05`. The answer's tokens name the request and
+their position, ` 7.0 7.1 …`, in whatever attempt they are written; those of a request that can't
+go on elsewhere (it asks for `logprobs`) also name the attempt.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tests.seeds.loop import Process, VirtualLoop
+
+METRICS = (
+    'vllm:num_requests_running{{model_name="m"}} {running}\n'
+    'vllm:num_requests_waiting{{model_name="m"}} {waiting}\n'
+    'vllm:kv_cache_usage_perc{{model_name="m"}} 0.1\n'
+    'vllm:generation_tokens_total{{model_name="m"}} {said}\n'
+)
+GOOD = "good"
+MODES = (
+    *("500", "503", "429", "400", "error_first", "empty", "comments", "silent", "slow", "cut"),
+    *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json"),
+)
+
+
+@dataclass
+class Answer:
+    """One request that an engine was given, and what became of it. `ended_at`: None before."""
+
+    number: int
+    engine: str
+    at: float
+    ended_at: float | None = None
+    tokens: int = 0
+    is_whole: bool = False
+    was_bad: bool = False  # the engine misbehaved
+    told_wrong: str = ""  # what it was to go on from, if nobody had said that
+
+
+@dataclass
+class Asked:
+    """What a prompt says."""
+
+    n: int = 0
+    tokens: int = 1
+    gap: float = 0.01
+    said: int = 0  # tokens that another engine has said
+    streams: bool = True
+    stamp: str = ""
+    limit: int = 1 << 30
+    usage: bool = False
+    told: str = ""  # what it is to go on from
+
+    @property
+    def told_wrong(self) -> str:
+        words = (f" {self.n}.{position}" for position in range(self.said))
+        return "" if self.told in ("", "".join(words)) else self.told[-80:]
+
+
+def read(body: bytes, stamp: str) -> Asked:
+    fields = json.loads(body)
+    messages = fields.get("messages") or [{"role": "user", "content": fields.get("prompt", "")}]
+    asked = Asked(streams=bool(fields.get("stream")))
+    for word in str(messages[0]["content"]).split():
+        name, equals, value = word.partition("=")
+        if equals and name in ("n", "tokens", "gap"):
+            setattr(asked, name, type(getattr(asked, name))(float(value)))
+    if messages[-1]["role"] == "assistant":
+        asked.told = messages[-1]["content"]
+        asked.said = len(asked.told.split())
+    asked.limit = fields.get("max_tokens") or asked.limit
+    asked.usage = bool((fields.get("stream_options") or {}).get("include_usage"))
+    if fields.get("logprobs"):
+        asked.stamp = f"#{stamp}"
+    return asked
+
+
+class Engine:
+    """One replica's. `mode`: how it answers what comes now."""
+
+    def __init__(self, loop: VirtualLoop, dice: Random, name: str, model: str) -> None:
+        self.loop, self.dice, self.name, self.model = loop, dice, name, model
+        self.slots = 8
+        self.mode = GOOD
+        self.answers: list[Answer] = []
+        self.open: dict[Connection, Answer] = {}
+        self.said = 0
+        self.process: Process
+        self.start()
+
+    def start(self) -> None:
+        self.process = Process(self.loop, f"engine {self.name}")
+        self.process.do(self._listen)
+
+    def _listen(self) -> None:
+        self.loop.create_task(
+            self.loop.create_server(lambda: Connection(self), f"engine.{self.name}")
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        for answer in self.open.values():
+            answer.ended_at = self.loop.time()
+        self.open.clear()
+
+
+class Connection(asyncio.Protocol):
+    """One of its agent's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.transport: Any
+        self.data = b""
+        self.task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.task is not None:
+            self.task.cancel()
+        self._ended()
+
+    def _ended(self) -> None:
+        answer = self.engine.open.pop(self, None)
+        if answer is not None:
+            answer.ended_at = self.engine.loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        head, found, body = self.data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+        if not found or len(body) < length:
+            return
+        self.data = b""
+        method, path, _ = head.split(b" ", 2)
+        if method == b"GET":
+            self._page(path.decode())
+        elif path == b"/v1/chat/completions":
+            self.task = self.engine.loop.create_task(self._answer(body))
+        else:
+            self._whole(404, b'{"detail": "Not Found"}')
+
+    def _page(self, path: str) -> None:
+        engine, status = self.engine, 200
+        if path == "/metrics":
+            status = 500 if engine.mode == "no_metrics" else 200
+            waiting = max(0, len(engine.open) - engine.slots)
+            running = len(engine.open) - waiting
+            body = METRICS.format(running=running, waiting=waiting, said=engine.said).encode()
+        elif path == "/v1/models":
+            status = 503 if engine.mode == "no_models" else 200
+            body = json.dumps({"object": "list", "data": [{"id": engine.model}]}).encode()
+        else:
+            status, body = 404, b"{}"
+        self._whole(status, body)
+
+    def _whole(self, status: int, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} Odd\r\nContent-Type: application/json\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def _answer(self, body: bytes) -> None:
+        engine = self.engine
+        asked = read(body, f"{engine.name}.{len(engine.answers)}")
+        mode = engine.mode
+        answer = Answer(asked.n, engine.name, engine.loop.time(), was_bad=mode != GOOD)
+        answer.told_wrong = asked.told_wrong
+        engine.answers.append(answer)
+        engine.open[self] = answer
+        while list(engine.open).index(self) >= engine.slots:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
+        await (self._misbehave(mode, asked, answer) if mode != GOOD else self._say(asked, answer))
+        self._ended()
+
+    async def _misbehave(self, mode: str, asked: Asked, answer: Answer) -> None:  # noqa: C901
+        if mode.isdigit():
+            self._whole(int(mode), b'{"error": {"message": "it broke", "code": 1}}')
+        elif mode == "garbage":
+            self.transport.write(b"\x00\x01 what\r\n\r\n")
+            self.transport.close()
+        elif mode == "half_json":
+            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{")
+            self.transport.close()
+        elif mode in ("silent", "comments"):
+            if mode == "comments":
+                self._head()
+            while True:
+                await asyncio.sleep(1.0)
+                if mode == "comments":
+                    self._chunk(b": wait\n\n")
+        elif mode == "empty":
+            self._head()
+            self._chunk(b"")
+        elif mode == "error_first":
+            self._head()
+            self._chunk(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
+            self._chunk(b"")
+        elif mode in ("cut", "cut_inside"):
+            await self._say(
+                asked, answer, up_to=self.engine.dice.randint(0, max(1, asked.tokens - 1))
+            )
+            if mode == "cut_inside":
+                self.transport.write(b'40\r\ndata: {"cho')
+            self.transport.abort()
+        elif mode == "never_ends":
+            await self._say(asked, answer, up_to=1 << 30)
+        else:
+            asked.gap *= 20 if mode == "slow" else 1
+            await self._say(asked, answer)
+
+    def _head(self) -> None:
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+
+    def _chunk(self, data: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def _say(self, asked: Asked, answer: Answer, up_to: int | None = None) -> None:
+        """An answer up to that token, with its end if that is not given."""
+        text = []
+        last = min(asked.tokens, asked.said + asked.limit)
+        for position in range(asked.said, last if up_to is None else up_to):
+            await asyncio.sleep(asked.gap)
+            token = f" {asked.n}.{position}{asked.stamp}"
+            answer.tokens += 1
+            self.engine.said += 1
+            text.append(token)
+            if asked.streams:
+                if position == asked.said:
+                    self._head()
+                self._event({"delta": {"content": token}, "finish_reason": None})
+        if up_to is not None:
+            return
+        usage = {
+            "prompt_tokens": 20,
+            "completion_tokens": len(text),
+            "total_tokens": 20 + len(text),
+        }
+        answer.is_whole = True
+        if not asked.streams:
+            message = {"role": "assistant", "content": "".join(text)}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            self._whole(200, json.dumps({"choices": choices, "usage": usage}).encode())
+            return
+        if not text:
+            self._head()
+        self._event({"delta": {}, "finish_reason": "stop"})
+        if asked.usage:
+            self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, choice: dict[str, Any]) -> None:
+        fields = {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
+        self._chunk(f"data: {json.dumps(fields)}\n\n".encode())

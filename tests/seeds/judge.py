@@ -1,0 +1,478 @@
+"""What was promised, held against what clients, engines, the bus and operators saw.
+
+`broken` names each broken promise. Where parts fail, much may happen that else may not: `Troubles`
+says when which part was in trouble, and for a while after that.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+
+from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
+from mesh.core.requests.record import RequestRecord
+from mesh.runtime.router import Router
+from mesh.session.record import OpenRequest
+from schemas.ids import RegionId, RouterId
+from schemas.state import ReplicaState
+from tests.seeds.clients import Client
+from tests.seeds.engine import Answer
+from tests.seeds.stage import Seen
+from tests.seeds.world import HEALS_S, Line
+
+AFTER_S = 3.0  # that a trouble may be felt after its end
+CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
+ABANDONED_S = 9.0  # and at the longest after that: agents give up on silent routers
+ORDERED_S = 3.0  # until an order is followed
+LATE_S = 1.5  # beyond a request's time
+ENGINE = ("engine_mode", "engine_dies", "engine_stops")
+ORDER = ("drain", "routing")
+SILENT = (
+    "cut",
+    "cut_one_way",
+    "flap",
+    "stall",
+    "lossy",
+    "bus_restarts",
+    "bus_hangs",
+    "store_empties",
+)
+UNHEARD = (
+    *("router_dies", "router_stops", "router_leaves", "router_namesake"),
+    *("cut", "cut_one_way", "flap", "stall", "lossy"),
+)
+GIVEN_UP_S = 2.5  # from then on until the engine has stopped
+UNREACHED = ("no_replica", "saturated", "model_not_found", "draining")
+WHOSE = ("router", "replica", "region", "one", "other")
+FAILED = (200, 400, 429, 500, 502, 503)  # an error event inside an answer, or instead of one
+TABLE_MAX = 2000  # items, of any table of a router
+
+
+class Troubles:
+    """When something was wrong."""
+
+    def __init__(self, faults: Collection[Line]) -> None:
+        self._faults = faults
+
+    def between(self, begin: float, end: float, but: Collection[str] = ()) -> list[Line]:
+        """Faults that may be felt then, `but` those kinds."""
+        return [
+            line
+            for line in self._faults
+            if line.what not in but and line.at <= end and begin <= line.ends_at + AFTER_S
+        ]
+
+    def near(
+        self, begin: float, end: float, names: Collection[str], but: Collection[str] = ()
+    ) -> list[Line]:
+        """Those of these routers, replicas and regions; a fault of a region is one of all in it."""
+        return [
+            line
+            for line in self.between(begin, end, but)
+            if not {line.of.get(name) for name in WHOSE}.isdisjoint(names)
+        ]
+
+
+class Judge:
+    def __init__(self, seen: Seen) -> None:
+        self.seen, self.world = seen, seen.world
+        regions = self.world.all("region")
+        self.carried = {line.of["name"]: set(line.labels("labels")) for line in regions}
+        self.confined = {line.of["name"]: set(line.labels("confined")) for line in regions}
+        self.troubles = Troubles(self.world.faults)
+        self.found: list[str] = []
+        self.region_of = {line.of["name"]: line.of["region"] for line in self.world.all("replica")}
+        self.lines = {line.of["name"]: line for line in self.world.all("replica")}
+        self.answers: dict[int, list[Answer]] = {}
+        for engine in seen.engines.values():
+            for answer in engine.answers:
+                self.answers.setdefault(answer.number, []).append(answer)
+
+    def broken(self) -> list[str]:
+        for client in self.seen.clients:
+            self._ends_once(client)
+            self._true_words(client)
+            self._in_time(client)
+            self._true_reason(client)
+            self._nothing_after(client)
+        self._only_where_allowed()
+        self._orders_hold()
+        self._orders_are_seen()
+        self._processes()
+        for name, host in self.seen.routers.items():
+            if host.is_alive and host.part is not None:
+                self._nothing_left(name, host.part)
+                self._view(name, host.part)
+        self._agents()
+        return self.found
+
+    def say(self, promise: str, text: str) -> None:
+        self.found.append(f"{promise}: {text}")
+
+    # Clients.
+
+    def _ends_once(self, client: Client) -> None:
+        if client.outcome is None or client.ends != 1:
+            self.say(
+                "ends once",
+                f"{client.number} ended {client.ends} times: {client.outcome} {client.detail}",
+            )
+        if client.outcome == "lost":
+            host = self.seen.routers[client.ask.of["router"]]
+            if not self._of_router(client, host.name):
+                self.say(
+                    "never a silent cut", f"{client.number} of {host.name} after {client.text!r}"
+                )
+        if (client.outcome or "").startswith(("unreadable", "no JSON", "no [DONE]")):
+            self.say("readable", f"{client.number}: {client.outcome}")
+
+    def _of_router(self, client: Client, router: str) -> list[Line]:
+        near = self.troubles.between(client.sent_at - 20, client.ended_at)
+        return [line for line in near if line.of.get("router") == router]
+
+    def _true_words(self, client: Client) -> None:
+        words = client.text.split()
+        heads = [word.split("#")[0] for word in words]
+        stamps = {word.split("#")[1] for word in words if "#" in word}
+        due = [f"{client.number}.{position}" for position in range(len(heads))]
+        if heads != due:
+            self.say("no token twice, none missing", f"{client.number} got {client.text[:200]!r}")
+        if len(stamps) > 1:
+            self.say("no two attempts mixed", f"{client.number} got {client.text[:200]!r}")
+        if client.outcome == "ok" and len(words) < int(client.ask.number("tokens", 3)):
+            self.say("whole", f"{client.number} got {len(words)} tokens of {client.ask}")
+
+    def _in_time(self, client: Client) -> None:
+        timeout = client.ask.number("timeout", 600.0)
+        took = client.ended_at - client.sent_at
+        late = LATE_S + sum(
+            min(line.number("for"), 130.0)
+            for line in self._of_router(client, client.ask.of["router"])
+        )
+        if took > timeout + late + client.ask.number("reads_every") * 40:
+            self.say(
+                "in time", f"{client.number} took {took:.2f} s of {timeout} s: {client.outcome}"
+            )
+
+    def _true_reason(self, client: Client) -> None:
+        ask, code = client.ask, client.outcome or ""
+        if code in ("ok", "left", "lost", ""):
+            return
+        troubles = self.troubles.between(client.sent_at, client.ended_at)
+        if not self._is_true(client, code, bool(troubles)):
+            self.say("a true reason", f"{client.number}: {code} ({client.detail[:160]}): {ask}")
+
+    def _is_true(self, client: Client, code: str, in_trouble: bool) -> bool:
+        """Whether that refusal or failure was right; `in_trouble`: something failed then."""
+        ask, took_s = client.ask, client.ended_at - client.sent_at
+        able = self._able(ask)
+        if code == "unreached":
+            return bool(self._of_router(client, ask.of["router"])) or self._region_bus(client)
+        if code == "residency":
+            places = any(self._may_hold(region, ask) for region in self._asked_from(ask))
+            return not places or bool(ask.labels("wants") and not able)
+        if code == "invalid_request":
+            return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
+        if code == "deadline_exceeded":
+            return took_s >= ask.number("timeout", 600.0) - 0.1
+        unserved = all(line.of["model"] != ask.of["model"] for line in self.lines.values())
+        true = {
+            "model_not_found": unserved,
+            "no_replica": not able,
+            "saturated": "slo_ms" in ask.of or self._crowded(client, able),
+        }
+        is_known = code in (*true, "draining", "engine_failed") or client.status in FAILED
+        return true.get(code, False) or (is_known and in_trouble)
+
+    def _region_bus(self, client: Client) -> bool:
+        region = client.ask.of["router"].split(".")[0]
+        return any(
+            line.of.get("region") == region
+            for line in self.troubles.between(client.sent_at - 15, client.ended_at)
+        )
+
+    def _asked_from(self, ask: Line) -> list[str]:
+        home = ask.of["router"].split(".")[0]
+        [mesh] = self.world.all("mesh") or [Line(0, "mesh")]
+        alone = mesh.of.get("hops_max") == "0" or mesh.of.get("policy") == "region-local"
+        return [home] if alone else [line.of["name"] for line in self.world.all("region")]
+
+    def _may_hold(self, region: str, ask: Line, replica: str = "") -> bool:
+        """The rule in words: some label that the request wants, of those its region is confined
+        to, if either says any, is carried by the region, and not denied by the replica."""
+        limits, confined = set(ask.labels("wants")), self.confined[ask.of["router"].split(".")[0]]
+        if not limits and not confined:
+            return True
+        limits = limits & confined if limits and confined else limits or confined
+        carried = self.carried[region]
+        denied = self.lines[replica].of.get("labels") if replica else None
+        return bool(limits & (carried if denied is None else carried & {denied}))
+
+    def _able(self, ask: Line) -> list[Line]:
+        """Replicas that could answer it."""
+        regions = self._asked_from(ask)
+        return [
+            line
+            for name, line in self.lines.items()
+            if line.of["model"] == ask.of["model"]
+            and line.of["region"] in regions
+            and self._may_hold(line.of["region"], ask, name)
+        ]
+
+    def _crowded(self, client: Client, able: list[Line]) -> bool:
+        if not able:
+            return True
+        others = [
+            other
+            for other in self.seen.clients
+            if other.ask.of["model"] == client.ask.of["model"]
+            and other.sent_at <= client.ended_at
+            and other.ended_at >= client.sent_at
+        ]
+        return len(others) > min(line.number("slots", 8) for line in able)
+
+    # Engines.
+
+    def _nothing_after(self, client: Client) -> None:
+        if client.outcome is None:
+            return
+        for answer in self.answers.get(client.number, ()):
+            ended_at = self.seen.ended_at if answer.ended_at is None else answer.ended_at
+            late_s = ended_at - client.ended_at
+            if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
+                continue
+            router = client.ask.of["router"]
+            names = router, answer.engine, router.split(".")[0], self.region_of[answer.engine]
+            but = (*ORDER, "clock_steps", "engine_mode", "streams_stop")
+            troubles = self.troubles.near(
+                client.ended_at - 8.0, client.ended_at + CANCELLED_S, names, but
+            )
+            limits = [self._computes_until(line, client, answer) for line in troubles]
+            if ended_at > max(limits, default=0.0):
+                self.say(
+                    "nothing after the end",
+                    f"{answer.engine} computed {client.number} {late_s:.1f} s on: {client.outcome}",
+                )
+        starts = sorted(answer.at for answer in self.answers.get(client.number, ()))
+        if (
+            starts
+            and starts[-1] > client.ended_at + CANCELLED_S
+            and not self.troubles.between(client.ended_at - 8.0, starts[-1])
+        ):
+            self.say(
+                "nothing after the end", f"{client.number} was begun after its client had ended"
+            )
+
+    def _computes_until(self, line: Line, client: Client, answer: Answer) -> float:
+        """Until when that trouble may keep an engine at an answer whose client has ended: of a
+        router that it no longer hears an agent gives up the work by itself."""
+        if line.what not in UNHEARD:
+            return max(client.ended_at, line.ends_at) + ABANDONED_S
+        home = client.ask.of["router"].split(".")[0]
+        silence_s = SILENCE_S if self.region_of[answer.engine] == home else SILENCE_ABROAD_S
+        return max(client.ended_at, line.at) + silence_s + GIVEN_UP_S
+
+    def _only_where_allowed(self) -> None:
+        asks = {int(ask.number("n")): ask for ask in self.world.asks}
+        for at, number, region in self.seen.crossed:
+            ask = asks[number]
+            if region != ask.of["router"].split(".")[0] and not self._may_hold(region, ask):
+                self.say(
+                    "only where allowed",
+                    f"the prompt of {number} was in {region} at {at:.3f}: {ask}",
+                )
+        for answers in self.answers.values():
+            for answer in answers:
+                ask, region = asks.get(answer.number), self.region_of[answer.engine]
+                if ask is not None and not self._may_hold(region, ask, answer.engine):
+                    self.say(
+                        "only where allowed", f"{answer.engine} computed {answer.number}: {ask}"
+                    )
+                if answer.told_wrong:
+                    self.say("goes on from what was said", f"{answer.engine}: {answer.told_wrong}")
+                if ask is not None and self.lines[answer.engine].of["model"] != ask.of["model"]:
+                    self.say("by its model", f"{answer.engine} computed {answer.number}: {ask}")
+
+    def _orders_hold(self) -> None:
+        """A drained replica is given nothing that came after its drain."""
+        for begin in self.seen.orders:
+            at, line, is_begin = begin
+            if not is_begin or line.what != "drain":
+                continue
+            until = min(
+                (t for t, other, b in self.seen.orders if other is line and not b),
+                default=self.seen.ended_at,
+            )
+            here = (
+                [line.of["replica"]]
+                if "replica" in line.of
+                else [r for r, g in self.region_of.items() if g == line.of["region"]]
+            )
+            for answers in self.answers.values():
+                for answer in answers:
+                    if answer.engine not in here or not at + ORDERED_S < answer.at < until:
+                        continue
+                    names = answer.engine, line.of["region"]
+                    troubles = self.troubles.near(
+                        at - 20, answer.at, names, (*ORDER, "engine_mode", "clock_steps")
+                    )
+                    routers = [
+                        one
+                        for one in self.troubles.between(at - 20, answer.at)
+                        if one.of.get("router", "").startswith(line.of["region"])
+                    ]
+                    if not troubles and not routers:
+                        what = f"{answer.engine}, drained at {at:.3f}, was given {answer.number}"
+                        self.say("an order holds", f"{what} at {answer.at:.3f}")
+
+    def _orders_are_seen(self) -> None:
+        for at, line, states in self.seen.looks:
+            begun = [t for t, other, is_begin in self.seen.orders if other is line and is_begin]
+            if not begun or at - begun[0] < ORDERED_S:
+                continue
+            begin = begun[0] - 20
+            for (router, replica), state in states.items():
+                names = router, replica, line.of["region"]
+                but = (*ORDER, "engine_mode", "clock_steps")
+                if state == ReplicaState.READY and not self.troubles.near(begin, at, names, but):
+                    what = f"{router} shows {replica} as {state}, drained at {begun[0]:.3f}"
+                    self.say("operators see an order followed", f"{what}, at {at:.3f}")
+
+    # Processes.
+
+    def _processes(self) -> None:
+        for at, name, why in self.seen.exits:
+            expected = ("BusUnreachable", "NameTaken", "ReplicaNameTaken")
+            if not any(word in why for word in expected) or not self.troubles.between(at - 15, at):
+                self.say("processes go on", f"{name} ended at {at:.3f}: {why}")
+        true = ["is not as it was made"]
+        if self.world.all("store_empties"):
+            true.append("the stream USAGE was emptied")
+        for text in self.seen.errors:
+            if not any(words in text for words in true):
+                self.say("no error of ours", text[:400])
+
+    def _nothing_left(self, name: str, router: Router) -> None:
+        session = router.requests.session
+        tables = {
+            "requests": len(session),
+            "peers' requests": session.forwarded,
+            "missing answers": session.answers.missing,
+            "in flight": len(router.core.inflight),
+            "held": len(router.core.held),
+            "bytes of bodies": router.requests.bodies.taken_bytes,
+            "buffered bytes": router.requests.buffered_bytes(),
+        }
+        if left := {what: number for what, number in tables.items() if number}:
+            self.say("nothing is left", f"{name}: {left}")
+        sizes: Counter[str] = Counter()
+        for path, thing in walk(router):
+            if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
+                self.say("nothing is left", f"{name}: {path}")
+                return
+            if isinstance(thing, dict | list | set | deque) and len(thing) > TABLE_MAX:
+                sizes[path] = len(thing)
+        if sizes:
+            self.say("tables are bounded", f"{name}: {sizes}")
+
+    def _agents(self) -> None:
+        for name, host in self.seen.agents.items():
+            agent = host.part
+            if host.is_alive and agent is not None:
+                left = agent._core.outstanding, len(agent._writers), len(agent._relays)
+                if any(left):
+                    self.say("nothing is left", f"{name}: {left}")
+
+    def _view(self, name: str, router: Router) -> None:
+        """After all is healed, every router knows what is there."""
+        if self.seen.ended_at < self.world.healed_at + HEALS_S:
+            return
+        region = name.split(".")[0]
+        ready = {
+            str(one.heartbeat.replica)
+            for one in router.core.replicas
+            if one.heartbeat.state is ReplicaState.READY and one.heartbeat.region == region
+        }
+        there = {replica for replica, where in self.region_of.items() if where == region}
+        if ready != there:
+            self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
+        models = {line.of["model"] for line in self.lines.values()}
+        if set(router.core.models()) != models:
+            self.say(
+                "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
+            )
+        for peer, host in self.seen.routers.items():
+            there, name_there = peer.split(".")
+            if there == region or not host.is_alive or host.part is None:
+                continue
+            seen = router.core.peers.by_region[RegionId(there)].digests.get(RouterId(name_there))
+            if seen is None or seen.epoch != host.part.requests._config.epoch:
+                self.say("views agree", f"{name} has of {peer} {seen and seen.epoch}")
+        if router.requests.leases.problem is not None and not self.world.all("store_empties"):
+            self.say("views agree", f"{name} complains: {router.requests.leases.problem}")
+
+
+def probes(judge: Judge) -> None:
+    """Goodput after healing: whoever can be answered is."""
+    asked = [
+        client
+        for client in judge.seen.clients
+        if "probe" in client.ask.of
+        and (able := judge._able(client.ask))
+        and not (client.outcome == "saturated" and judge._crowded(client, able))
+    ]
+    good = sum(client.outcome == "ok" for client in asked)
+    if asked and good < 0.95 * len(asked):
+        bad = [
+            (client.number, client.outcome, client.detail[:100])
+            for client in asked
+            if client.outcome != "ok"
+        ]
+        judge.say("all is well again", f"{good} of {len(asked)}: {bad[:3]}")
+
+
+def judged(seen: Seen) -> list[str]:
+    judge = Judge(seen)
+    broken = judge.broken()
+    probes(judge)
+    return broken
+
+
+def fingerprint(seen: Seen) -> str:
+    """Of all that clients and engines saw: equal for two runs of one seed."""
+    text = [
+        f"{client.number} {client.outcome} {client.status} {client.ended_at:.9f} {client.text}"
+        for client in seen.clients
+    ]
+    text += [
+        f"{name} {answer.number} {answer.at:.9f} {answer.ended_at} {answer.tokens}"
+        for name, engine in seen.engines.items()
+        for answer in engine.answers
+    ]
+    return hashlib.sha256("\n".join((*text, str(seen.steps))).encode()).hexdigest()
+
+
+def walk(root: object) -> Iterator[tuple[str, object]]:
+    """Everything of ours that hangs on an object, with the names that lead there."""
+    todo: deque[tuple[str, object]] = deque([("", root)])
+    known: set[int] = set()
+    while todo:
+        path, thing = todo.popleft()
+        if id(thing) in known or isinstance(thing, str | bytes | int | float | type(None) | type):
+            continue
+        known.add(id(thing))
+        yield path, thing
+        if isinstance(thing, dict):
+            todo.extend((f"{path}[]", one) for one in thing.values())
+            todo.extend((f"{path}[]", one) for one in thing if not isinstance(one, str))
+        elif isinstance(thing, list | tuple | set | frozenset | deque):
+            todo.extend((f"{path}[]", one) for one in thing)
+        elif type(thing).__module__.split(".")[0] in ("mesh", "agents", "schemas", "infra"):
+            for name in attributes(thing):
+                todo.append((f"{path}.{name}", getattr(thing, name, None)))
+
+
+def attributes(thing: object) -> Iterator[str]:
+    yield from getattr(thing, "__dict__", ())
+    for cls in type(thing).__mro__:
+        slots = getattr(cls, "__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots

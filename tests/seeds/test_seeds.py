@@ -1,0 +1,51 @@
+"""Worlds of the same seeds each time, and of others each day: no promise is broken in any."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.seeds.__main__ import broken
+from tests.seeds.planted import planted
+from tests.seeds.world import parse, world_of
+
+AT_ONCE = 10
+OF_TODAY = 1_000_000 + 100 * datetime.now(UTC).date().toordinal()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("first", [*range(1, 31, AT_ONCE), OF_TODAY, OF_TODAY + AT_ONCE])
+def test_no_promise_is_broken(first):
+    for seed in range(first, first + AT_ONCE):
+        found = broken(world_of(seed), twice=seed == first)
+        assert not found, f"again by: make seeds SEED={seed}"
+
+
+def test_an_agent_leaves_while_its_bus_is_away():
+    """It turned in circles, without ever waiting, until its process ended."""
+    story = """
+    0 region name=us routers=1
+    0 replica name=us-1 region=us model=c
+    2.638 bus_restarts region=us for=2.6
+    3.232 agent_leaves replica=us-1 for=0.106
+    """
+    assert broken(parse(story)) == []
+
+
+def test_a_router_sees_that_a_sibling_writes():
+    """Only one of two renews the lease: the other complained of its streams for ever, once they
+    had failed both."""
+    story = """
+    0 region name=us routers=2
+    0 region name=eu routers=1
+    2.3 streams_stop region=us for=4
+    13 ask n=1 router=us.r1 model=a
+    """
+    assert broken(parse(story)) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["a piece of an answer comes twice", "two runs differ"])
+def test_the_judge_sees(name):
+    """Of faults put in for it; `make seeds PLANTED=1` tries all."""
+    with planted(name):
+        assert any(broken(world_of(seed), twice="two runs" in name) for seed in range(1, 20))

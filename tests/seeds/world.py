@@ -1,0 +1,254 @@
+"""A world as lines of text: its parts, what clients ask, and what goes wrong. Made from a seed.
+
+`0.5 engine_dies replica=us-1 for=2.0`: when, what, and of what. Lines at 0 are parts. What goes
+wrong lasts `for` seconds. A world without some of its lines is a world too, so it can be shrunk.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.seeds.engine import MODES
+
+ASKS_S = 4.0  # in which clients come, from BEGINS_S on
+BEGINS_S = 1.5
+HEALS_S = 5.0  # from the end of the last fault until all is well again
+PROBE_S = 1.0  # then, for so long, clients come once more
+REGIONS = ("us", "eu", "ap", "sa", "me", "af")
+LABELS = ("gdpr", "home")
+POLICIES = (
+    *("mesh", "mesh", "mesh", "power-of-two", "least-load", "cache-aware", "round-robin"),
+    *("consistent-hash", "skywalker", "skywalker-ch", "smg", "llm-d", "gorgo", "e2"),
+)
+MANNERS: tuple[tuple[str, float, tuple[object, ...]], ...] = (
+    ("plain", 0.2, (1,)),
+    ("stamp", 0.25, (1,)),
+    ("reads_every", 0.1, (0.4,)),
+    ("timeout", 0.15, (1, 3)),
+    ("priority", 0.2, ("high", "low")),
+    ("slo_ms", 0.1, (200, 2000)),
+    ("pad", 0.1, (5_000, 120_000)),
+    ("session", 0.3, ("x", "y", "z")),
+)  # of clients: how often, and what of it
+LONG = "400"  # tokens of an answer that goes on long after its client has left
+PARTS = ("mesh", "region", "replica")
+
+
+@dataclass(frozen=True)
+class Line:
+    at: float
+    what: str
+    of: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = (f"{name}={value}" for name, value in self.of.items())
+        return " ".join((f"{self.at:g}", self.what, *words))
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        return float(self.of.get(name, default))
+
+    def labels(self, name: str) -> tuple[str, ...]:
+        return tuple(filter(None, self.of.get(name, "").split(",")))
+
+    @property
+    def ends_at(self) -> float:
+        return self.at + self.number("for")
+
+
+@dataclass(frozen=True)
+class World:
+    seed: int
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        return "\n".join((f"seed {self.seed}", *map(str, self.lines))) + "\n"
+
+    def all(self, *what: str) -> list[Line]:
+        return [line for line in self.lines if line.what in what]
+
+    @property
+    def faults(self) -> list[Line]:
+        """What goes wrong, in order; operators' orders are among it."""
+        return [line for line in self.lines if line.what not in (*PARTS, "ask")]
+
+    @property
+    def asks(self) -> list[Line]:
+        return self.all("ask")
+
+    @property
+    def healed_at(self) -> float:
+        """When the last fault is over."""
+        return max((line.ends_at for line in self.faults), default=BEGINS_S)
+
+
+def parse(text: str) -> World:
+    seed, lines = 0, []
+    for words in (line.split() for line in text.splitlines() if line.strip()):
+        if words[0].startswith("#"):
+            continue
+        if words[0] == "seed":
+            seed = int(words[1])
+        else:
+            of = dict(word.split("=", 1) for word in words[2:])
+            lines.append(Line(float(words[0]), words[1], of))
+    return World(seed, tuple(lines))
+
+
+def world_of(seed: int) -> World:
+    return Maker(seed).world()
+
+
+class Maker:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = Random(f"world {seed}")
+        self.lines: list[Line] = []
+        self.routers: list[str] = []
+        self.replicas: list[str] = []
+        self.models: list[str] = []
+        self.regions: list[str] = []
+
+    def add(self, at: float, what: str, **of: object) -> None:
+        self.lines.append(
+            Line(round(at, 3), what, {name.rstrip("_"): str(one) for name, one in of.items()})
+        )
+
+    def world(self) -> World:
+        dice = self.dice
+        self._parts()
+        calm = dice.random() < 0.1
+        for _ in range(dice.choice((3, 6, 10, 20))):
+            self._ask(BEGINS_S + dice.random() * ASKS_S, self._answer())
+        if dice.random() < 0.15:  # many at once
+            at = BEGINS_S + dice.random() * ASKS_S
+            for _ in range(40):
+                self._ask(at + dice.random() * 0.3, {"tokens": 10, "gap": 0.05})
+        for _ in range(0 if calm else dice.choice((1, 1, 2, 3, 4, 6))):
+            self._fault(BEGINS_S + dice.random() * ASKS_S)
+        healed_at = World(self.seed, tuple(self.lines)).healed_at
+        for _ in range(2 * len(self.routers)):
+            self._ask(
+                max(healed_at, BEGINS_S + ASKS_S) + HEALS_S + dice.random() * PROBE_S, {"probe": 1}
+            )
+        self.lines.sort(key=lambda line: line.at)
+        return World(self.seed, tuple(self.lines))
+
+    def _parts(self) -> None:
+        dice = self.dice
+        self.models = list(("a", "b", "c")[: dice.choice((1, 1, 1, 2, 3))])
+        self.regions = list(REGIONS[: dice.choice((1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 4, 6))])
+        options: dict[str, object] = {"policy": dice.choice(POLICIES)}
+        if dice.random() < 0.3:
+            options["pushing"] = dice.choice(("blind", "outstanding:2", "pending"))
+        if dice.random() < 0.2:
+            options["queue_delay_s_max"] = dice.choice((0, 1, 5))
+        if dice.random() < 0.2:
+            options["hops_max"] = 0
+        options["hold_s_max"] = dice.choice((3, 8, 15))
+        options["reads_ms"] = dice.choice((50, 100, 250, 250, 250))
+        options["beats_ms"] = dice.choice((100, 200, 200))
+        options["digests_ms"] = 100 if len(self.regions) < 3 and dice.random() < 0.3 else 250
+        options["ticks_ms"] = dice.choice((50, 100, 100))
+        self.add(0, "mesh", **options)
+        labelled = dice.random() < 0.35
+        few = len(self.regions) > 2
+        for region in self.regions:
+            of: dict[str, object] = {
+                "routers": dice.choice((1, 1, 1, 1, 2) if few else (1, 1, 1, 1, 2, 2, 3))
+            }
+            of["far"] = round(dice.choice((0.005, 0.02, 0.07)), 3)
+            if labelled:
+                carried = [label for label in LABELS if dice.random() < 0.6]
+                of["labels"] = ",".join(carried)
+                if carried and dice.random() < 0.3:
+                    of["confined"] = dice.choice(carried)
+            self.add(0, "region", name=region, **of)
+            self.routers += [f"{region}.r{n + 1}" for n in range(int(str(of["routers"])))]
+            most = (0, 1, 1, 1) if few else (0, 1, 1, 2, 2, 3)
+            for n in range(12 if dice.random() < 0.004 else dice.choice(most)):
+                name = f"{region}-{n}"
+                self.replicas.append(name)
+                fleet: dict[str, object] = {"model": dice.choice(self.models)}
+                fleet["slots"] = dice.choice((1, 2, 4, 8, 8))
+                if labelled and dice.random() < 0.2:
+                    fleet["labels"] = dice.choice(
+                        ("none", *filter(None, str(of["labels"]).split(",")))
+                    )
+                if dice.random() < 0.3:
+                    fleet["probes"] = 1
+                self.add(0, "replica", name=name, region=region, **fleet)
+        self.labelled = labelled
+
+    def _answer(self) -> dict[str, object]:
+        dice = self.dice
+        if dice.random() < 0.06:
+            return {"tokens": LONG, "gap": 0.15, "leaves": round(1.0 + dice.random() * 4, 3)}
+        of: dict[str, object] = {
+            "tokens": dice.choice((1, 3, 10, 30, 40)),
+            "gap": dice.choice((0.005, 0.03, 0.15)),
+        }
+        of |= {
+            name: dice.choice(values) for name, share, values in MANNERS if dice.random() < share
+        }
+        if dice.random() < 0.2:
+            of["leaves"] = round(dice.random() * 2, 3)
+        return of
+
+    def _ask(self, at: float, of: dict[str, object]) -> None:
+        dice = self.dice
+        if self.labelled and dice.random() < 0.4:
+            of = {**of, "wants": dice.choice(LABELS)}
+        model = "zz" if dice.random() < 0.02 and "probe" not in of else dice.choice(self.models)
+        number = 1 + sum(line.what == "ask" for line in self.lines)
+        self.add(at, "ask", n=number, router=dice.choice(self.routers), model=model, **of)
+
+    def _fault(self, at: float) -> None:
+        dice = self.dice
+        lasts = round(dice.choice((0.1, 0.4, 1.0, 2.0, 4.0, 4.0, 10.0)) * (0.5 + dice.random()), 3)
+        if dice.random() < 0.003:
+            lasts = 120.0
+        region = dice.choice(self.regions)
+        kinds = ["router", "bus", "order", "clock"]
+        kinds += ["engine", "engine", "agent", "agent"] if self.replicas else []
+        kinds += ["link", "link"] if len(self.regions) > 1 else []
+        kind = dice.choice(kinds)
+        if kind == "engine":
+            what = dice.choice(
+                ("engine_mode", "engine_mode", "engine_mode", "engine_dies", "engine_stops")
+            )
+            mode = {"mode": dice.choice(MODES)} if what == "engine_mode" else {}
+            self.add(at, what, replica=dice.choice(self.replicas), **mode, for_=lasts)
+        elif kind == "agent":
+            what = dice.choice(("agent_dies", "agent_stops", "agent_leaves", "agent_namesake"))
+            self.add(at, what, replica=dice.choice(self.replicas), for_=lasts)
+        elif kind == "router":
+            what = dice.choice(("router_dies", "router_stops", "router_leaves", "router_namesake"))
+            router = dice.choice(self.routers)
+            if (
+                long := [line for line in self.lines if line.of.get("tokens") == LONG]
+            ) and lasts > 1:
+                router, at, lasts = long[0].of["router"], long[0].at + dice.random(), 12.0
+            self.add(at, what, router=router, for_=lasts)
+        elif kind == "link":
+            one, other = dice.sample(self.regions, 2)
+            what = dice.choice(("cut", "cut", "cut_one_way", "stall", "flap", "lossy", "late"))
+            self.add(at, what, one=one, other=other, for_=lasts)
+        elif kind == "bus":
+            what = dice.choice(("bus_restarts", "bus_hangs", "store_empties", "streams_stop"))
+            self.add(
+                at, what, region=region, for_=min(lasts, 8.0) if what == "bus_hangs" else lasts
+            )
+        elif kind == "clock":
+            self.add(at, "clock_steps", region=region, by=dice.choice((-3600, -5, 5, 3600)), for_=0)
+        else:
+            self._order(at, region, lasts)
+
+    def _order(self, at: float, region: str, lasts: float) -> None:
+        dice = self.dice
+        here = [name for name in self.replicas if name.startswith(f"{region}-")]
+        what = dice.choice(("drain", "drain", "drain_all", "routing"))
+        if what == "drain" and here:
+            self.add(at, "drain", region=region, replica=dice.choice(here), for_=lasts)
+        elif what == "drain_all":
+            self.add(at, "drain", region=region, for_=lasts)
+        else:
+            self.add(at, "routing", region=region, policy=dice.choice(POLICIES), for_=lasts)
