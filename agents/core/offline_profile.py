@@ -107,8 +107,8 @@ def coefficients_of(predictor: LatencyPredictor) -> dict[str, tuple[float, ...]]
 
 
 def encode_profile(profile: OfflineProfile) -> bytes:
-    """The file, for people to read too."""
-    return _PROFILE.dump_json(profile, indent=2) + b"\n"
+    """The file, for people to read too. Without `curves` agents of 0.1.0 read it."""
+    return _PROFILE.dump_json(profile, indent=2, exclude_none=True) + b"\n"
 
 
 def decode_profile(data: bytes) -> OfflineProfile:

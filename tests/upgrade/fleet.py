@@ -14,10 +14,11 @@ import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
+from agents.core.offline_profile import decode_profile, encode_profile
 from infra import bus
 from infra.address import Address
 from infra.credentials_file import read_environment
@@ -151,7 +152,8 @@ class Fleet:
     async def start(self, version: Version) -> None:
         """Everything, as that version."""
         await self.render(version)
-        (self.place / "profile.json").write_bytes(simulated_profile(None, TIME_SCALE))
+        profile = replace(decode_profile(simulated_profile(None, TIME_SCALE)), curves=None)
+        (self.place / "profile.json").write_bytes(encode_profile(profile))
         await self._start(lambda unit: unit.program == "nats-server", version)
         await self.make_streams(version)
         await self._start(lambda unit: unit.name.startswith("engine-"), self.new)

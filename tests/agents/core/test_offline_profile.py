@@ -35,6 +35,7 @@ def test_what_is_written_is_read_back() -> None:
     data = encode_profile(PROFILE)
     assert decode_profile(data) == PROFILE
     assert b'"p99 TBT": 0.03' in data
+    assert b"curves" not in data  # agents of 0.1.0 know no such field
 
 
 def test_it_predicts_as_the_predictor_that_it_was_made_from() -> None:
