@@ -18,6 +18,8 @@ from tests.upgrade.rolling import Rolling, regions_of
 pytestmark = [pytest.mark.upgrade, pytest.mark.timeout(900)]
 
 COMPLAINT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|^\w*Error:")
+# Routers of 0.1.0 don't know why heartbeats are no longer synced to the disk. CHANGELOG says so.
+EXPECTED = re.compile(r"stream HEARTBEATS of \w+ is not as it was made: persist_mode is \"async\";")
 
 
 async def test_a_fleet_is_upgraded_under_load_and_no_request_is_lost(
@@ -44,7 +46,7 @@ async def test_a_fleet_is_upgraded_under_load_and_no_request_is_lost(
             print(f"{mix.at_s:5.1f} s, {mix.requests:3}, {mix.forwarded:3} abroad: {mix.name}")
         print(f"{len(mesh.requests)} requests, {mesh.turned_away} of them were turned away first")
         assert mesh.problems == []
-        assert complaints(fleet) == []
+        assert "\n".join(complaints(fleet)) == ""
 
 
 async def servers_and_streams(mesh: Rolling) -> None:
@@ -198,7 +200,11 @@ async def shows(fleet: Fleet, versions: dict[str, Version]) -> None:
 
 def complaints(fleet: Fleet) -> list[str]:
     """Lines of logs that an operator would ask about."""
-    return [f"{name}: {line}" for name, line in fleet.log_lines() if COMPLAINT.search(line)]
+    return [
+        f"{name}: {line}"
+        for name, line in fleet.log_lines()
+        if COMPLAINT.search(line) and not EXPECTED.search(line)
+    ]
 
 
 async def model_of(fleet: Fleet) -> str:
