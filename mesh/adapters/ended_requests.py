@@ -72,6 +72,8 @@ class EndedRequests:
         outcome: str = "",
         fault: Fault | None = None,
         model: str = "",
+        tenant: str = "",
+        detail: str = "",
         sent_bytes: int = 0,
         arrived_at: float | None = None,
     ) -> None:
@@ -88,11 +90,13 @@ class EndedRequests:
             Ending(
                 outcome,
                 status,
+                detail=detail,
                 ended_at=now,
                 request=request_id,
                 method=method,
                 route=route,
                 model=model,
+                tenant=tenant,
                 sent_bytes=sent_bytes,
                 fault=code,
                 arrived_at=arrived_at,
@@ -111,6 +115,8 @@ class EndedRequests:
             status=refused.fault.value.status,
             fault=refused.fault,
             model=refused.model,
+            tenant=refused.tenant,
+            detail=refused.detail,
             sent_bytes=len(body),
         )
 

@@ -22,4 +22,10 @@ class RequestRefused(Exception):
         super().__init__(message)
         self.fault, self.message, self.param = fault, message, param
         self.model = ""  # as far as it was read
+        self.tenant = self.detail = ""
         self.headers = dict(headers or {})
+
+    def asked_by(self, model: str, tenant: str, key_id: str) -> None:
+        """Note what was asked for, and by whom, for operators."""
+        self.model, self.tenant = model, tenant
+        self.detail = f"key {key_id}: {self.message}" if key_id else ""

@@ -294,7 +294,7 @@ class RequestManager:
         except BaseException as error:
             self.bodies.give_back(parsed.kept_bytes)
             if isinstance(error, RequestRefused):
-                error.model = model
+                error.asked_by(model, tenant or "", key_id)
             raise
         admitted = ClientRequest(
             request=request,

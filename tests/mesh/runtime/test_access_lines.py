@@ -6,36 +6,18 @@ import contextlib
 import pytest
 
 from mesh.adapters.access_log import AccessLogFormat
-from mesh.explain.files import in_log, read_line
+from mesh.explain.files import in_log
 from mesh.explain.story import parts, stories, waited_s
 from mesh.http.exchange import Answer, Exchange
 from mesh.http.server import HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
+from tests.support.access_lines import Lines
 from tests.support.scripted_engine import fail, hang, say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
 from tests.support.until import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 TIMES = HttpTimes(headers_s=0.5)
-
-
-class Lines:
-    """What the router has written to standard output so far, by request."""
-
-    def __init__(self, capfd) -> None:
-        self._capfd, self.text = capfd, ""
-
-    async def of(self, **wanted: str) -> dict[str, str]:
-        """The one line that says this; waits until it is written."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                self.text += self._capfd.readouterr().out
-                lines = [read_line(line) for line in self.text.splitlines()]
-                found = [one for one in lines if one and wanted.items() <= one.items()]
-                if found:
-                    assert len(found) == 1, found
-                    return found[0]
-                await asyncio.sleep(0.02)
 
 
 async def raw(mesh, data: bytes, *, finish: bool = True) -> bytes:

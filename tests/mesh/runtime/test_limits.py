@@ -12,13 +12,17 @@ from aiohttp import web
 
 from infra import bus
 from infra.tenant_table import Caller, key_hash
+from mesh.adapters.access_log import AccessLogFormat
 from mesh.core.requests.limit_account import Account
+from mesh.explain.story import stories
+from mesh.explain.text import story_lines
 from mesh.runtime import limits as limits_module
 from mesh.runtime.limits import duration
 from schemas import subjects
 from schemas.http import MESSAGES
 from schemas.limits import LimitsTable
 from schemas.usage import UsageKind, UsagePage, UsageRow, encode_page
+from tests.support.access_lines import Lines
 from tests.support.nats_regions import mesh_toml, running_regions
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import (
@@ -100,6 +104,22 @@ async def test_openais_client_is_told_when_to_ask_again(nats_server):
         assert mesh.sample("us", "mesh_requests_limited_total", limit="requests_per_minute") == 1
         status, _, headers = await post(mesh, chat("hello"))  # nobody's: it has no limit
         assert status == 200 and not any("ratelimit" in name for name in headers)
+
+
+async def test_operators_are_told_whom_which_limit_refused(nats_server, capfd):
+    limits = keys(requests_per_minute=1)
+    async with one_replica(
+        nats_server, keys=limits, access_log=AccessLogFormat.LOGFMT, **PATIENT
+    ) as mesh:
+        for status in (200, 429):
+            headers = KEY | {"x-request-id": f"r{status}"}
+            assert (await post(mesh, chat("hello"), **headers))[0] == status
+        line = await Lines(capfd).of(id="r429")
+        assert (line["error"], line["tenant"]) == ("rate_limit_exceeded", "acme")
+        assert line["detail"].startswith("key k1: the tenant acme has reached requests_per_minute")
+        ended = mesh.routers["us"].requests.ended
+        text = "\n".join(story_lines(*stories(ended.find("r429").requests)))
+        assert "tenant acme" in text and line["detail"] in text and "sk-acme" not in text
 
 
 async def test_anthropics_client_is_told_in_anthropics_form(nats_server):
