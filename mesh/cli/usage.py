@@ -77,14 +77,19 @@ def command(
     mesh = find_mesh(config, credentials)
     days = _days(month, day, datetime.now(UTC).date())
     pages, unread = _read(mesh, days)
-    only["served_region"] = only.pop("region")
-    wanted = {name: value for name, value in only.items() if value is not None}
+    asked = {name: value for name, value in only.items() if value is not None}
+    wanted = {"served_region" if name == "region" else name: asked[name] for name in asked}
+    _check_region(only["region"], mesh, pages)
     rows = summed(
         pages,
         lambda row: all(getattr(row, name) == value for name, value in wanted.items()),
         daily=daily or day is not None,
     )
     _FORMS[form](rows, unread)
+    if not rows:
+        whose = " and ".join(f"{name} {printable(value)}" for name, value in asked.items())
+        span = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+        click.echo(f"nothing was counted{whose and f' of {whose}'} {span}", err=True)
     for region, why in unread.items():
         click.echo(f"{region}: not read, so what its clients used is missing: {why}", err=True)
     if unread:
@@ -105,6 +110,15 @@ def summed(
                 row = replace(row, **{n: getattr(row, n) + getattr(known, n) for n in SUMS})
             found[place] = row
     return [DayRow(place[0], row) for place, row in sorted(found.items())]
+
+
+def _check_region(region: str | None, mesh: KnownMesh, pages: Iterable[UsagePage]) -> None:
+    """Raise Unusable for one that neither mesh.toml nor an account names."""
+    served = sorted({row.served_region for page in pages for row in page.rows if row.served_region})
+    known = dict.fromkeys((*mesh.topology.regions, *served))
+    if region is not None and region not in known:
+        there_are = printable(", ".join(known))
+        raise Unusable(f"--region: no region {region!r}; there are {there_are}")
 
 
 def _days(month: str | None, day: str | None, today: date) -> list[str]:
@@ -136,7 +150,6 @@ def _read(mesh: KnownMesh, days: Sequence[str]) -> tuple[list[UsagePage], dict[R
 
 def _table(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
     if not rows:
-        click.echo("nothing was used")
         return
     left_out = set() if rows[0].day else {"day"}
     names = [name for name in COLUMNS if name not in left_out]

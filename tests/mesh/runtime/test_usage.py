@@ -176,6 +176,11 @@ async def test_sums_are_what_engines_counted(regions, monkeypatch):
             assert row["day"] == today
         for nothing in (("--region", "us"), ("--model", "m"), ("--day", "2020-01-01")):
             assert await rows(regions, *nothing) == []
+        empty = await usage(regions, "--tenant", "nosuch", "--day", today)
+        told = f"nothing was counted of tenant nosuch on {today}\n"
+        assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", told)
+        unknown = await usage(regions, "--region", "zz")
+        assert unknown.exit_code == 2 and "no region 'zz'; there are us, eu" in unknown.stderr
         table, text = await usage(regions), await usage(regions, "--format", "csv")
         assert table.stdout.splitlines()[1].split()[:5] == ["-", "-", "tiny", "eu", "online"]
         read = list(csv.DictReader(text.stdout.splitlines()))
