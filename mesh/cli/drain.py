@@ -53,7 +53,15 @@ FOLLOWED_S = 60.0  # twice the time after which routers read the orders again
 TIMEOUT_S = 600.0  # as long as a request may last
 
 CREDENTIALS_HELP = "The directory that `mesh infra nats --out` wrote, with the region's admin.env."
-REASON = click.option("--reason", default="", help="Kept with the change; `mesh changes` shows it.")
+
+
+def reason_option(shown_by: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--reason`; `shown_by`: the command that lists such changes."""
+    help = f"Kept with the change; `{shown_by}` shows it."
+    return click.option("--reason", default="", help=help)
+
+
+REASON = reason_option("mesh changes")
 NAMES = click.argument("names", metavar="REPLICA|REGION...", nargs=-1, required=True)
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from infra.tenant_table import key_hash
 from mesh.adapters.region_records import RegionRecords
-from mesh.cli.drain import CREDENTIALS_HELP, REASON, echo_table, user
+from mesh.cli.drain import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.text import clock, printable
@@ -52,6 +52,7 @@ OVERLAP_S = 86_400.0
 HEADER = ("id", "tenant", "scopes", "models", "limits", "region", "made", "until", "state")
 AUDIT_HEADER = ("region", "number", "at", "by", "command", "keys", "reason")
 
+REASON = reason_option("mesh keys history")
 KEYS = RegionRecords(subjects.STREAM_KEYS, subjects.keys, encode_keys, decode_keys, no_keys)
 Change = Callable[[tuple[KeyRecord, ...]], tuple[KeyRecord, ...]]
 
@@ -276,10 +277,11 @@ def _limits(given: Sequence[str]) -> tuple[tuple[str, float | str], ...]:
     """Raises Unusable for what mesh.toml would not take."""
     found = {}
     for each in given:
-        name, _, text = each.partition("=")
-        if name not in LimitsTable.model_fields:
+        name, equals, text = each.partition("=")
+        if not equals or name not in LimitsTable.model_fields:
+            problem = f"no limit {name!r}" if equals else "give it as NAME=VALUE"
             known = ", ".join(LimitsTable.model_fields)
-            raise Unusable(f"--limit {each}: no limit {name!r}; there are {known}")
+            raise Unusable(f"--limit {each}: {problem}; there are {known}")
         found[name] = number_in(text)
     try:
         LimitsTable.model_validate(found)

@@ -176,11 +176,21 @@ async def test_mistakes_of_operators_are_told(regions):
         (("create", "--tenant", "A b"), "--tenant"),
         (("create", "--tenant", "acme", "--origin", "mars"), "no region 'mars'"),
         (("create", "--tenant", "acme", "--scope", "batch", "--model", "m"), "any model"),
+        (
+            ("create", "--tenant", "acme", "--limit", "tokens_per_day"),
+            "as NAME=VALUE; there are req",
+        ),
         (("revoke", "nothing"), "no key 'nothing'"),
         (("rotate", "nothing"), "no key 'nothing'"),
     ):
         found = await keys_command(regions, *words)
         assert found.exit_code == 2 and says in found.output, words
+
+
+@pytest.mark.parametrize("name", ["create", "revoke", "rotate"])
+def test_the_help_names_the_command_that_shows_a_reason(name):
+    told = CliRunner().invoke(main, ["keys", name, "--help"])
+    assert "`mesh keys history` shows" in " ".join(told.output.split())
 
 
 async def test_a_router_that_has_read_no_keys_takes_none_and_says_so(regions):
