@@ -13,7 +13,12 @@ from infra import bus, topology
 from infra.topology import Topology, TopologyError
 from mesh.adapters.region_records import RecordsUnavailable
 from mesh.cli.unusable import Unusable
-from mesh.demo.state_directory import DEFAULT_STATE, RunningMesh, read_running_mesh
+from mesh.demo.state_directory import (
+    DEFAULT_STATE,
+    RunningMesh,
+    is_of_a_demo,
+    read_running_mesh,
+)
 from mesh.doctor.connectivity import Logins, NoCredentials, read_logins
 from mesh.runtime.mesh_file import load_mesh
 from schemas import subjects
@@ -60,6 +65,11 @@ def mesh_options(credentials_help: str) -> Callable[[Callable[..., Any]], Callab
 def find_mesh(config: Path | None, credentials: Path) -> KnownMesh:
     """Read the mesh.toml. Raises Unusable."""
     running = read_running_mesh(credentials)
+    if config is None and running is None and is_of_a_demo(credentials):
+        where = credentials.parent
+        raise Unusable(
+            f"the `mesh up` of {where} is not up: start it, or give its mesh.toml as --config"
+        )
     file = config or (topology.DEFAULT_FILE if running is None else running.config)
     try:
         mesh = load_mesh(file)

@@ -43,19 +43,20 @@ class StateDirectory:
         self.logs = self.path / "logs"
         self.run = self.path / "run"
         self.jetstream = self.path / "jetstream"
+        self.lock = self.path / "lock"
         self.running = self.path / "mesh.json"
         self.console_key = self.run / "console.key"
 
     def require_free(self) -> None:
         """Raise StateInUse if another demo runs on it. Creates nothing."""
-        if (self.path / "lock").exists():
+        if self.lock.exists():
             with self._locked():
                 pass
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Make the directory, and lock it meanwhile. Raises StateInUse."""
-        make_private(self.path, tighten=(self.path / "lock").exists())
+        make_private(self.path, tighten=self.lock.exists())
         with self._locked() as lock:
             os.fchmod(lock, 0o600)
             os.ftruncate(lock, 0)
@@ -67,7 +68,7 @@ class StateDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,6 +138,12 @@ def read_running_mesh(credentials: Path) -> RunningMesh | None:
         return RunningMesh.model_validate_json(state.running.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def is_of_a_demo(credentials: Path) -> bool:
+    """Whether a demo keeps these credentials, or kept them."""
+    state = StateDirectory(credentials.parent)
+    return credentials.absolute() == state.config and state.lock.exists()
 
 
 def _parent(pid: int) -> int | None:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from infra.topology import DEFAULT_FILE, load
+from mesh.cli.main import main
 from mesh.demo.state_directory import RunningMesh, read_running_mesh
 
 
@@ -55,3 +57,14 @@ def test_other_credentials_belong_to_no_demo(state):
     (state / "mesh.json").write_text(json.dumps(said))
     assert read_running_mesh(state / "config") is not None
     assert read_running_mesh(state / "rendered") is None
+
+
+@pytest.mark.parametrize("words", [("keys", "create", "--tenant", "acme"), ("doctor",)])
+def test_beside_a_demo_that_is_not_up_no_other_mesh_is_meant(state, words):
+    (state / "lock").touch()
+    words = (*words, "--credentials", str(state / "config"))
+    told = CliRunner().invoke(main, words)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert f"the `mesh up` of {state} is not up" in told.stderr and "[auth]" not in told.stderr
+    told = CliRunner().invoke(main, (*words, "--config", str(DEFAULT_FILE)))
+    assert told.exit_code == 2 and "no credentials of us" in told.stderr
