@@ -52,7 +52,7 @@ class Found:
     flag_value=SLOWEST,
     metavar="[N]",
     help=f"Instead of one request: list the N (without a number {SLOWEST}) that failed or waited "
-    "longest.",
+    "longest, none that was refused as it came.",
 )
 @click.option(
     "--log",
