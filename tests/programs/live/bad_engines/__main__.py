@@ -38,7 +38,7 @@ WHY = {
         (
             *("takes requests, never answers", "the same, without a metrics page"),
             *("never answers, sends comments", "never answers, sends roles"),
-            *("three seconds to each first token", "one request at a time", "loads for 20 s"),
+            *("three seconds to each first token", "one request at a time", "loads for 95 s"),
             *("the same, gauges say idle", "role first, content after its queue"),
             "computes on after its client left",
         ),

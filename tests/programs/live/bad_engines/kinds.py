@@ -286,7 +286,7 @@ class OtherModel(Engine):
 
 
 class Loads(Engine):
-    """Loads its model for 20 s at the first request, without a word."""
+    """Loads its model for 95 s at the first request, without a word."""
 
     kind = "openai"
 
@@ -296,7 +296,7 @@ class Loads(Engine):
 
     async def answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         if len(self.seen) == 1:
-            asyncio.get_running_loop().call_later(20.0, self._loaded.set)
+            asyncio.get_running_loop().call_later(95.0, self._loaded.set)
         await self._loaded.wait()
         return await self.good(request, asked)
 
@@ -369,7 +369,7 @@ KINDS: dict[str, type[Engine]] = {
     "killed, back after 3 s with 500s": Restarts,
     "killed": Killed,
     "serves another model": OtherModel,
-    "loads for 20 s": Loads,
+    "loads for 95 s": Loads,
     "events of 1 MiB": HugeEvents,
     "streams without [DONE]": WithoutDone,
 }

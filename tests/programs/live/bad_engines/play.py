@@ -25,8 +25,14 @@ LEFT_S = 0.3  # after which a client that leaves does so
 DOCTOR_AT_S = (6.0, 11.0)  # after it turned bad
 WORDS = "".join(f"t{n} " for n in range(TOKENS))
 OK, LEFT = "ok", "left"
-# In the name of a metric that says what is wrong with a replica.
-WRONG = ("failures_total", "taken_out", "replica_limit", "page_problem", "slow", "ejected")
+# Metrics of a router, each with the value that says that nothing is wrong with a replica.
+WELL = {
+    "mesh_replica_failures_total": " 0.0",
+    "mesh_replica_left_out": " 0.0",
+    "mesh_replica_share": " 1.0",
+    "mesh_replicas_page_broken": " 0.0",
+    "mesh_replicas_failing": " 0.0",
+}
 
 
 @dataclass(slots=True)
@@ -197,12 +203,14 @@ async def _explained(seen: list[str], folder: Path) -> str:
 
 
 async def _measured(session: aiohttp.ClientSession, mesh: MeshUp) -> str:
-    """Metrics of the router that name the bad replica and what is wrong with it."""
+    """Metrics of the router that say what is wrong with the bad replica."""
     async with session.get(mesh.endpoint(REGION) + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
     found = [
         line.replace("mesh_", "").replace(f'region="{REGION}",', "")
         for line in lines
-        if BAD in line and any(word in line for word in WRONG) and not line.endswith(" 0.0")
+        for name, well in WELL.items()
+        if line.startswith((name + "{", name + " ")) and not line.endswith(well)
+        if BAD in line or "replica=" not in line
     ]
     return "; ".join(found[:3])
