@@ -89,7 +89,8 @@ class Ollama(WithoutPage):
     context_tokens = 4096
     computes_what_is_left = False
     further_names = (f"{MODEL}:latest",)
-    served: tuple[str, ...] = (MODEL,)  # each with other weights: models of the same are one
+    served: tuple[str, ...] = (MODEL,)
+    layers = 1  # of the first; each other model has one more: those of the same weights are one
 
     async def _start(self, log: str) -> list[int]:
         home = self.directory / self.name
@@ -114,7 +115,7 @@ class Ollama(WithoutPage):
     async def _make(self, home: Path, program: str, environment: Mapping[str, str]) -> None:
         settings = f"PARAMETER num_thread 1\nPARAMETER num_ctx {self.context_tokens}\n"
         given = ("env", *(f"{key}={value}" for key, value in environment.items()))
-        for layers, name in enumerate(self.served, 1):
+        for layers, name in enumerate(self.served, self.layers):
             weights, file = home / f"{name}.gguf", home / name
             tiny_gguf.write(weights, layers=layers, ends=False)
             file.write_text(f"FROM {weights}\n{settings}")
