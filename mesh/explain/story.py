@@ -40,20 +40,32 @@ class Story:
 
 
 def stories(lives: Iterable[RequestLife]) -> list[Story]:
-    """The requests, the newest last; a peer's part goes to the request that it fits."""
+    """The requests, the newest last; a peer's part goes to the request that it fits: of several
+    with one id at the same time to those that were forwarded there, in their order."""
     unique = {(one.region, one.router, one.request, one.arrived_at): one for one in lives}
     lives = sorted(unique.values(), key=lambda one: one.arrived_at)
-    asked = [one for one in lives if one.origin is None]
-    left = [one for one in lives if one.origin is not None]
-    found = []
-    for life in asked:
-        own = [one for one in left if _belongs(one, life)]
-        left = [one for one in left if one not in own]
-        found.append(Story(life, tuple(own)))
-    by_request: dict[tuple[str, str], list[RequestLife]] = {}
-    for one in left:
-        by_request.setdefault((one.origin or "", one.request), []).append(one)
-    return [*(Story(None, tuple(group)) for group in by_request.values()), *found]
+    found = [(one, list[RequestLife]()) for one in lives if one.origin is None]
+    forwards = sorted(
+        (step.at, number, made.peer)
+        for number, (life, _) in enumerate(found)
+        for step in life.steps
+        if (made := step.decision) is not None and made.peer is not None
+    )
+    alone: dict[tuple[str, str], list[RequestLife]] = {}
+    for one in (one for one in lives if one.origin is not None):
+        fits = [number for number, (life, _) in enumerate(found) if _belongs(one, life)]
+        sent = [each for each in forwards if each[1] in fits and each[2] == one.region]
+        if sent:
+            forwards.remove(sent[0])
+            fits = [sent[0][1]]
+        if fits:
+            found[fits[0]][1].append(one)
+        else:
+            alone.setdefault((one.origin or "", one.request), []).append(one)
+    return [
+        *(Story(None, tuple(group)) for group in alone.values()),
+        *(Story(life, tuple(own)) for life, own in found),
+    ]
 
 
 def _belongs(one: RequestLife, to: RequestLife) -> bool:

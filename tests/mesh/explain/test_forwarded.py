@@ -36,6 +36,7 @@ async def held_at_peer(directory):
     try:
         await regions.start()
         async with scripted_engine() as far, small_mesh(regions) as mesh:
+            mesh.engines = (far,)
             await mesh.router("us", **PATIENT)
             await mesh.router("eu", **PATIENT)
             await mesh.agent("eu", "eu-0", far)
@@ -116,7 +117,35 @@ async def test_it_is_explained_from_either_side(tmp_path):
         assert status == 0
         assert len(text.splitlines()) == 1
 
+        await requests_of_one_id_are_listed(tmp_path, mesh)
         await nobody_else_may_ask(regions)
+
+
+async def requests_of_one_id_are_listed(directory, mesh):
+    """Three at once, while they are under way and when they have ended."""
+    gate, [engine] = asyncio.Event(), mesh.engines
+    engine.behaviour, engine.seen = hang(gate=gate), []
+    name = {"x-request-id": "again"}
+    asking = [asyncio.create_task(post(mesh, chat(stream=True), **name)) for _ in range(3)]
+    await mesh.until(lambda: len(engine.seen) == len(asking), "all at the engine")
+    for is_over in (False, True):
+        if is_over:
+            gate.set()
+            assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 3
+        status, text, errors = await explained(directory, "rendered", "again")
+        assert (status, errors) == (0, "")
+        [_, others] = text.split("\n2 other requests had this id (all of each: --json):\n")
+        assert len([line for line in others.splitlines() if " again " in line]) == 2, others
+        _, found, _ = await explained(directory, "rendered", "again", "--json")
+        each = [
+            (
+                one["asked"]["region"],
+                one["asked"]["outcome"],
+                [at["region"] for at in one["at_peers"]],
+            )
+            for one in orjson.loads(found)["requests"]
+        ]
+        assert each == [("us", "ok" if is_over else "open", ["eu"])] * 3
 
 
 async def nobody_else_may_ask(regions):
