@@ -1,20 +1,26 @@
 """A client reads one whole stream though engine after engine breaks off, also across regions."""
 
+import asyncio
 from typing import NamedTuple
 
 import aiohttp
 import orjson
+import pytest
 from aiohttp import web
 
 from agents.sim.profiles import PROFILES
 from agents.simserver.faults import Break, Faults
 from agents.simserver.requests import RequestParser
 from agents.simserver.server import SimConfig, SimServer
+from mesh.adapters.access_log import AccessLogFormat
 from mesh.core.model.model_targets import ModelRule
 from schemas.ids import ModelId
 from schemas.settings import ContinueStreams
+from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, running
+from tests.support.access_lines import Lines
 from tests.support.nats_pair import nats_pair
-from tests.support.small_mesh import PATIENT, SmallMesh
+from tests.support.scripted_engine import event
+from tests.support.small_mesh import PATIENT, SmallMesh, client
 
 MODEL = "m"
 PROFILE = PROFILES["a100-mistral-7b"]
@@ -26,6 +32,7 @@ BODY = {
     "max_tokens": 40,
     "ignore_eos": True,
 }
+HALF = event("half")
 
 
 class Engine(NamedTuple):
@@ -105,11 +112,12 @@ async def test_engines_that_break_off_here_and_abroad_are_not_noticed(tmp_path) 
             assert float(counted['mesh_streams_continued_total{outcome="whole"}']) >= 1
 
 
-async def test_an_engines_own_error_within_a_stream_is_not_noticed_either(nats_server) -> None:
+@pytest.mark.parametrize("how", [Break.ERROR, Break.NO_DONE])
+async def test_an_end_between_two_events_is_not_noticed_either(nats_server, how) -> None:
     mesh = SmallMesh({"us": nats_server})
     async with mesh.stack:
         await mesh.router("us", **PATIENT)
-        await mesh.agent("us", "us-0", await engine(mesh, cut_after=5, how=Break.ERROR))
+        await mesh.agent("us", "us-0", await engine(mesh, cut_after=5, how=how))
         await mesh.agent("us", "us-1", await engine(mesh))
         await mesh.until_ready("us", 2, MODEL)
         parser = RequestParser(models=(MODEL,), max_model_len=10**6, seed=0)
@@ -132,14 +140,43 @@ async def test_where_no_other_engine_is_left_the_engines_words_end_the_stream(na
         assert "the engine core is dead" in error["message"]
 
 
-async def test_a_model_may_have_its_broken_streams_end(nats_server) -> None:
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        # To nginx, which speaks HTTP/1.0 by default; and from it.
+        (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + HALF, b""),
+        (CHUNKED + chunk(HALF), LAST_CHUNK),
+    ],
+    ids=["its connection", "a proxy"],
+)
+@pytest.mark.parametrize(
+    ("replicas", "rules"),
+    [(1, ()), (2, (ModelRule(name=ModelId(MODEL), continue_streams=ContinueStreams.OFF),))],
+    ids=["no other is left", "nobody goes on"],
+)
+async def test_a_stream_that_is_ended_half_way_has_failed_where(
+    nats_server, capfd, begin, end, replicas, rules
+) -> None:
+    is_read = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(begin)
+        await is_read.wait()
+        await talk.send(end)
+        talk.close()
+
     mesh = SmallMesh({"us": nats_server})
-    async with mesh.stack:
-        off = ModelRule(name=ModelId(MODEL), continue_streams=ContinueStreams.OFF)
-        await mesh.router("us", models=(off,), **PATIENT)
-        for name in ("us-0", "us-1"):
-            await mesh.agent("us", name, await engine(mesh, cut_after=5))
-        await mesh.until_ready("us", 2, MODEL)
-        told = await asked(mesh, "one")
-        assert len(text_of(told)) == 20
-        assert told[-1]["error"]["code"] == "engine_failed"
+    async with running(script, MODEL) as cut, mesh.stack, client() as session:
+        await mesh.router("us", models=rules, access_log=AccessLogFormat.LOGFMT, **PATIENT)
+        for number in range(replicas):
+            await mesh.agent("us", f"us-{number}", cut)
+        await mesh.until_ready("us", replicas, MODEL)
+        body = BODY | {"messages": [{"role": "user", "content": "one"}]}
+        url = mesh.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=body) as answer:
+            assert await answer.content.readexactly(len(HALF)) == HALF
+            is_read.set()
+            rest = await answer.content.read()
+        error = orjson.loads(rest.removeprefix(b"data: "))["error"]
+        assert error["code"] == "engine_failed"
+        assert (await Lines(capfd).of(model=MODEL))["outcome"] == "failed"
