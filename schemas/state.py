@@ -162,7 +162,7 @@ RESULTS_MAX = 64  # last requests that are counted
 # so many.
 FAILING_IN_A_ROW, FAILING_SHARE, FAILING_OF_MIN = 3, 0.5, 5
 FAILURE_CHARS_MAX = 80
-AVOIDED_MAX, AVOIDED_CHARS_MAX = 32, 160  # replicas that a digest names, and why of each
+AVOIDED_MAX, AVOIDED_CHARS_MAX = 32, 160  # places that a digest names, and why of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +407,12 @@ class Digest:
     model, by how they answered, each with why: "failing: 3 of its last 3, HTTP 500", "slow: first
     tokens 4.1× its like", "no longer serves 'tiny'"; and for as long again as they were left
     out."""
+    avoided_peers: Annotated[
+        dict[ValidRegionId, Annotated[str, Field(max_length=AVOIDED_CHARS_MAX)]],
+        Field(max_length=AVOIDED_MAX),
+    ] = field(default_factory=dict)
+    """Some of the regions to which this router forwards less, or nothing for now or for a model, as
+    their answers failed, each with why; and for as long again as they were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,7 +514,7 @@ _LEFT_OUT = (
     b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false',
     b"",
 )
-_NONE_AVOIDED = b',"avoided":{}', b""
+_NONE_AVOIDED = b',"avoided":{},"avoided_peers":{}', b""
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

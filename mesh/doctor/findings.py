@@ -11,6 +11,7 @@ from infra.process import end_all
 MonotonicClock = Callable[[], float]
 ENGINE_PAGE = "engine page"  # a check: can its agent read all pages of an engine that is up?
 ENGINE_RESULTS = "engine results"  # a check: does an engine that is up answer requests?
+PEER_RESULTS = "peer results"  # a check: does a region answer what is forwarded to it?
 STREAM_WRITES = "stream writes"  # a check: do the region's streams take any?
 RegionCheck = Callable[["RegionFindings"], Awaitable[None]]
 

@@ -22,6 +22,7 @@ from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.findings import (
     ENGINE_PAGE,
     ENGINE_RESULTS,
+    PEER_RESULTS,
     STREAM_WRITES,
     CheckResult,
     MonotonicClock,
@@ -55,6 +56,9 @@ class ObservedMessages:
     beats: int = 0  # heartbeats that came
     beats_stored: int | None = None  # by their stream meanwhile; None: it could not be asked
     undecodable: int = 0
+
+    def digests_of(self, region: str) -> list[Digest]:
+        return [digest for (sender, _), digest in self.digests.items() if sender == region]
 
     def decode(self, decode: Callable[[bytes], T], msg: Msg) -> T | None:
         """The message, or None if it can't be decoded, which is counted."""
@@ -156,10 +160,15 @@ def compare(
     """Add what was received, compared with mesh.toml and with what operators have ordered."""
     _replicas(found, topology, observed, now, orders or nothing_ordered(RegionId(found.region)))
     _routers(found, topology, observed)
+    own = observed.digests_of(found.region)
+    failing = {str(peer): why for digest in own for peer, why in digest.avoided_peers.items()}
     for peer in topology.peers(RegionId(found.region)):
         routers = sorted(router for other, router in observed.digests if other == peer)
         detail = f"digests received from {', '.join(routers)}" if routers else "no digest received"
         found.add("link", peer, result_if(bool(routers)), detail, peer=peer)
+        if (why := failing.get(peer)) is not None:
+            detail = f"{why}; routers forward little there"
+            found.add(PEER_RESULTS, peer, CheckResult.WARNING, detail, peer=peer)
     if observed.undecodable:
         detail = f"{observed.undecodable} messages could not be decoded"
         found.add("bus", "messages", CheckResult.WARNING, detail)
@@ -174,7 +183,7 @@ def _replicas(
     orders: RegionControl,
 ) -> None:
     known = topology.region(found.region).replicas
-    own = (digest for (region, _), digest in observed.digests.items() if region == found.region)
+    own = observed.digests_of(found.region)
     avoided = {str(name): why for digest in own for name, why in digest.avoided.items()}
     states = [observed.heartbeats[name][0].state for name in known if name in observed.heartbeats]
     # Without any ready replica the region can't compute.

@@ -149,6 +149,11 @@ class Fleet:
             for name, seen in self._regions.items()
             if seen.orders is not None and seen.orders.routing
         ]
+        notes += [
+            f"{name}: forwards little to {peer}: {why}"
+            for name, seen in self._regions.items()
+            for peer, why in self._avoided_peers(seen, now).items()
+        ]
         return Frame(
             regions=tuple(self._region(name, replicas[name], now) for name in self._regions),
             replicas=tuple(row for rows in replicas.values() for row in rows),
@@ -172,6 +177,10 @@ class Fleet:
         since = self._watching_since()
         every = seen.digests.values()
         return [one for one in every if since is None or not _is_silent(one, since, now)]
+
+    def _avoided_peers(self, seen: RegionSeen, now: float) -> dict[RegionId, str]:
+        told = [one.value.avoided_peers for one in self._current_digests(seen, now)]
+        return {peer: why for one in told for peer, why in one.items() if peer in self._regions}
 
     def _region(self, name: RegionId, replicas: list[ReplicaRow], now: float) -> RegionRow:
         seen = self._regions[name]

@@ -109,6 +109,12 @@ CASES = (
         {_router("mesh_replica_left_out", 'replica="us-0"'): "0 1 0 1 1 0"},
     ),
     Case(
+        "MeshPeerLeftOut", "warning", 5, {"region": "us", "peer": "eu"},
+        "us leaves eu out: its last answers failed",
+        {_router("mesh_peer_left_out", 'peer="eu"'): "1x10"},
+        {_router("mesh_peer_left_out", 'peer="eu"'): "0 1 0 1 1 0"},
+    ),
+    Case(
         "MeshReplicaSlow", "warning", 8, {"region": "us", "replica": "us-0"},
         "us-0 of us answers far slower than its like",
         {_router("mesh_replica_share", 'replica="us-0"'): "0.1x10"},

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice, zip_longest
 from statistics import median
+from typing import TypeVar
 
 from mesh.core.model.rates import EventRate
 from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
@@ -18,6 +19,7 @@ from mesh.core.model.served_names import (
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica import Replica, is_adopted
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -47,6 +49,7 @@ ADAPTERS_PUBLISHED_MAX = 64
 WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
 RATE_S = 5.0  # time constant of the request rate's running average
 
+T = TypeVar("T")
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
 Listed = dict[ReplicaId, int]  # a replica's place in the digest
 
@@ -62,11 +65,13 @@ class RegionalDigest:
         settings: RouterSettings,
         replicas: ReplicaTable,
         held: HoldQueue,
+        peers: PeerTable,
     ) -> None:
         self._region, self._router, self._epoch = region, router, epoch
         self._settings = settings
         self._replicas = replicas
         self._held = held
+        self._peers = peers
         self._seq = 0
         self._published_at = self._made_at = float("-inf")
         self._round_trips_at = self._cards_at = float("-inf")
@@ -157,7 +162,8 @@ class RegionalDigest:
             cards=cards,
             models_by_path=models_by_path(capacities),
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),
-            avoided=_first_own(self._replicas.avoided(now)),
+            avoided=_first_own(self._replicas.avoided(now), ReplicaId),
+            avoided_peers=_first_own(self._peers.failing.avoided(now), RegionId),
         )
         by_other = (self._latest.models_by_label, self._latest.models_by_path)
         models = sum(len(each) for by in by_other for each in by.values()) + len(counts)
@@ -270,11 +276,10 @@ class RegionalDigest:
         )
 
 
-def _first_own(avoided: Mapping[str, str]) -> dict[ReplicaId, str]:
-    own = (
-        (ReplicaId(name), why) for name, why in avoided.items() if not is_adopted(ReplicaId(name))
-    )
-    return {name: why[:AVOIDED_CHARS_MAX] for name, why in islice(own, AVOIDED_MAX)}
+def _first_own(avoided: Mapping[str, str], typed: Callable[[str], T]) -> dict[T, str]:
+    """The first, without adopted replicas."""
+    own = ((name, why) for name, why in avoided.items() if not is_adopted(ReplicaId(name)))
+    return {typed(name): why[:AVOIDED_CHARS_MAX] for name, why in islice(own, AVOIDED_MAX)}
 
 
 def _places(serving: Collection[Replica], listed: Listed) -> tuple[int, ...]:

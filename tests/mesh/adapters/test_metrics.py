@@ -12,6 +12,7 @@ from mesh.adapters.metrics import (
     RouterMetrics,
 )
 from mesh.core.model import events as ev
+from mesh.core.view.outliers import IN_A_ROW
 from mesh.session.cost import Cost
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, MODEL, beat, core, digest, request
@@ -80,6 +81,16 @@ def test_a_peers_health_and_way_are_shown_even_when_it_is_silent(router, page):
         router.handle(ev.RttMeasured(EU, rtt_s), 0.5)
     assert page("mesh_peer_jitter_seconds", labels) == pytest.approx(0.0019375)
     assert page("mesh_peer_ping_loss_ratio", labels) == 0.25
+
+
+def test_a_peer_whose_answers_fail_is_shown_as_left_out(router, page):
+    for region in ("eu", "ap"):
+        router.handle(ev.DigestSeen(digest(region)), 0.0)
+    assert page("mesh_peer_left_out", {"peer": "eu"}) == 0.0
+    for _ in range(IN_A_ROW):
+        router.peers.failing.failed("eu", MODEL, "HTTP 500", 0.0)
+    assert page("mesh_peer_left_out", {"peer": "eu"}) == 1.0
+    assert page("mesh_peer_left_out", {"peer": "ap"}) == 0.0
 
 
 def test_requests_are_shown_while_they_wait(router, page):

@@ -159,10 +159,13 @@ def test_a_peer_whose_answers_fail_is_left_out(status):
     said = []
     for seq in range(1, 80):
         world.router.handle(ev.DigestSeen(digest("eu", seq)), world.now)
-        world.beats(prefill_s_per_token=1e-4, prefill_base_s=0.01, prefill_queued_tokens=3000)
+        world.beats(prefill_s_per_token=1e-4, prefill_base_s=0.01, prefill_queued_tokens=4000)
         said.append(world.ask())
     assert "error" not in said
     assert world.tries.count(EU) <= 8
+    effects = world.router.handle(ev.Tick(), world.now + 0.5)
+    [told] = [one.digest for one in effects if isinstance(one, fx.PublishDigest)]
+    assert told.avoided_peers[EU].startswith("failing: ")
 
 
 def test_the_receipt_says_why():

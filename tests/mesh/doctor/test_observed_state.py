@@ -7,7 +7,13 @@ import pytest
 
 from infra.bus import BusAddress, close, connect
 from infra.topology import DEFAULT_FILE, load
-from mesh.doctor.findings import ENGINE_PAGE, ENGINE_RESULTS, CheckResult, RegionFindings
+from mesh.doctor.findings import (
+    ENGINE_PAGE,
+    ENGINE_RESULTS,
+    PEER_RESULTS,
+    CheckResult,
+    RegionFindings,
+)
 from mesh.doctor.manual_commands import DemoCommands, SystemdCommands, with_causes
 from mesh.doctor.observed_state import ObservedMessages, compare, listen, prefixes_of
 from schemas import subjects
@@ -154,6 +160,20 @@ def test_what_agents_and_routers_know_of_an_engines_answers_is_a_warning(fields,
     [one] = [one for one in found.findings if one.check == ENGINE_RESULTS]
     assert (one.about, one.verdict) == (name, CheckResult.WARNING)
     assert one.detail.startswith(says)
+
+
+def test_a_peer_that_fails_what_is_forwarded_there_is_a_warning():
+    why = "failing: 3 of its last 3, HTTP 500"
+    digests = {
+        ("us", "r1"): digest("us", avoided_peers={"eu": why, "stranger": why}),
+        ("us", "r2"): digest("us", router="r2"),
+        ("eu", "r1"): digest("eu", avoided_peers={"ap": "not the business of us"}),
+    }
+    found = RegionFindings("us")
+    compare(found, load(DEFAULT_FILE), ObservedMessages(digests=digests), 1.1)
+    [one] = [one for one in found.findings if one.check == PEER_RESULTS]
+    assert (one.about, one.peer, one.verdict) == ("eu", "eu", CheckResult.WARNING)
+    assert one.detail == f"{why}; routers forward little there"
 
 
 def test_an_engine_that_is_down_is_not_said_to_fail_besides():

@@ -215,6 +215,15 @@ def test_a_region_whose_routing_is_ordered_has_a_note():
     assert fleet.frame(1.0).notes == (note,)
 
 
+def test_a_peer_that_fails_what_is_forwarded_there_has_a_note():
+    fleet = watched("us", "eu")
+    why = "failing: 3 of its last 3, HTTP 500"
+    fleet.digest(digest("us", avoided_peers={"eu": why, "stranger": why}), 1.0)
+    assert fleet.frame(1.0).notes == (f"us: forwards little to eu: {why}",)
+    fleet.digest(digest("us", seq=2), 1.1)
+    assert fleet.frame(1.1).notes == ()
+
+
 def test_who_has_adopted_a_region():
     fleet = watched("us", "eu")
     fleet.digest(digest("eu", adopted={"us": 3}), 5.0)

@@ -8,13 +8,21 @@ from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
 from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.requests.hold_queue import HoldQueue
+from mesh.core.view.outliers import IN_A_ROW, OUT_S
+from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
 from mesh.session.link_pace import SLOWEST_BYTES_PER_S
 from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
 from schemas.listed_replicas import LISTED_MAX
 from schemas.residency import OPEN_GROUND, ground
-from schemas.state import ModelCapacity, ReplicaState, decode_digest, encode_state
+from schemas.state import (
+    AVOIDED_MAX,
+    ModelCapacity,
+    ReplicaState,
+    decode_digest,
+    encode_state,
+)
 from tests.mesh.core.build import EU, MODEL, ROUTER, US, beat, request
 
 OTHER = ModelId("other")
@@ -27,7 +35,9 @@ class Region:
         settings = RouterSettings(peer_queue_max=2, ground=where)
         self.replicas = ReplicaTable(ROUTER, settings)
         self.held = HoldQueue(100)
-        self.digest = RegionalDigest(US, ROUTER, 7, settings, self.replicas, self.held)
+        self.peers = PeerTable(settings, US)
+        tables = self.replicas, self.held, self.peers
+        self.digest = RegionalDigest(US, ROUTER, 7, settings, *tables)
 
     def due(self, now, accepting=True, adopted=(), rtt_s=dict):
         return self.digest.due(now, accepting=accepting, adopted=dict(adopted), rtt_s=rtt_s)
@@ -53,6 +63,20 @@ def test_it_counts_what_peers_ask_about():
         OTHER: ModelCapacity(ready=1, free=1, running=0.0),
     }
     assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (0.2, 0.3)
+
+
+def test_it_says_which_peers_fail_what_is_forwarded_and_why():
+    region = Region()
+    assert b"avoided" not in encode_state(region.due(0.0))
+    for _ in range(IN_A_ROW):
+        region.peers.failing.failed(EU, MODEL, "HTTP 500", 1.0)
+    told = decode_digest(encode_state(region.due(1.0)))
+    assert told.avoided_peers == {EU: "failing: 3 of its last 3, HTTP 500"}
+    for number in range(AVOIDED_MAX):
+        region.peers.failing.failed(f"r{number}", MODEL, "x" * 999, 2.0, weight=IN_A_ROW)
+    told = decode_digest(encode_state(region.due(2.0)))
+    assert len(told.avoided_peers) == AVOIDED_MAX
+    assert region.due(2.0 + 2 * OUT_S).avoided_peers == {}
 
 
 def test_unknown_is_not_zero():
