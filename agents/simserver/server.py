@@ -52,12 +52,14 @@ from agents.simserver.prompt_work import (
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
 from infra.address import Address
-from infra.process import end_all
+from infra.process import LimitedLog, end_all
 from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
 from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
+
+CLIENT_LEFT = "%s: its client left before the end of the answer"
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 CRASH_EXIT_CODE = 70
@@ -132,6 +134,7 @@ class SimServer:
         kv, scale = config.kv, config.time_scale
         self._kv = None if kv is None else KvPeer(kv, self._driver, scale)
         self._thawed = asyncio.Event()
+        self._log = LimitedLog(logger)
         self._apply_faults()
 
     def app(self) -> web.Application:
@@ -279,9 +282,13 @@ class SimServer:
                 response = web.Response(body=body, content_type="application/json")
             ended = job.answer.finish_reason
             return response
-        except ConnectionResetError:
-            logger.info("%s: its client left before the end of the answer", attempt)
+        except ConnectionResetError:  # its end came between two writes
+            self._log.warning("client", "left", CLIENT_LEFT, attempt)
             return web.Response()  # to nobody
+        except asyncio.CancelledError:
+            if request.transport is None:  # else this process ends
+                self._log.warning("client", "left", CLIENT_LEFT, attempt)
+            raise
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from agents.simserver.server import CRASH_EXIT_CODE
-from tests.agents.simserver.support import MODEL, chat
+from infra.process import end_all
+from tests.agents.simserver.support import MODEL, Engine, chat
 from tests.support.until import PATIENCE_S
 
 
@@ -27,6 +28,7 @@ async def engine_process(
         *(sys.executable, "-m", "agents.cli", "engine-sim"),
         *(*model, "--time-scale", "20", "--ready-file", str(ready), *options),
         stdout=PIPE,
+        stderr=PIPE,
     )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -55,6 +57,27 @@ async def test_it_serves_on_a_free_port_and_ends_at_sigterm_even_with_open_strea
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_in_the_middle_of_an_answer_is_one_line(tmp_path, stream):
+    """The second one is counted in the next line of its kind."""
+    async with (
+        engine_process(tmp_path) as (process, url),
+        aiohttp.ClientSession() as http,
+    ):
+        engine = Engine(url, http)
+        for _ in range(2):
+            body = chat(max_tokens=30_000, ignore_eos=True, stream=stream)
+            asking = asyncio.create_task(engine.post("/v1/chat/completions", body))
+            await engine.until(lambda seen: seen["vllm:num_requests_running"] == 1)
+            await end_all([asking])
+            await engine.until(lambda seen: seen["vllm:num_requests_running"] == 0)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            _, said = await process.communicate()
+    [line] = said.decode().splitlines()
+    assert line.endswith(": its client left before the end of the answer")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
 from agents.simserver.metrics import PageKind
 from agents.simserver.prompt_work import RENDER
@@ -181,6 +182,23 @@ async def test_a_client_that_hangs_up_before_its_first_byte_is_forgotten():
         waiting.cancel()
         await engine.until(lambda seen: open_requests(seen) == 0)
         await asyncio.gather(asking, waiting, return_exceptions=True)
+
+
+async def test_a_client_whose_end_comes_between_two_writes_is_one_line(monkeypatch, caplog):
+    write = web.StreamResponse.write
+
+    async def leaves(self, data):
+        self._req.transport.abort()  # what a reset does to it
+        await write(self, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", leaves)
+    async with running() as engine:
+        with pytest.raises(aiohttp.ClientError):
+            await engine.post("/v1/chat/completions", chat(stream=True))
+        await engine.until(lambda seen: open_requests(seen) == 0)
+    [record] = caplog.records
+    assert record.getMessage().endswith(": its client left before the end of the answer")
+    assert record.exc_info is None
 
 
 def open_requests(numbers: dict[str, float]) -> float:
