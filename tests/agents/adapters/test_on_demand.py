@@ -1,8 +1,10 @@
 """Engines that load models on demand: an agent finds out about them and makes them load nothing."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
 import orjson
 import pytest
@@ -11,13 +13,18 @@ from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
 from agents.adapters.listed_models import served
 from agents.adapters.loaded_pages import PAGES, TRIES_MAX, state_of
+from agents.adapters.optional_paths import GIVEN_UP
 from agents.config import MODELS_MAX
 from agents.core.engine_pages import FAILURES_MAX
 from agents.core.events import EngineScraped, ScrapeFailed
 from agents.core.loaded_models import ModelState, is_one_model
+from agents.core.model_routes import RETRY_S
+from agents.core.model_routes import TRIES_MAX as ROUTE_TRIES_MAX
 from schemas.engine_routes import OPTIONAL_PATHS
 from schemas.http import EMBEDDINGS, MESSAGES
+from tests.agents.adapters.test_relay import whole
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
+from tests.support.until import PATIENCE_S
 
 LOADED, LOADING, UNLOADED = ModelState.LOADED, ModelState.LOADING, ModelState.UNLOADED
 OF_PAGE = {
@@ -43,7 +50,9 @@ class OnDemandServer:
 
 
 @contextlib.asynccontextmanager
-async def on_demand(*models: str) -> AsyncIterator[tuple[EngineClient, ScriptedEngine, list]]:
+async def on_demand(
+    *models: str, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[tuple[EngineClient, ScriptedEngine, OnDemandServer]]:
     server = OnDemandServer()
     async with running(server.script) as engine:
         engine.models, engine.also_serves = list(models), (MESSAGES, EMBEDDINGS)
@@ -51,7 +60,7 @@ async def on_demand(*models: str) -> AsyncIterator[tuple[EngineClient, ScriptedE
             api_url=engine.url,
             metrics_url="",
             kind=KINDS["openai"],
-            clock=time.monotonic,
+            clock=clock,
             options=EngineOptions(scrape_timeout_s=30.0),
         )
         try:
@@ -142,6 +151,46 @@ async def test_a_client_s_answer_tells_for_its_model() -> None:
     assert found.paths == (MESSAGES,) and found.routes is not None
     assert found.routes.unknown == (EMBEDDINGS, MESSAGES)
     assert found.routes.lacking == {"b": (EMBEDDINGS,)}
+
+
+@pytest.mark.parametrize("models", [("a",), ("a", "b")])
+async def test_an_engine_that_tells_of_no_path_is_asked_a_few_times_and_that_is_logged(
+    models, caplog
+) -> None:
+    now = [0.0]
+    async with on_demand(*models, clock=lambda: now[0]) as (client, engine, _):
+        engine.script = whole(plain(503, b"busy"))
+        for _ in range(2 * ROUTE_TRIES_MAX):
+            await scraped(client)
+            await scraped(client)  # at the same moment: not asked again
+            now[0] += RETRY_S
+        assert not client.optional.to_try
+        asked = Counter(one.path for one in engine.requests)
+    paths = (EMBEDDINGS, MESSAGES)
+    assert asked == dict.fromkeys(paths, ROUTE_TRIES_MAX)
+    assert [each.getMessage() for each in caplog.records] == [
+        GIVEN_UP % (engine.url, path) for path in paths
+    ]
+
+
+async def test_an_answer_about_a_path_may_come_long_after_the_scrape_that_asked() -> None:
+    gate = asyncio.Event()
+
+    async def late(talk: Conversation) -> None:
+        await gate.wait()
+        await talk.send(plain(200, b"{}"))
+
+    async with on_demand("a") as (client, engine, _):
+        engine.script, client.optional._timeout_s = late, 0.01  # how long a scrape waits for it
+        ends_at = time.monotonic() + 10 * client.optional._timeout_s
+        while time.monotonic() < ends_at:
+            assert (await scraped(client)).paths == () and client.optional.to_try
+        assert [one.path for one in engine.requests] == [EMBEDDINGS], "it is still asked"
+        gate.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await scraped(client)).paths != (EMBEDDINGS, MESSAGES):
+                pass
+    assert [one.path for one in engine.requests] == [EMBEDDINGS, MESSAGES], "each was asked once"
 
 
 @pytest.mark.parametrize("path", PAGES)
