@@ -25,6 +25,7 @@ from schemas.state import KnownRoutes, ModelCard
 
 TIMEOUT_S = 5.0
 SCRAPES_MAX = 40  # each finds out about some paths
+LOADED_ASKED_MAX = 8  # models that an engine which loads on demand has loaded
 PLAIN = "openai"
 # How a page of metrics begins its names; which kinds have a page of settings, in the order in which
 # they are asked: vLLM in its development mode has SGLang's too.
@@ -144,6 +145,11 @@ async def _scraped(
             if not client.optional.to_try:
                 break
         unsettled = client.optional.unknown
+        loaded = [name for name, state in states.items() if state is ModelState.LOADED]
+        if loaded:
+            await client.optional.ask_of(tuple(loaded[:LOADED_ASKED_MAX]))
+            paths, routes = client.optional.routes.paths, client.optional.routes.known()
+            routes = routes or KnownRoutes()
         facts = EngineFacts(
             kind,
             seen,

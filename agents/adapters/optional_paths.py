@@ -129,6 +129,17 @@ class OptionalPaths:
             await asyncio.wait([self._asking], timeout=self._timeout_s)
         return (*routes.paths, *self._listed), routes.known()
 
+    async def ask_of(self, models: tuple[ModelId, ...]) -> None:
+        """Find out, for an operator, what these models answer, which are loaded on an engine that
+        loads on demand."""
+        known = self.routes.known()
+        for path in () if known is None else known.unknown:
+            for model in models:
+                status = await self._status_of(path, model)
+                if status is not None:
+                    has = status in SUCCESS
+                    self.routes.answered(model, path, has=has, now=self._clock())
+
     @property
     def _is_asking(self) -> bool:
         return self._asking is not None and not self._asking.done()

@@ -41,7 +41,8 @@ MODELS_SHOWN = 8
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(url: str, metrics_url: str, engine_key_file: Path | None, as_json: bool) -> None:
     """Examine the engine at URL: its kind, version, models, limits, routes and signals, and the
-    lines with which its agent is installed. It is sent one tiny request for each optional route."""
+    lines with which its agent is installed. It is sent one tiny request for each optional route;
+    one that loads models on demand, for each model that it has loaded."""
     key = read_engine_key(engine_key_file)
     try:
         engine = checked_engine_url(url)

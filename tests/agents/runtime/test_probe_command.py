@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
+from agents.adapters.engine_probe import LOADED_ASKED_MAX
 from agents.cli import main
 from agents.simserver.metrics import PageKind
 from schemas.engine_routes import TRANSCRIPTIONS
@@ -200,3 +201,48 @@ async def test_an_engine_that_loads_on_demand_shows_what_is_loaded_and_what_is_n
     assert facts["loaded"] == {"a": True, "b:latest": False, "b": False}
     assert "  a, loaded\n" in text and "  b:latest, not loaded\n" in text
     assert facts["untold"] == facts["paths"] == [], "each is 404 without a body"
+
+
+HAS = {MESSAGES: "chat", EMBEDDINGS: "emb"}
+
+
+class OfModels(Recorded):
+    """Answers each path for one of its models; lists what was asked of one that is not loaded."""
+
+    loads: list[str]
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method != "POST" or request.path not in HAS:
+            return await super().answer(request)
+        if not (body := await request.read()):
+            return web.Response(status=400)
+        model = orjson.loads(body)["model"]
+        self.loads += [model] if model == "cold" else []
+        return web.json_response({}, status=200 if model == HAS[request.path] else 404)
+
+
+async def test_loaded_models_with_different_routes_show_each_its_own():
+    rows = [{"id": name, "status": "loaded"} for name in ("chat", "emb")]
+    cold = {"id": "cold", "status": "unloaded"}
+    server = OfModels({"/v1/models": orjson.dumps({"data": rows})})
+    server.loads = []
+    async with server as url:
+        text, facts = (await probe(url)).output, await found(url)
+        assert (facts["paths"], facts["untold"]) == ([EMBEDDINGS, MESSAGES], [])
+        assert facts["lacking"] == {"chat": [EMBEDDINGS], "emb": [MESSAGES]}
+        assert f"  {EMBEDDINGS}, {MESSAGES}\n" in text
+        assert f"  not of chat: {EMBEDDINGS}\n  not of emb: {MESSAGES}\n" in text
+        server._pages["/v1/models"] = orjson.dumps({"data": [*rows, cold]})
+        facts = await found(url)
+    assert facts["untold"] == [EMBEDDINGS, MESSAGES], "of the one that is not loaded"
+    assert facts["lacking"] == {"chat": [EMBEDDINGS], "emb": [MESSAGES]}
+    assert server.loads == [], "it would be loaded for that"
+
+
+async def test_no_more_than_some_of_the_loaded_models_are_asked():
+    names = [f"m{number}" for number in range(LOADED_ASKED_MAX + 1)]
+    rows = [{"id": name, "status": "loaded"} for name in names]
+    async with OfModels({"/v1/models": orjson.dumps({"data": rows})}) as url:
+        facts = await found(url)
+    assert list(facts["lacking"]) == names[:-1]
+    assert facts["untold"] == [EMBEDDINGS, MESSAGES], "nothing is known of the last one"
