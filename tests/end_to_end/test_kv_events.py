@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
+import zmq
 from aiohttp import web
 
 from agents.simserver.server import SimServer
@@ -45,11 +46,13 @@ def chat(topic: int) -> dict:
 class Scene:
     """A region with one replica, whose engine can be ended and started again."""
 
-    def __init__(self, mesh: SmallMesh) -> None:
+    def __init__(self, mesh: SmallMesh, *, replays: bool) -> None:
         self.mesh = mesh
         self.port, events, replay = free_ports(3)
         self.events, self.replay = (f"tcp://127.0.0.1:{port}" for port in (events, replay))
+        self.replay = self.replay if replays else None
         self.runner: web.AppRunner | None = None
+        self.server: SimServer | None = None
 
     @property
     def url(self) -> str:
@@ -57,7 +60,8 @@ class Scene:
 
     async def start_engine(self) -> None:
         settings = config(kv_tokens=KV_TOKENS, kv_events=self.events, kv_events_replay=self.replay)
-        self.runner = web.AppRunner(SimServer(settings).app(), handler_cancellation=True)
+        self.server = SimServer(settings)
+        self.runner = web.AppRunner(self.server.app(), handler_cancellation=True)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
 
@@ -65,6 +69,13 @@ class Scene:
         assert self.runner is not None
         runner, self.runner = self.runner, None
         await runner.cleanup()
+
+    def lose_connection(self) -> None:
+        """The events' socket ends and begins anew; all else goes on."""
+        publisher = self.server._kv_events
+        publisher._events.close(linger=0)
+        publisher._events = publisher._context.socket(zmq.PUB)
+        publisher._events.bind(self.events)
 
     def index(self, router: str = "us"):
         [index] = self.mesh.routers[router].core.state.placer.replica_indexes
@@ -95,9 +106,9 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def running(nats_server) -> AsyncIterator[Scene]:
+async def running(nats_server, *, replays: bool = True) -> AsyncIterator[Scene]:
     async with small_mesh({"us": nats_server}) as mesh:
-        scene = Scene(mesh)
+        scene = Scene(mesh, replays=replays)
         await scene.start_engine()
         try:
             await mesh.router("us", policy="mesh", **PATIENT)
@@ -105,7 +116,8 @@ async def running(nats_server) -> AsyncIterator[Scene]:
                 "us", REPLICA, scene, kv_events=scene.events, kv_events_replay=scene.replay
             )
             await mesh.until_ready("us", 1, MODEL)
-            await scene.until_reporting()
+            if replays:
+                await scene.until_reporting()
             yield scene
         finally:
             if scene.runner is not None:
@@ -148,6 +160,24 @@ async def test_an_engine_that_restarts_has_lost_everything(scene):
             last += 1
             await scene.ask(last)
     await scene.mesh.until(lambda: scene.blocks(last) > 0, "the last prompt to be known")
+
+
+async def test_a_lost_connection_alone_is_no_phantom_hit(nats_server):
+    """The engine still answers, and nothing repeats what it published."""
+    async with running(nats_server, replays=False) as scene:
+        await scene.ask(1)  # before its first event the agent knows nothing
+        await scene.until_reporting()
+        await scene.ask(2)
+        whole = scene.blocks(2)
+        await scene.mesh.until(lambda: scene.reported() >= whole > 0, "the prompt to be reported")
+        scene.lose_connection()
+        await scene.mesh.until(lambda: scene.blocks(2) == 0, "the prompt to be forgotten")
+        await scene.mesh.until(
+            lambda: scene.mesh.routers["us"].core.replicas.get(REPLICA).heartbeat.held_seq is None,
+            "the agent to say that it knows no more",
+        )
+        await scene.ask(3)
+        assert (scene.blocks(1), scene.blocks(2)) == (0, 0), "it answers, and they stay unknown"
 
 
 async def test_a_router_that_starts_later_learns_what_is_held(scene):
