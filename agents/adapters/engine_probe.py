@@ -148,8 +148,8 @@ async def _scraped(
         loaded = [name for name, state in states.items() if state is ModelState.LOADED]
         if loaded:
             await client.optional.ask_of(tuple(loaded[:LOADED_ASKED_MAX]))
-            paths, routes = client.optional.routes.paths, client.optional.routes.known()
-            routes = routes or KnownRoutes()
+            paths = client.optional.routes.paths
+            routes = client.optional.routes.known() or KnownRoutes()
         facts = EngineFacts(
             kind,
             seen,

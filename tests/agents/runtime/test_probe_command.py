@@ -209,7 +209,9 @@ HAS = {MESSAGES: "chat", EMBEDDINGS: "emb"}
 class OfModels(Recorded):
     """Answers each path for one of its models; lists what was asked of one that is not loaded."""
 
-    loads: list[str]
+    def __init__(self, pages: dict[str, bytes]) -> None:
+        super().__init__(pages)
+        self.loads: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method != "POST" or request.path not in HAS:
@@ -225,7 +227,6 @@ async def test_loaded_models_with_different_routes_show_each_its_own():
     rows = [{"id": name, "status": "loaded"} for name in ("chat", "emb")]
     cold = {"id": "cold", "status": "unloaded"}
     server = OfModels({"/v1/models": orjson.dumps({"data": rows})})
-    server.loads = []
     async with server as url:
         text, facts = (await probe(url)).output, await found(url)
         assert (facts["paths"], facts["untold"]) == ([EMBEDDINGS, MESSAGES], [])
