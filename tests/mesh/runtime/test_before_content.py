@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from mesh.core.view.slowness import WINDOW
 from schemas.state import ReplicaState
 from tests.support.scripted_engine import Behaviour, event, opened
-from tests.support.small_mesh import PATIENT, SmallMesh, chat, one_replica, post
+from tests.support.small_mesh import PATIENT, SmallMesh, chat, one_replica, post, set_all
+from tests.support.until import PATIENCE_S
 
 COMMENT = b": keep-alive\n\n"
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -26,6 +28,15 @@ def sends_alone(beat: bytes) -> Behaviour:
             await asyncio.sleep(0.02)
 
     return behaviour
+
+
+async def takes_a_moment(request, body):
+    """Between its first token and its end."""
+    stream = await opened(request)
+    await stream.write(event("hello"))
+    await asyncio.sleep(0.02)
+    await stream.write(b"data: [DONE]\n\n")
+    return stream
 
 
 def ask(mesh: SmallMesh, requests: int) -> list[asyncio.Task]:
@@ -59,6 +70,29 @@ async def test_an_engine_that_sends_nothing_else_is_hung(one, beat, monkeypatch,
     later = ask(one, REQUESTS)
     await asyncio.wait(later)
     assert all(map(is_answered, later)) and len(one.engines[1].seen) == elsewhere + REQUESTS
+
+
+async def test_what_waits_at_it_is_answered_elsewhere_before_its_agent_notices(
+    one, beat, monkeypatch
+):
+    monkeypatch.setattr("agents.core.engine_health.FLOOR_S", PATIENCE_S)
+    monkeypatch.setattr("mesh.core.view.slowness.JUDGE_S", 0.05)
+    set_all(one, takes_a_moment)
+    usual = one.routers["us"].core.replicas.slow._usual
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(each.seen >= 2 * WINDOW for each in usual.values()):
+            await asyncio.wait(ask(one, 2))
+    one.engines[0].behaviour = sends_alone(beat)
+    first = asked = ask(one, REQUESTS)
+    async with asyncio.timeout(PATIENCE_S / 2):
+        while not all(each.done() for each in first):
+            await asyncio.sleep(0.05)
+            asked = asked + ask(one, 1)  # what is late is told by what came later
+        await asyncio.wait(asked)
+    assert all(map(is_answered, asked))
+    assert one.engines[0].hung_up.is_set()
+    assert one.sample("us", "mesh_replica_left_out", replica="us-0") == 1
+    assert one.sample("us", "mesh_replica_left_out", replica="us-1") == 0
 
 
 async def test_the_first_token_is_the_first_content(nats_server, beat):
