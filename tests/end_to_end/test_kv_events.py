@@ -14,7 +14,7 @@ from mesh.core.model.prompt import prompt_text
 from tests.agents.simserver.support import MODEL, config
 from tests.support.ports import free_ports
 from tests.support.small_mesh import PATIENT, SmallMesh, post, small_mesh
-from tests.support.until import PATIENCE_S
+from tests.support.until import PATIENCE_S, until
 
 REPLICA = "us-0"
 KV_TOKENS = 2048
@@ -70,12 +70,19 @@ class Scene:
         runner, self.runner = self.runner, None
         await runner.cleanup()
 
-    def lose_connection(self) -> None:
+    async def lose_connection(self) -> None:
         """The events' socket ends and begins anew; all else goes on."""
         publisher = self.server._kv_events
         publisher._events.close(linger=0)
         publisher._events = publisher._context.socket(zmq.PUB)
-        publisher._events.bind(self.events)
+
+        def is_bound() -> bool:  # ZeroMQ closes the other socket in a thread of its own
+            with contextlib.suppress(zmq.ZMQError):
+                publisher._events.bind(self.events)
+                return True
+            return False
+
+        await until(is_bound)
 
     def index(self, router: str = "us"):
         [index] = self.mesh.routers[router].core.state.placer.replica_indexes
@@ -170,7 +177,7 @@ async def test_a_lost_connection_alone_is_no_phantom_hit(nats_server):
         await scene.ask(2)
         whole = scene.blocks(2)
         await scene.mesh.until(lambda: scene.reported() >= whole > 0, "the prompt to be reported")
-        scene.lose_connection()
+        await scene.lose_connection()
         await scene.mesh.until(lambda: scene.blocks(2) == 0, "the prompt to be forgotten")
         await scene.mesh.until(
             lambda: scene.mesh.routers["us"].core.replicas.get(REPLICA).heartbeat.held_seq is None,
