@@ -185,9 +185,10 @@ def _replicas(
     known = topology.region(found.region).replicas
     own = observed.digests_of(found.region)
     avoided = {str(name): why for digest in own for name, why in digest.avoided.items()}
-    states = [observed.heartbeats[name][0].state for name in known if name in observed.heartbeats]
-    # Without any ready replica the region can't compute.
-    not_ready = CheckResult.WARNING if ReplicaState.READY in states else CheckResult.BAD
+    beats = [observed.heartbeats[name][0] for name in known if name in observed.heartbeats]
+    # Without any ready replica that answers requests the region can't compute.
+    computes = any(beat.state is ReplicaState.READY and not beat.is_failing for beat in beats)
+    without = CheckResult.WARNING if computes else CheckResult.BAD
     for replica in known:
         if replica not in observed.heartbeats:
             found.add("heartbeat", replica, CheckResult.BAD, "silent")
@@ -198,7 +199,7 @@ def _replicas(
         if beat.results is not None:
             requests += f", failed {beat.results.words}"
         detail = f"{beat.state}{reason}{requests}"
-        verdict = result_if(beat.state is ReplicaState.READY, not_ready)
+        verdict = result_if(beat.state is ReplicaState.READY, without)
         if beat.state is ReplicaState.DRAINING and orders.drains(replica):
             who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
             detail = f"drained{requests}; `mesh undrain {replica}` ends that ({who})"
@@ -214,7 +215,8 @@ def _replicas(
         if beat.page_problem is not None:
             found.add(ENGINE_PAGE, replica, CheckResult.WARNING, _page_detail(beat.page_problem))
         if (wrong := _results_detail(beat, avoided.get(replica))) is not None:
-            found.add(ENGINE_RESULTS, replica, CheckResult.WARNING, wrong)
+            verdict = without if beat.is_failing else CheckResult.WARNING
+            found.add(ENGINE_RESULTS, replica, verdict, wrong)
     for stranger in sorted(observed.heartbeats.keys() - set(known)):
         found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
 

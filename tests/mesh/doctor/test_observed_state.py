@@ -162,6 +162,29 @@ def test_what_agents_and_routers_know_of_an_engines_answers_is_a_warning(fields,
     assert one.detail.startswith(says)
 
 
+def test_where_every_ready_replica_fails_its_requests_it_is_bad():
+    topology = load(DEFAULT_FILE)
+    [down, *others] = topology.region("us").replicas
+    beats = {name: beat(name, results=FAILS) for name in others}
+    beats[down] = beat(down, state=ReplicaState.DOWN, down_reason="unreachable")
+    some = EngineResults(failed=4, of=20, in_a_row=0, what="a cut answer")
+    for last, verdict in (
+        (beats[others[-1]], CheckResult.BAD),
+        (beat(others[-1]), CheckResult.WARNING),
+        (beat(others[-1], results=some), CheckResult.WARNING),
+    ):
+        heartbeats = {name: (each, 1.0) for name, each in (beats | {others[-1]: last}).items()}
+        found = RegionFindings("us")
+        compare(found, topology, ObservedMessages(heartbeats=heartbeats), 1.1)
+        told = {
+            (one.check, one.about): one.verdict
+            for one in found.findings
+            if one.check in ("engine", ENGINE_RESULTS)
+        }
+        failing = {(ENGINE_RESULTS, name) for name, one in heartbeats.items() if one[0].results}
+        assert told == dict.fromkeys({("engine", down), *failing}, verdict)
+
+
 def test_a_peer_that_fails_what_is_forwarded_there_is_a_warning():
     why = "failing: 3 of its last 3, HTTP 500"
     digests = {
