@@ -174,8 +174,10 @@ class RouterLimits(LimitGossip):
         for name, limits in limited:
             if (most := limits.prompt_tokens_max) is not None and prompt_tokens > most:
                 self._refused.labels("prompt_tokens_max").inc()
-                about = f"the prompt has about {prompt_tokens} tokens"
-                message = f"{about}; {whose(name)} may send {most} at most"
+                message = (
+                    f"the prompt has about {prompt_tokens} tokens, more than "
+                    f"prompt_tokens_max = {most} of {whose(name)}"
+                )
                 raise RequestRefused(Fault.KEY_FORBIDDEN, message)
             if (highest := limits.priority_max) is not None:
                 request = self._lowered(name, highest, request)
@@ -200,7 +202,7 @@ class RouterLimits(LimitGossip):
             return request
         if request.priority is Priority.HIGH:
             self._refused.labels("priority_max").inc()
-            message = f"the highest priority of {whose(name)} is {most}"
+            message = f"priority high is above priority_max = {most} of {whose(name)}"
             raise RequestRefused(Fault.KEY_FORBIDDEN, message)
         return replace(request, priority=most)
 
