@@ -179,11 +179,15 @@ async def test_a_lost_connection_alone_is_no_phantom_hit(nats_server):
         await scene.mesh.until(lambda: scene.reported() >= whole > 0, "the prompt to be reported")
         await scene.lose_connection()
         await scene.mesh.until(lambda: scene.blocks(2) == 0, "the prompt to be forgotten")
+        replica = scene.mesh.routers["us"].core.replicas.get(REPLICA)
         await scene.mesh.until(
-            lambda: scene.mesh.routers["us"].core.replicas.get(REPLICA).heartbeat.held_seq is None,
-            "the agent to say that it knows no more",
+            lambda: replica.heartbeat.held_seq is None, "the agent to say that it knows no more"
         )
         await scene.ask(3)
+        seen = replica.heartbeat.seq
+        await scene.mesh.until(
+            lambda: replica.heartbeat.seq > seen + 1, "a heartbeat sent after the answer"
+        )
         assert (scene.blocks(1), scene.blocks(2)) == (0, 0), "it answers, and they stay unknown"
 
 

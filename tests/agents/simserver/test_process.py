@@ -61,7 +61,7 @@ async def test_it_serves_on_a_free_port_and_ends_at_sigterm_even_with_open_strea
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_in_the_middle_of_an_answer_is_one_line(tmp_path, stream):
-    """The second one is counted in the next line of its kind."""
+    """Those that leave shortly after it are counted in the next line of its kind."""
     async with (
         engine_process(tmp_path) as (process, url),
         aiohttp.ClientSession() as http,
@@ -76,8 +76,9 @@ async def test_a_client_that_leaves_in_the_middle_of_an_answer_is_one_line(tmp_p
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             _, said = await process.communicate()
-    [line] = said.decode().splitlines()
-    assert line.endswith(": its client left before the end of the answer")
+    lines = said.decode().splitlines()
+    assert 1 <= len(lines) <= 2, "two, where the second one leaves much later"
+    assert all(line.endswith(": its client left before the end of the answer") for line in lines)
 
 
 @pytest.mark.parametrize(
