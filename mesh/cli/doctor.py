@@ -21,7 +21,7 @@ from mesh.cli.unusable import Unusable
 from mesh.demo.state_directory import RunningMesh, StateDirectory
 from mesh.doctor.connectivity import NoServerRuns
 from mesh.doctor.examination import ExaminationSettings, examine
-from mesh.doctor.findings import CheckResult, Finding, is_healthy
+from mesh.doctor.findings import CheckResult, Finding, is_healthy, remedies
 from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
 from mesh.explain.text import printable
 from schemas.ids import RegionId
@@ -114,13 +114,13 @@ def _print(findings: list[Finding], *, verbose: bool) -> None:
     shown = findings if verbose else [one for one in own if one.verdict is not CheckResult.OK]
     if shown:
         console.print(_table(shown))
-    remedies = [(each.region, each.remedy) for each in findings if each.remedy is not None]
-    for region, remedy in remedies[: None if verbose else REMEDIES_SHOWN]:
+    by_hand = remedies(findings)
+    for region, remedy in by_hand[: None if verbose else REMEDIES_SHOWN]:
         # On a line of its own, a command can be copied.
         text = f"{region}, by hand: {remedy.what}:\n  {remedy.command}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if not verbose and len(remedies) > REMEDIES_SHOWN:
-        console.print(f"{len(remedies) - REMEDIES_SHOWN} more by hand: see --verbose")
+    if not verbose and len(by_hand) > REMEDIES_SHOWN:
+        console.print(f"{len(by_hand) - REMEDIES_SHOWN} more by hand: see --verbose")
     passed = Counter(one.check for one in findings if one.verdict is CheckResult.OK)
     if passed and not verbose:
         kinds = ", ".join(f"{check} {count}" for check, count in passed.items())

@@ -102,6 +102,12 @@ def is_healthy(findings: list[Finding]) -> bool:
     return all(finding.verdict is not CheckResult.BAD for finding in findings)
 
 
+def remedies(findings: list[Finding]) -> list[tuple[str, Remedy]]:
+    """Each once, with its region: first those of what is bad."""
+    bad_first = sorted(findings, key=lambda one: one.verdict is not CheckResult.BAD)
+    return list(dict.fromkeys((one.region, one.remedy) for one in bad_first if one.remedy))
+
+
 _GO_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)(s|ms|µs|us|ns))?")
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
 

@@ -70,8 +70,8 @@ class SystemdCommands:
         what = f"{_fails(replica)} and restart it as you start it; what the agent saw"
         return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
 
-    def stream(self, region: str, name: str) -> Remedy:
-        return _set_up_streams(region, name, self.config, self.credentials)
+    def stream(self, region: str) -> Remedy:
+        return _set_up_streams(region, self.config, self.credentials)
 
     def stream_writes(self, region: str) -> Remedy:
         addresses = self.topology.regions[RegionId(region)].nats
@@ -143,9 +143,9 @@ class DemoCommands:
         log = str(self.logs / f"{program}.log")
         return Remedy(what, shlex.join(["tail", "-n", "30", log]))
 
-    def stream(self, region: str, name: str) -> Remedy:
-        """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
-        return _set_up_streams(region, name, self.file, self.config)
+    def stream(self, region: str) -> Remedy:
+        """For streams that are missing or altered; `mesh up` checks them too, every 30 s."""
+        return _set_up_streams(region, self.file, self.config)
 
     def stream_writes(self, region: str) -> Remedy:
         pid = self.pids.get(f"nats-{region}")
@@ -161,8 +161,8 @@ class DemoCommands:
 ManualCommands = SystemdCommands | DemoCommands
 
 
-def _set_up_streams(region: str, name: str, config: Path, credentials: Path) -> Remedy:
-    what = f"stream {name} of {region} is missing or has been altered; repair it"
+def _set_up_streams(region: str, config: Path, credentials: Path) -> Remedy:
+    what = f"streams of {region} are missing or have been altered; one command repairs all"
     options = ["--config", str(config), "--credentials", str(credentials), "--region", region]
     return Remedy(what, shlex.join(["mesh", "infra", "streams", *options]))
 
@@ -215,7 +215,7 @@ def with_causes(
         if one.verdict is not CheckResult.OK and one.check in CHECKS_OF_ENGINES:
             return replace(one, remedy=_engine_remedy(one, commands))
         if one.verdict is CheckResult.BAD and one.check == "stream":
-            return replace(one, remedy=commands.stream(one.region, one.about))
+            return replace(one, remedy=commands.stream(one.region))
         if one.check == STREAM_WRITES:
             return replace(one, remedy=commands.stream_writes(one.region))
         if one.verdict is CheckResult.OK or one.peer is None:

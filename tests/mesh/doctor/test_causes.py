@@ -19,8 +19,8 @@ class StubCommands:
     def engine(self, replica):
         return Remedy(f"engine of {replica}", "true")
 
-    def stream(self, region, name):
-        return Remedy(f"stream {name} of {region}", "true")
+    def stream(self, region):
+        return Remedy(f"streams of {region}", "true")
 
 
 commands = StubCommands()
@@ -127,5 +127,5 @@ def test_only_silent_programs_and_engines_that_are_down_come_with_a_remedy():
     whats = [one.remedy and one.remedy.what for one in with_causes(found, {}, commands)]
     assert whats == [
         *("router r1 of eu", "agent eu-0 of eu", None, None),
-        *("engine of eu-3", "engine of eu-4", None, "stream r1 of eu"),
+        *("engine of eu-3", "engine of eu-4", None, "streams of eu"),
     ]

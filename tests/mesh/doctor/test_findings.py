@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mesh.doctor.findings import CheckResult, RegionFindings
+from mesh.doctor.findings import CheckResult, Finding, RegionFindings, Remedy, remedies
 
 
 async def test_all_run_at_once_and_their_findings_stand_in_order():
@@ -42,3 +42,21 @@ async def test_one_that_raises_ends_the_others_and_what_was_found_is_kept():
         await found.run_concurrently(waits, raises)
     assert ended == ["waits"]
     assert [one.about for one in found.findings] == ["waits"]
+
+
+def test_remedies_of_what_is_bad_come_first_and_each_once():
+    def finding(region, verdict, what):
+        remedy = what and Remedy(what, "true")
+        return Finding(region, "check", "about", verdict, "", remedy=remedy)
+
+    found = [
+        finding("ap", CheckResult.WARNING, "restart"),
+        finding("ap", CheckResult.OK, None),
+        finding("eu", CheckResult.WARNING, "restart"),
+        finding("eu", CheckResult.WARNING, "restart"),
+        finding("us", CheckResult.BAD, "restart"),
+        finding("us", CheckResult.WARNING, "restart"),
+        finding("us", CheckResult.BAD, "repair"),
+    ]
+    shown = [(region, remedy.what) for region, remedy in remedies(found)]
+    assert shown == [("us", "restart"), ("us", "repair"), ("ap", "restart"), ("eu", "restart")]

@@ -64,10 +64,8 @@ def test_with_systemd_the_unit_on_its_host_is_restarted():
 
 
 def test_a_stream_is_repaired_by_the_setup_user():
-    here = demo().stream("eu", "LEASES").command
-    there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).stream(
-        "eu", "X"
-    )
+    here = demo().stream("eu").command
+    there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).stream("eu")
     command = "mesh infra streams --config mesh.toml --credentials rendered --region eu"
     assert there.command == command
     told = ["--config", "/a b/mesh.toml", "--credentials", "/a b/config", "--region", "eu"]
