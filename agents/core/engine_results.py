@@ -59,6 +59,7 @@ class RecentResults:
     """Of one engine."""
 
     def __init__(self) -> None:
+        self.clears = 0
         self._has_failed = False  # of the ends, one or more
         # When each request was answered, or how it failed. Nothing but this is done for a good one.
         self._ends: deque[float | _Failure] = deque(maxlen=RESULTS_MAX)
@@ -74,6 +75,7 @@ class RecentResults:
 
     def clear(self) -> None:
         """The engine is gone: what comes in its place is another one."""
+        self.clears += 1
         self._ends.clear()
         self._has_failed = False
 
@@ -103,15 +105,20 @@ class ResultsLog:
 
     def __init__(self) -> None:
         self.is_told = False  # that it fails
+        self._clears = 0  # when that was told
         self._due_at = float("-inf")
 
-    def line(self, results: EngineResults | None, now: float) -> str | None:
-        """What to log now of an engine that takes work, if anything; `is_told` says which."""
+    def line(self, results: EngineResults | None, clears: int, now: float) -> str | None:
+        """What to log now of an engine that takes work, if anything; `is_told` says which.
+        `clears`: how often its results were cleared."""
         if not self.is_told:
             if results is None or not results.is_failing or now < self._due_at:
                 return None
-            self.is_told, self._due_at = True, now + LOG_EVERY_S
+            self.is_told, self._clears, self._due_at = True, clears, now + LOG_EVERY_S
             return f"engine fails: {results.words}"
+        if clears != self._clears:
+            self.is_told = False
+            return "engine begins anew: what failed before no longer counts"
         if results is None:
             self.is_told = False
             return f"engine has failed no request for {WINDOW_S:.0f} s"

@@ -414,7 +414,8 @@ class Agent:
         """When the engine begins to fail requests, and when it answers again."""
         if beat.state is not ReplicaState.READY:
             return
-        if (line := self._results_log.line(beat.results, self._clock())) is not None:
+        clears = self._core.state.engine.results.clears
+        if (line := self._results_log.line(beat.results, clears, self._clock())) is not None:
             level = logging.WARNING if self._results_log.is_told else logging.INFO
             log.log(level, "%s/%s: %s", beat.region, beat.replica, line)
 

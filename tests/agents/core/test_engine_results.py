@@ -176,13 +176,13 @@ def test_an_engine_that_wakes_up_begins_anew() -> None:
 
 def test_the_log_has_one_pair_of_lines_a_minute() -> None:
     log, results = ResultsLog(), RecentResults()
-    assert log.line(None, 0.0) is None
+    assert log.line(None, 0, 0.0) is None
     lines = []
     for second in range(120):
         (results.failed if second % 10 < 5 else results.answered)(
             *(["HTTP 500"] if second % 10 < 5 else []), second
         )
-        lines.append(log.line(results.report(second), second))
+        lines.append(log.line(results.report(second), 0, second))
     said = [(second, line) for second, line in enumerate(lines) if line is not None]
     assert said[0] == (2, "engine fails: its last 3 requests, HTTP 500")
     warnings = [second for second, line in said if "fails" in line]
@@ -193,11 +193,11 @@ def test_the_log_says_that_it_answers_again() -> None:
     log, results = ResultsLog(), RecentResults()
     for _ in range(3):
         results.failed("no connection", 1.0)
-    assert "no connection" in log.line(results.report(1.0), 1.0)
+    assert "no connection" in log.line(results.report(1.0), 0, 1.0)
     for _ in range(4):
         results.answered(2.0)
     again = "engine answers again: 3 of its last 7 requests failed"
-    assert (log.line(results.report(2.0), 2.0), log.is_told) == (again, False)
+    assert (log.line(results.report(2.0), 0, 2.0), log.is_told) == (again, False)
 
 
 def test_the_log_says_that_nothing_has_failed_for_long() -> None:
@@ -205,7 +205,24 @@ def test_the_log_says_that_nothing_has_failed_for_long() -> None:
     for _ in range(5):
         results.failed("HTTP 500", 1.0)
     results.answered(1.0)
-    assert log.line(results.report(1.0), 1.0) is not None
+    assert log.line(results.report(1.0), 0, 1.0) is not None
     later = 1.0 + WINDOW_S
-    assert log.line(results.report(later - 1.0), later - 1.0) is None
-    assert log.line(results.report(later), later) == "engine has failed no request for 30 s"
+    assert log.line(results.report(later - 1.0), 0, later - 1.0) is None
+    assert log.line(results.report(later), 0, later) == "engine has failed no request for 30 s"
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_the_log_says_of_one_that_was_started_anew_just_that(fails_again) -> None:
+    log, results = ResultsLog(), RecentResults()
+    for _ in range(3):
+        results.failed("HTTP 500", 1.0)
+    assert "engine fails" in log.line(results.report(1.0), results.clears, 1.0)
+    results.clear()
+    for _ in range(3 * fails_again):
+        results.failed("HTTP 500", 3.4)
+    said = log.line(results.report(3.4), results.clears, 3.4)
+    assert said == "engine begins anew: what failed before no longer counts"
+    assert log.line(results.report(3.5), results.clears, 3.5) is None
+    later = 1.0 + LOG_EVERY_S
+    said = log.line(results.report(later), results.clears, later)
+    assert said == ("engine fails: its last 3 requests, HTTP 500" if fails_again else None)
