@@ -224,8 +224,8 @@ def _answer_max(path: str, body: bytes) -> float:
 
 
 def whose(name: str) -> str:
-    """Who that name is, for people."""
-    return f"{'this key' if name.startswith(KEY) else 'the tenant'} {name[len(KEY) :]}"
+    """Who that name is, for people: a client knows its key, and operators are told it besides."""
+    return "this key" if name.startswith(KEY) else f"the tenant {name.removeprefix(TENANT)}"
 
 
 def told(name: str, exceeded: Exceeded) -> str:

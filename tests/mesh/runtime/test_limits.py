@@ -106,8 +106,10 @@ async def test_openais_client_is_told_when_to_ask_again(nats_server):
         assert status == 200 and not any("ratelimit" in name for name in headers)
 
 
-async def test_operators_are_told_whom_which_limit_refused(nats_server, capfd):
-    limits = keys(requests_per_minute=1)
+@pytest.mark.parametrize(("name", "whose"), [("t:acme", "the tenant acme"), ("k:k1", "this key")])
+async def test_operators_are_told_whom_which_limit_refused(nats_server, capfd, name, whose):
+    limited = ((name, LimitsTable(requests_per_minute=1)),)
+    limits = {key_hash("sk-acme"): Caller("k1", "acme", limited=limited)}
     async with one_replica(
         nats_server, keys=limits, access_log=AccessLogFormat.LOGFMT, **PATIENT
     ) as mesh:
@@ -116,7 +118,7 @@ async def test_operators_are_told_whom_which_limit_refused(nats_server, capfd):
             assert (await post(mesh, chat("hello"), **headers))[0] == status
         line = await Lines(capfd).of(id="r429")
         assert (line["error"], line["tenant"]) == ("rate_limit_exceeded", "acme")
-        assert line["detail"].startswith("key k1: the tenant acme has reached requests_per_minute")
+        assert line["detail"].startswith(f"key k1: {whose} has reached requests_per_minute")
         ended = mesh.routers["us"].requests.ended
         text = "\n".join(story_lines(*stories(ended.find("r429").requests)))
         assert "tenant acme" in text and line["detail"] in text and "sk-acme" not in text
