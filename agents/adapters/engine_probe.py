@@ -6,6 +6,7 @@ until its metrics are switched on.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -16,8 +17,8 @@ from agents.adapters.engine_kinds import KINDS
 from agents.adapters.exchange import UnexpectedAnswer, fetched
 from agents.adapters.http_client import HttpBroken, origin
 from agents.adapters.listed_models import MODELS_PATH
-from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
-from agents.core.loaded_models import NO_STATES, ModelState
+from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
+from agents.core.loaded_models import NO_STATES, ModelState, States, loads_nothing
 from schemas.http import REGIONS
 from schemas.http_statuses import OK, UNAUTHORIZED
 from schemas.ids import ModelId
@@ -26,6 +27,7 @@ from schemas.state import KnownRoutes, ModelCard
 TIMEOUT_S = 5.0
 SCRAPES_MAX = 40  # each finds out about some paths
 LOADED_ASKED_MAX = 8  # models that an engine which loads on demand has loaded
+LOADED_ASKED_S = 60.0  # all of them
 PLAIN = "openai"
 # How a page of metrics begins its names; which kinds have a page of settings, in the order in which
 # they are asked: vLLM in its development mode has SGLang's too.
@@ -41,7 +43,8 @@ class NoEngine(Exception):
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What was found. `kind`: for `--engine-kind`. `seen_kind`: what it is, though it may show no
-    metrics. `unsettled`: paths of which it could not be found out whether they are answered."""
+    metrics. `unsettled`: paths of which it could not be found out whether they are answered;
+    `unfinished`: loaded models of which it could not be found out which ones they answer."""
 
     kind: str
     seen_kind: str
@@ -55,6 +58,7 @@ class EngineFacts:
     lacking: Mapping[ModelId, tuple[str, ...]] = field(default_factory=dict)
     loaded: Mapping[ModelId, bool] | None = None  # of each model; None where it does not say
     failed: Mapping[str, int] = field(default_factory=dict)  # the server error, by path
+    unfinished: tuple[ModelId, ...] = ()
 
     @property
     def shown(self) -> dict[str, bool]:
@@ -128,9 +132,7 @@ async def _scraped(
     )
     models: tuple[ModelId, ...] = ()
     cards: Mapping[ModelId, ModelCard] = {}
-    paths: tuple[str, ...] = ()
-    reading = NOTHING_KNOWN
-    routes, states = KnownRoutes(), NO_STATES
+    reading, states = NOTHING_KNOWN, NO_STATES
     try:
         for _ in range(SCRAPES_MAX):
             client.refresh_models()
@@ -138,18 +140,15 @@ async def _scraped(
             if isinstance(found, ScrapeFailed):
                 raise NoEngine(found.detail)
             if found.models is not None:
-                models, cards, paths = found.models, found.cards, found.paths
-                routes = found.routes or KnownRoutes()
-                states = found.states
+                models, cards, states = found.models, found.cards, found.states
             reading = found.reading
             if not client.optional.to_try:
                 break
-        unsettled = client.optional.unknown
-        loaded = [name for name, state in states.items() if state is ModelState.LOADED]
-        if loaded:
-            await client.optional.ask_of(tuple(loaded[:LOADED_ASKED_MAX]))
-            paths = client.optional.routes.paths
-            routes = client.optional.routes.known() or KnownRoutes()
+        unfinished = await _asked_loaded(client, states)
+        paths = client.optional.routes.paths
+        routes = client.optional.routes.known() or KnownRoutes()
+        open_ones = {*client.optional.unknown} & {*routes.unknown}
+        unsettled = tuple(sorted(open_ones.difference(paths)))
         facts = EngineFacts(
             kind,
             seen,
@@ -162,11 +161,28 @@ async def _scraped(
             tuple(path for path in routes.unknown if path not in unsettled),
             routes.lacking,
             {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
-            dict(client.optional.failed),
+            client.optional.failed,
+            unfinished,
         )
     finally:
         client.close()
     return replace(facts, version=facts.version or await _version(url, key, seen))
+
+
+async def _asked_loaded(client: EngineClient, states: States) -> tuple[ModelId, ...]:
+    """Find out what each loaded model answers, as long as no request loads one; the models of which
+    that was not found out."""
+    loaded = [name for name, state in states.items() if state is ModelState.LOADED]
+    left = loaded[:LOADED_ASKED_MAX]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOADED_ASKED_S):
+            for model in tuple(left):
+                client.refresh_models()
+                found = await client.scrape()
+                is_safe = isinstance(found, EngineScraped) and loads_nothing(model, found.states)
+                if is_safe and await client.optional.ask_of(model):
+                    left.remove(model)
+    return tuple(left)
 
 
 async def _version(url: str, key: str | None, kind: str) -> str | None:

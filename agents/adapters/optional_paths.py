@@ -11,7 +11,7 @@ import orjson
 from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import HttpBroken, HttpClient
 from agents.core.loaded_models import States, loads_on_demand
-from agents.core.model_routes import ModelRoutes, is_about_model
+from agents.core.model_routes import ANY, ModelRoutes, is_about_model
 from schemas.engine_routes import ENGINE_ROUTES
 from schemas.http_statuses import (
     INVALID,
@@ -52,7 +52,7 @@ class OptionalPaths:
         self._api, self._clock = api, clock
         self._finds, self._listed, self._timeout_s = finds, listed, timeout_s
         self.routes = ModelRoutes()
-        self.failed: dict[str, int] = {}  # that it answered by a server error last, and which
+        self._failed: dict[tuple[str, ModelId], int] = {}  # by a server error, and which
         self._asking: asyncio.Task[None] | None = None
         self._maybe_lacking: set[str] = set()  # a request was answered as if it had not the path
         self._confirmed_at: dict[str, float] = {}  # but it has
@@ -97,6 +97,12 @@ class OptionalPaths:
         """Those of which it is not known whether the engine answers them."""
         return tuple(self.routes.unasked)
 
+    @property
+    def failed(self) -> dict[str, int]:
+        """Those that it answered by a server error last, and for no model well; and which error."""
+        has = self.routes.paths
+        return {path: each for (path, _), each in sorted(self._failed.items()) if path not in has}
+
     def failed_scrape(self, *, was_away: bool) -> None:
         """The engine may be gone; `was_away`: another process may have its place."""
         self._confirmed_at.clear()
@@ -122,6 +128,7 @@ class OptionalPaths:
         now, routes = self._clock(), self.routes
         if models != routes.names:
             self._confirmed_at.clear()
+            self._failed.clear()
         on_demand = loads_on_demand(models, cards, states)
         routes.listed(models, on_demand=on_demand, now=now)
         if may_ask and not self._is_asking and (paths := routes.to_ask(now)):
@@ -129,16 +136,17 @@ class OptionalPaths:
             await asyncio.wait([self._asking], timeout=self._timeout_s)
         return (*routes.paths, *self._listed), routes.known()
 
-    async def ask_of(self, models: tuple[ModelId, ...]) -> None:
-        """Find out, for an operator, what these models answer, which are loaded on an engine that
-        loads on demand."""
+    async def ask_of(self, model: ModelId) -> bool:
+        """Find out, for an operator, what this model answers, which is loaded on an engine that
+        loads on demand. False where a request was not answered at all: then no more are sent."""
         known = self.routes.known()
         for path in () if known is None else known.unknown:
-            for model in models:
-                status = await self._status_of(path, model)
-                if status is not None:
-                    has = status in SUCCESS
-                    self.routes.answered(model, path, has=has, now=self._clock())
+            if (answer := await self._answer_of(path, model)) is None:
+                return False
+            if (status := self._told_by(path, model, *answer)) is not None:
+                has = status in SUCCESS
+                self.routes.answered(model, path, has=has, now=self._clock())
+        return True
 
     @property
     def _is_asking(self) -> bool:
@@ -148,7 +156,8 @@ class OptionalPaths:
         """Find out about these paths, one after the other, as long as it has the same models."""
         generation = self.routes.generation
         for path in paths:
-            status = await self._status_of(path, model)
+            answer = await self._answer_of(path, model)
+            status = None if answer is None else self._told_by(path, model, *answer)
             if generation != self.routes.generation:
                 return
             if status is None:  # it has other troubles
@@ -161,17 +170,21 @@ class OptionalPaths:
                 self._confirmed_at[path] = self._clock()
             self._maybe_lacking.discard(path)
 
-    async def _status_of(self, path: str, model: ModelId | None) -> int | None:
-        """What it answers to a tiny request for that model on that path, or to one without a body;
-        None where that says nothing about the path."""
+    async def _answer_of(self, path: str, model: ModelId | None) -> tuple[int, bytes] | None:
+        """To a tiny request for that model on that path, or to one without a body; None if none
+        came in time."""
         headers, body = _without_body(path) if model is None else smallest_request(path, model)
         try:
-            status, page = await exchange(self._api, "POST", path, PATIENCE_S, body, headers)
+            return await exchange(self._api, "POST", path, PATIENCE_S, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             return None
-        self.failed.pop(path, None)
+
+    def _told_by(self, path: str, model: ModelId | None, status: int, page: bytes) -> int | None:
+        """The status of such an answer; None where that says nothing about the path."""
+        for name in (ANY, model or ANY):  # a model's answer says more than one to no body
+            self._failed.pop((path, name), None)
         if status >= SERVER_ERROR and status != NOT_IMPLEMENTED:
-            self.failed[path] = status
+            self._failed[path, model or ANY] = status
         if model is None:
             is_told = status < SERVER_ERROR or status == NOT_IMPLEMENTED
             is_told = is_told and status not in (UNAUTHORIZED, TOO_MANY)

@@ -59,6 +59,11 @@ def loads_on_demand(
     return bool(states) or not is_one_model(names, cards)
 
 
+def loads_nothing(model: ModelId, states: States) -> bool:
+    """Whether a request for it does: it is loaded, and none is about to take its place."""
+    return states.get(model) is ModelState.LOADED and ModelState.LOADING not in states.values()
+
+
 class LoadedModels:
     """Of one engine. Fed with each list of its models and with clients' requests for them."""
 

@@ -84,6 +84,11 @@ def _advice(facts: EngineFacts) -> Iterator[str]:
             f"it fails requests: {statuses} to a tiny one on {', '.join(facts.failed)}; send it "
             "one chat yourself and read its log: one that fails chats, too, serves nobody"
         )
+    if facts.unfinished:
+        yield (
+            "not found out which routes these models have, as they answered late or may be loaded "
+            f"no more: {', '.join(facts.unfinished)}"
+        )
     if facts.unsettled:
         yield f"not found out, as it answered otherwise or late: {', '.join(facts.unsettled)}"
 

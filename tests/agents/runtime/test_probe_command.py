@@ -16,6 +16,7 @@ from schemas.http import EMBEDDINGS, MESSAGES, POOLING
 from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
 from tests.support.small_mesh import small_mesh
+from tests.support.until import PATIENCE_S
 
 PAGES = Path(__file__).parents[2] / "data" / "server_metrics"
 
@@ -65,7 +66,7 @@ class Recorded:
     async def __aenter__(self) -> str:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.answer)
-        self._runner = web.AppRunner(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
@@ -206,44 +207,127 @@ async def test_an_engine_that_loads_on_demand_shows_what_is_loaded_and_what_is_n
 HAS = {MESSAGES: "chat", EMBEDDINGS: "emb"}
 
 
-class OfModels(Recorded):
-    """Answers each path for one of its models; lists what was asked of one that is not loaded."""
+def listed(**states: str) -> dict[str, bytes]:
+    rows = [{"id": name, "status": state} for name, state in states.items()]
+    return {"/v1/models": orjson.dumps({"data": rows})}
 
-    def __init__(self, pages: dict[str, bytes]) -> None:
+
+class OfModels(Recorded):
+    """Answers each path for one of its models. `asked`: for which, and on which path."""
+
+    def __init__(self, pages: dict[str, bytes], *, without_body: int = 400) -> None:
         super().__init__(pages)
-        self.loads: list[str] = []
+        self.without_body = without_body
+        self.asked: list[tuple[str, str]] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method != "POST" or request.path not in HAS:
             return await super().answer(request)
         if not (body := await request.read()):
-            return web.Response(status=400)
+            return web.Response(status=self.without_body)
         model = orjson.loads(body)["model"]
-        self.loads += [model] if model == "cold" else []
-        return web.json_response({}, status=200 if model == HAS[request.path] else 404)
+        self.asked.append((model, request.path))
+        return web.json_response({}, status=await self.status(request, model))
+
+    async def status(self, request: web.Request, model: str) -> int:
+        return 200 if model == HAS[request.path] else 404
 
 
 async def test_loaded_models_with_different_routes_show_each_its_own():
-    rows = [{"id": name, "status": "loaded"} for name in ("chat", "emb")]
-    cold = {"id": "cold", "status": "unloaded"}
-    server = OfModels({"/v1/models": orjson.dumps({"data": rows})})
+    loaded = {"chat": "loaded", "emb": "loaded"}
+    server = OfModels(listed(**loaded))
     async with server as url:
         text, facts = (await probe(url)).output, await found(url)
         assert (facts["paths"], facts["untold"]) == ([EMBEDDINGS, MESSAGES], [])
         assert facts["lacking"] == {"chat": [EMBEDDINGS], "emb": [MESSAGES]}
         assert f"  {EMBEDDINGS}, {MESSAGES}\n" in text
         assert f"  not of chat: {EMBEDDINGS}\n  not of emb: {MESSAGES}\n" in text
-        server._pages["/v1/models"] = orjson.dumps({"data": [*rows, cold]})
+        server._pages |= listed(**loaded, cold="unloaded")
         facts = await found(url)
     assert facts["untold"] == [EMBEDDINGS, MESSAGES], "of the one that is not loaded"
     assert facts["lacking"] == {"chat": [EMBEDDINGS], "emb": [MESSAGES]}
-    assert server.loads == [], "it would be loaded for that"
+    assert "cold" not in dict(server.asked), "it would be loaded for that"
 
 
 async def test_no_more_than_some_of_the_loaded_models_are_asked():
     names = [f"m{number}" for number in range(LOADED_ASKED_MAX + 1)]
-    rows = [{"id": name, "status": "loaded"} for name in names]
-    async with OfModels({"/v1/models": orjson.dumps({"data": rows})}) as url:
+    async with OfModels(listed(**dict.fromkeys(names, "loaded"))) as url:
         facts = await found(url)
     assert list(facts["lacking"]) == names[:-1]
     assert facts["untold"] == [EMBEDDINGS, MESSAGES], "nothing is known of the last one"
+
+
+LATE = "note: not found out which routes these models have, as they answered late or may be"
+
+
+class Changing(OfModels):
+    """Whose list of models is another one once a model was asked."""
+
+    def __init__(self, before: dict[str, bytes], after: dict[str, bytes]) -> None:
+        super().__init__(before)
+        self.after = after
+
+    async def status(self, request: web.Request, model: str) -> int:
+        self._pages |= self.after
+        return await super().status(request, model)
+
+
+@pytest.mark.parametrize("emb, other", [("unloaded", "loaded"), ("loaded", "loading")])
+async def test_no_model_is_asked_that_would_be_loaded_by_then(emb, other):
+    before = listed(chat="loaded", emb="loaded", other="unloaded")
+    server = Changing(before, listed(chat="loaded", emb=emb, other=other))
+    async with server as url:
+        text = (await probe(url)).output
+    assert dict(server.asked).keys() == {"chat"}
+    assert f"{LATE} loaded no more: emb\n" in text
+
+
+class Cutting(OfModels):
+    async def status(self, request: web.Request, model: str) -> int:
+        if model == "cut":
+            request.transport.close()
+        return await super().status(request, model)
+
+
+async def test_a_model_that_does_not_answer_is_asked_no_more_and_others_are():
+    server = Cutting(listed(cut="loaded", chat="loaded"))
+    async with server as url:
+        facts = await found(url)
+    assert len({path for model, path in server.asked if model == "cut"}) == 1
+    assert (facts["paths"], facts["unfinished"]) == ([MESSAGES], ["cut"])
+
+
+class Silent(OfModels):
+    async def status(self, request: web.Request, model: str) -> int:
+        return await asyncio.Future()
+
+
+async def test_asking_models_has_an_end_which_is_told(monkeypatch):
+    monkeypatch.setattr("agents.adapters.optional_paths.PATIENCE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("agents.adapters.engine_probe.LOADED_ASKED_S", 0.5)
+    async with Silent(listed(chat="loaded", emb="loaded")) as url:
+        text = (await probe(url)).output
+    assert f"{LATE} loaded no more: chat, emb\n" in text
+
+
+async def test_what_models_tell_is_found_out():
+    """Though the server's answers to no body did not tell."""
+    async with OfModels(listed(chat="loaded", emb="loaded"), without_body=503) as url:
+        text, facts = (await probe(url)).output, await found(url)
+    assert (facts["paths"], facts["unsettled"]) == ([EMBEDDINGS, MESSAGES], [])
+    assert (facts["failed"], facts["unfinished"]) == ({}, [])
+    assert "not found out" not in text and "it fails requests" not in text
+
+
+class Ill(OfModels):
+    """One of its models fails all requests."""
+
+    async def status(self, request: web.Request, model: str) -> int:
+        return 500 if model == "ill" else await super().status(request, model)
+
+
+@pytest.mark.parametrize("names", [("chat", "ill"), ("ill", "chat")])
+async def test_a_path_fails_that_some_model_fails_and_none_answers(names):
+    async with Ill(listed(**dict.fromkeys(names, "loaded"))) as url:
+        facts = await found(url)
+    assert (facts["paths"], facts["failed"]) == ([MESSAGES], {EMBEDDINGS: 500})
