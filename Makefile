@@ -32,7 +32,7 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 	$(BIN)/mesh up
 
 test: lint ## every check: style, types, layers, tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist loadfile || $(BIN)/python -m tests.again $$?
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist loadfile --cache-clear || $(BIN)/python -m tests.again $$?
 
 test-pythons: ## `make test` with every supported Python that this machine has, one after another
 	$(PYTHON) tests/pythons.py

@@ -458,13 +458,12 @@ class _CoreState(Collector):
         core = self._core
         replicas = (one.heartbeat.replica for one in core.replicas)
         peers = (region for region, _ in core.peers)
-        for kind, names, failing in (
-            ("replica", replicas, core.replicas.failing),
-            ("peer", peers, core.peers.failing),
+        for kind, names, left_out in (
+            ("replica", replicas, core.replicas.failing.out()),
+            ("peer", peers, core.peers.failing.avoided(self._clock())),  # as its digests say
         ):
             about = "Whether it gets no work, or one request at a time, after failures."
             is_out = _gauge(f"mesh_{kind}_left_out", about, kind)
-            left_out = failing.out()
             for name in names:
                 _add(is_out, name, name in left_out)
             yield is_out

@@ -68,7 +68,8 @@ def find_mesh(config: Path | None, credentials: Path) -> KnownMesh:
     if config is None and running is None and is_of_a_demo(credentials):
         where = credentials.parent
         raise Unusable(
-            f"the `mesh up` of {where} is not up: start it, or give its mesh.toml as --config"
+            f"the `mesh up` of {where} is not up, or not yet: start it, wait for it, or give its"
+            " mesh.toml as --config"
         )
     file = config or (topology.DEFAULT_FILE if running is None else running.config)
     try:

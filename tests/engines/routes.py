@@ -30,6 +30,7 @@ from schemas.http import (
     TOKENIZE,
 )
 from schemas.response_calls import ID, RESPONSE, RESPONSE_CANCEL, RESPONSE_INPUT
+from schemas.state import Heartbeat
 from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import MeshOverEngines
 
@@ -142,15 +143,20 @@ async def found(mesh: MeshOverEngines) -> dict[str, str]:
 
 
 async def _until_known(mesh: MeshOverEngines) -> None:
-    """Wait until the router knows every path that the engines have."""
+    """Wait until the router knows every path that the engines have, or lets requests for it
+    through: of an engine that loads on demand their answers show it."""
     for replica, engine in mesh.engines.items():
         facts = await examined(engine.url, engine.metrics_url, engine.api_key or None)
         paths = set(facts.paths)
         await mesh.until(
-            lambda replica=replica, paths=paths: paths <= set(mesh.beats[replica].paths),
+            lambda replica=replica, paths=paths: paths <= _open(mesh.beats[replica]),
             f"{replica} to have {sorted(paths)}",
         )
     await mesh.until_ready()
+
+
+def _open(beat: Heartbeat) -> set[str]:
+    return {*beat.paths, *(beat.routes.unknown if beat.routes else ())}
 
 
 async def _asked(http: aiohttp.ClientSession, asking: Asking) -> str:

@@ -132,7 +132,10 @@ def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, no
     request's fault: another place's answer will show."""
     status, in_prefill = event.status, event.prefill
     if status is None:
-        what, is_sure = event.detail, True
+        what, is_sure = (
+            event.detail.partition(": ")[0],
+            True,
+        )  # all regions see it: no answer's text
     elif not is_client_error(status):
         what, is_sure = f"HTTP {status}", False
     elif status in TO_EVERYBODY or record.request.prompt.tokens <= SHORT_TOKENS:

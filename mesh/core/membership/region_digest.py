@@ -41,6 +41,7 @@ CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full
 # the slowest link that regions may have, 10 Mbit/s, at most.
 BYTES_PER_S = 156_250
 BYTES, MODEL_BYTES, LISTED_BYTES = 512, 192, 32  # of one as JSON; of each model, and replica, in it
+AVOIDED_BYTES = 192  # of each replica and peer that is avoided, with why
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
@@ -167,7 +168,8 @@ class RegionalDigest:
         )
         by_other = (self._latest.models_by_label, self._latest.models_by_path)
         models = sum(len(each) for by in by_other for each in by.values()) + len(counts)
-        size = BYTES + MODEL_BYTES * models + LISTED_BYTES * len(listed)
+        avoided = len(self._latest.avoided) + len(self._latest.avoided_peers)
+        size = BYTES + MODEL_BYTES * models + LISTED_BYTES * len(listed) + AVOIDED_BYTES * avoided
         self._apart_s = min(max(CHANGE_S_MIN, size / BYTES_PER_S), self._settings.digest_s)
         return self._latest
 

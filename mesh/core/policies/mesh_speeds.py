@@ -16,7 +16,7 @@ look the same.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mesh.core.model.reported_speed import BASE_S_MAX, believed_slope
@@ -124,6 +124,7 @@ PRIOR_ANSWERS_MIN, PRIOR_ANSWERS_MAX = 1.0, 32.0
 PRIOR_MEMORY = 0.9  # of a prior at each answer: engines at work are not as they are alone
 IDLE_HALF_LIFE_S = 30.0  # of what was learned of a replica that gives no answers
 IDLE_STEP_S = 1.0  # between two fits of it
+FLEET_REST_S = 30.0  # without work anywhere, after which that of all replicas fades likewise
 FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
 RUNNING_START = 8.0  # beside a newcomer, where it is not reported
@@ -272,6 +273,8 @@ class SpeedModel:
         self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
         self._peers: dict[str, CandidateSpeed] = {}
         self._fleet = SpeedFit()
+        self._fleet_awake: SpeedFit | None = None  # as it was before it began to fade
+        self._fleet_fades_at = math.inf
         self.fleet_speed = SPEED_START
         self._prompts = self._answers = self._batches = 0
         self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
@@ -379,6 +382,7 @@ class SpeedModel:
             return None
         if replica.load:
             own.fitted_at = replica.seen_at
+            self._fleet_fades_at = replica.seen_at + FLEET_REST_S
         idle_s = replica.seen_at - own.fitted_at
         if idle_s >= IDLE_STEP_S or own.prior is not replica.prior:
             if own.prior != replica.prior:
@@ -386,8 +390,30 @@ class SpeedModel:
             own.prior = replica.prior
             own.fit.fade(0.5 ** (idle_s / IDLE_HALF_LIFE_S))
             own.fitted_at = replica.seen_at
+            self._fade_fleet(replica.seen_at)
             own.fit_to(self.fleet_speed)
         return own.speed
+
+    def _fade_fleet(self, now: float) -> None:
+        """Where all replicas were slow, and peers get all work for that, they are tried again."""
+        idle_s = now - self._fleet_fades_at
+        if idle_s >= IDLE_STEP_S:
+            self._fleet_awake = self._fleet_awake or replace(self._fleet)
+            self._fleet.fade(0.5 ** (idle_s / IDLE_HALF_LIFE_S))
+            self._fleet_fades_at = now
+            self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+
+    def _wake_fleet(self, thousands: float, running: float, ttft_s: float) -> None:
+        """Believe what faded if the first answer after it agrees with that more than with what is
+        left: a region that is slow costs one request for each rest."""
+        awake, self._fleet_awake = self._fleet_awake, None
+        if awake is not None:
+            before = awake.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+            was_off, is_off = (
+                abs(ttft_s - base_s - slope * KILO * thousands - s_per_decode * running)
+                for base_s, slope, s_per_decode in (before, self.fleet_speed)
+            )
+            self._fleet = awake if was_off < is_off else self._fleet
 
     def is_known(self, target: Target) -> bool:
         """Whether its speed is more than a first guess."""
@@ -403,6 +429,8 @@ class SpeedModel:
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         if spot.kind is CandidateKind.REPLICA:  # a peer's word is for that peer alone
             share = min(1.0, self._prompt_tokens_max / tokens) if tokens else 1.0
+            self._wake_fleet(tokens / KILO, running, y)
+            self._fleet_fades_at = now + FLEET_REST_S
             self._fleet.add(share * tokens / KILO, running, share * y)
             self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         own = self._layer(spot).setdefault(spot.name, CandidateSpeed())

@@ -72,7 +72,7 @@ class World:
                 if place in self.in_a_row:
                     self.in_a_row[place] = min(64, self.in_a_row[place] + 1)
                     self.beats()
-                event = ev.AttemptFailed(key, attempt, "no", self.status)
+                event = ev.AttemptFailed(key, attempt, "no answer: b'Dear Ms'", self.status)
                 effects = self.router.handle(event, self.now)
                 continue
             if isinstance(went[0], fx.Forward):
@@ -166,6 +166,7 @@ def test_a_peer_whose_answers_fail_is_left_out(status):
     effects = world.router.handle(ev.Tick(), world.now + 0.5)
     [told] = [one.digest for one in effects if isinstance(one, fx.PublishDigest)]
     assert told.avoided_peers[EU].startswith("failing: ")
+    assert "Dear" not in told.avoided_peers[EU], "an answer's text is no other region's business"
 
 
 def test_the_receipt_says_why():

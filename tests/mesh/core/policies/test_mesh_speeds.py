@@ -321,6 +321,59 @@ def test_what_was_learned_fades_while_a_replica_has_no_work():
     assert usual.base_s >= speeds.speed(at(replica)).base_s > 0.0
 
 
+class Region:
+    """Replicas whose heartbeats come once a second, and what was learned of them."""
+
+    def __init__(self, names="abcd"):
+        self.speeds, self.now, self.seq = SpeedModel(), 100.0, 1
+        self.replicas = {name: Replica(beat(name), self.now) for name in names}
+
+    def ttft_s(self, name, tokens=200):
+        known = self.speeds.of_replica(self.replicas[name])
+        return known.base_s + tokens * known.s_per_token
+
+    def second(self, busy=()):
+        self.now, self.seq = self.now + 1.0, self.seq + 1
+        for name, replica in self.replicas.items():
+            replica.update(beat(name, self.seq, outstanding=int(name in busy)), self.now)
+            self.ttft_s(name)
+
+    def rest(self, seconds):
+        for _ in range(int(seconds)):
+            self.second()
+
+    def answer(self, ttft_s, names="abcd"):
+        """One request at each; its first token came so long after it was placed."""
+        self.second(busy=names)
+        for name in names:
+            self.speeds.began(spot(name), 200.0, 0.0, ttft_s, now=self.now)
+
+
+@pytest.mark.parametrize(("again_s", "least_s", "most_s"), [(0.15, 0.0, 0.2), (0.6, 0.4, 0.6)])
+def test_a_region_whose_replicas_were_all_slow_is_tried_again(again_s, least_s, most_s):
+    """Else peers get all its work for ever, since only answers of its own teach it."""
+    region = Region()
+    for _ in range(20):
+        region.answer(0.6)
+    region.rest(module.FLEET_REST_S - 1)
+    assert region.ttft_s("a") > 0.5, "a pause is no reason to forget"
+    region.rest(6 * IDLE_HALF_LIFE_S)
+    assert region.ttft_s("a") < 0.2
+    region.answer(again_s, "a")
+    region.rest(2)
+    assert least_s < region.ttft_s("b") < most_s
+
+
+def test_what_one_replica_answers_keeps_what_is_known_of_all():
+    region = Region()
+    for _ in range(20):
+        region.answer(0.6)
+    for _ in range(20):
+        region.answer(0.6, "a")
+        region.rest(module.FLEET_REST_S - 5)
+    assert region.ttft_s("b") > 0.5
+
+
 def test_an_agent_without_a_slope_is_not_believed():
     flat = PrefillPrior(short_tokens=1, short_s=1, more_tokens=1, more_s=0, error=0.2)
     speeds, replica = SpeedModel(), with_prior("a", flat)
