@@ -253,6 +253,8 @@ def _on_failed(state: RouterState, event: ev.AttemptFailed, now: float) -> None:
 def _on_ended(state: RouterState, event: ev.AnswerEnded, now: float) -> None:
     record = _current(state, event.key, event.attempt)
     if record is not None:
+        if event.shows_ttft and not record.has_started:
+            attempts.began(state, record, now, shows_ttft=True)
         attempts.served(state, record, event.served, now)
         ends.end(state, record, now)
         if state.held.group_of:

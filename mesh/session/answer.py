@@ -21,7 +21,7 @@ from mesh.core.model.request import Served
 from mesh.session.said import Splice
 from schemas import exchange, http, wire
 from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome, window_bytes
-from schemas.http_statuses import CLIENT_ERRORS, SERVER_ERROR, TOO_MANY
+from schemas.http_statuses import CLIENT_ERRORS, SERVER_ERROR, SUCCESS, TOO_MANY
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.passed_headers import as_mapping
 from schemas.state import Digest, decode_digest
@@ -113,6 +113,7 @@ class AnswerReceiver:
     asked: RegionId | None = None  # the peer that is to place it
     peer_held_s: float = 0.0  # in that peer's hold queue, by its own claim
     fresh: Digest | None = None  # how the region is that refused it
+    generates: bool = True  # else it is a prompt's work alone, as an embedding is
     is_event_stream: bool = False  # so that an error event may end it; known with the head
     buffered_bytes: int = 0  # that wait for the client
     taken_bytes: int = 0  # given out
@@ -169,6 +170,13 @@ class AnswerReceiver:
         """What the engine reported in an error event of its own, with which it ended the stream."""
         failed = self.end is not None and self.end.outcome == Outcome.ENGINE_FAILED
         return self.end.detail if failed and self.end is not None else None
+
+    @property
+    def shows_ttft(self) -> bool:
+        """Whether its first byte comes when the first token is there, once its head is known."""
+        if self.generates or self.head is None:
+            return self.is_event_stream
+        return self.head.status in SUCCESS
 
     @property
     def is_startable(self) -> bool:
@@ -453,7 +461,7 @@ class AnswerReceiver:
             )
             return self._failed(f"the engine answered {self.head.status}", self.head.status)
         self.end = end
-        return ev.AnswerEnded(self.key, self.attempt, _served(end))
+        return ev.AnswerEnded(self.key, self.attempt, _served(end), self.shows_ttft)
 
     def _failed(
         self, detail: str, status: int | None = None, *, blameless: bool = False

@@ -35,7 +35,6 @@ from schemas.kv_transfer import KvRole
 from schemas.parcels import parcelled
 from schemas.state import Digest, encode_state
 
-SUCCESS = range(200, 300)
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal: half of what a control message may have
 
 
@@ -163,11 +162,8 @@ class Session:
         what was said."""
         answer, request = record.answer, record.request
         assert answer is not None
-        shows_ttft = answer.is_event_stream
-        if request.answer_tokens == 0 and answer.head is not None:  # a prompt's work alone
-            shows_ttft = answer.head.status in SUCCESS
         may_continue = record.said is not None
-        self.feed(ev.AnswerStarted(request.key, answer.attempt, shows_ttft, may_continue))
+        self.feed(ev.AnswerStarted(request.key, answer.attempt, answer.shows_ttft, may_continue))
         if not may_continue:
             self.forget(record)
 
@@ -370,6 +366,7 @@ class Session:
         inbox = self._inbox(record.request.key, attempt)
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
         answer.splice, record.direct_writer = record.splice, None
+        answer.generates = record.request.answer_tokens != 0
         self._streams[inbox] = record
         return answer
 

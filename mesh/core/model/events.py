@@ -221,11 +221,15 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The whole answer has arrived. `served`: None if its end was lost or an engine's error."""
+    """The whole answer has arrived. `served`: None if its end was lost or an engine's error.
+
+    `shows_ttft`: as of `AnswerStarted`, which comes too late where the answer arrived at once.
+    """
 
     key: int
     attempt: int
     served: Served | None = NOTHING_REPORTED
+    shows_ttft: bool = False
 
 
 @dataclass(frozen=True, slots=True)

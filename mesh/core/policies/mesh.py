@@ -258,8 +258,8 @@ class MeshPolicy:
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
         speeds, expected = self._speeds(request), self._expected.get(request.key)
-        if expected is not None and expected.began_at is not None:
-            speeds.resided(spot, now - expected.began_at)
+        if expected is not None and expected.began_at is not None and now > expected.began_at:
+            speeds.resided(spot, now - expected.began_at)  # one that came at once shows none
         if served.output_tokens is not None:
             speeds.answer(spot, request.prompt.tokens, served.output_tokens)
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))

@@ -161,7 +161,8 @@ class Sent:
         size = STREAM if self.streams else output_tokens.bit_length()
         kind = self.place.group, self.computed_tokens.bit_length(), size
         time_s = first_at - self.sent_at + ANSWER_FLOOR_S if self.is_counted else None
-        has_pace = self.streams and output_tokens >= OUTPUT_TOKENS_MIN
+        is_whole = first_at == self.ended_at  # it came at once, and shows no pace
+        has_pace = self.streams and output_tokens >= OUTPUT_TOKENS_MIN and not is_whole
         token_s = (self.ended_at - first_at) / (output_tokens - 1) if has_pace else None
         return Answer(self.ended_at, kind, time_s, token_s)
 

@@ -113,7 +113,7 @@ class Chaos:
         replica = ReplicaId(f"{case.place}-0") if peer else ReplicaId(case.place)
         kinds = [
             ev.AnswerStarted(key, attempt),
-            ev.AnswerEnded(key, attempt),
+            ev.AnswerEnded(key, attempt, shows_ttft=True),
             ev.AttemptProgressed(key, attempt),
             ev.AttemptFailed(key, attempt, "it broke", 500 if self.dice.random() < 0.5 else None),
             ev.AttemptRefused(key, attempt, Refusal.FULL, region, replica, -1, -1),

@@ -9,6 +9,7 @@ import pytest
 from mesh.core.membership.known_models import KEPT_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.model.request import Served
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.gossip import TrieDelta
@@ -75,6 +76,28 @@ def test_policies_learn_of_a_new_request_once_its_replica_has_it():
     fed(router, ev.RequestArrived(request(2, "EFGH")))
     told, *_ = of(fx.PublishToSiblings, fed(router, ev.ClientGone(2)))
     assert told.delta.gained == request(2, "EFGH").prompt.hashes
+
+
+@pytest.mark.parametrize("start_s", [None, 0.4])
+@pytest.mark.parametrize("shows_ttft", [True, False])
+def test_an_answer_that_comes_at_once_teaches_a_speed_and_no_residence(start_s, shows_ttft):
+    router = core(policy="mesh")
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.RequestArrived(request(1)))
+    if start_s is not None:
+        fed(router, ev.AnswerStarted(1, 1, shows_ttft), now=NOW + start_s)
+    ended = ev.AnswerEnded(1, 1, Served(100, 0, 16), shows_ttft)
+    fed(router, ended, ev.AnswerStarted(1, 1, shows_ttft), now=NOW + 2.0)
+    [policy] = router.state.placer._local_policies
+    speeds = policy._models[MODEL]
+    taught = speeds.replicas.get("a")
+    if not shows_ttft:
+        assert taught is None
+        return
+    assert (taught.fit.w, taught.fit.y) == (1.0, pytest.approx(start_s or 2.0))
+    assert taught.slot_s == (None if start_s is None else pytest.approx(2.0 - start_s))
+    [ended] = router.replicas.slow._places[ReplicaId("a"), MODEL].ended
+    pace_s = None if start_s is None else pytest.approx((2.0 - start_s) / 15)
+    assert ended.answer().token_s == pace_s
 
 
 def test_affinity_survives_until_the_agent_restarts():

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from mesh.core.view.slowness import WINDOW
 from schemas.batch import JobStatus
 from tests.agents.simserver.support import config, running
 from tests.support.batch_mesh import batch_mesh
@@ -19,8 +20,15 @@ from tests.support.batch_regions import batch_toml
 from tests.support.batch_store import output_lines
 from tests.support.nats_pair import nats_pair
 from tests.support.nats_regions import NatsRegions, running_regions
-from tests.support.scripted_engine import fail, scripted_engine
-from tests.support.small_mesh import SmallMesh, chat, client, post, small_mesh
+from tests.support.scripted_engine import event, fail, scripted_engine
+from tests.support.small_mesh import (
+    PATIENT,
+    SmallMesh,
+    chat,
+    client,
+    post,
+    small_mesh,
+)
 
 EMBEDDINGS = "/v1/embeddings"
 SIMULATED = config(models=("tiny",))
@@ -132,6 +140,27 @@ async def test_embeddings_count_as_no_first_token_and_are_no_prefix(simulated):
     index = simulated.routers["us"].core.state.placer.index
     assert index is not None
     assert 0 < index.blocks("us-0") < 12, "of the chat alone"
+
+
+async def whole_stream(request: web.Request, body: dict) -> web.StreamResponse:
+    """As a proxy sends it that buffers."""
+    data = event("hello") + b"data: [DONE]\n\n"
+    return web.Response(body=data, headers={"content-type": "text/event-stream"})
+
+
+async def test_routers_learn_of_embeddings_and_of_streams_that_come_at_once(nats_server):
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        engine.embeddings, engine.behaviour = vectors, whole_stream
+        await mesh.router("us", **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        await mesh.until_ready("us", 1, ON_PATH)
+        for _ in range(WINDOW):
+            assert (await asked(mesh))[0] == 200
+            assert (await post(mesh, chat(stream=True)))[0] == 200
+        places = mesh.routers["us"].core.replicas.slow._places
+        learned = {key[1]: len(each.ended) + len(each.answers) for key, each in places.items()}
+    assert learned == {ON_PATH: WINDOW, "tiny": WINDOW}
 
 
 async def test_an_answer_comes_back_byte_for_byte_and_its_usage_is_read(nats_server):

@@ -70,9 +70,22 @@ def test_an_answer_from_its_head_to_its_end() -> None:
     assert answer.is_startable
     assert answer.take() == b"data: 1\n\n"
     sender.data(b"data: 2\n\n")
-    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED)
+    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED, shows_ttft=True)
     assert (answer.take(), answer.take(), answer.end is not None) == (b"data: 2\n\n", b"", True)
     assert answer.end is not None and answer.end.prompt_tokens == 9
+
+
+@pytest.mark.parametrize("generates", [True, False])
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("content_type", [EVENTS, JSON])
+def test_streams_and_a_prompts_work_alone_show_the_first_token(generates, status, content_type):
+    sender = Sender()
+    sender.answer.generates = generates
+    sender.head(content_type, status)
+    sender.data(b"data: 1\n\n")
+    expected = content_type == EVENTS if generates else status == 200
+    assert sender.answer.shows_ttft == expected
+    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED, shows_ttft=expected)
 
 
 def test_what_is_said_again_is_passed_over() -> None:

@@ -156,6 +156,22 @@ def test_frames_and_decoded_messages_end_in_the_same_events(as_bytes):
     assert not answers.receive(inbox, WORKING), "nobody waits any more"
 
 
+@pytest.mark.parametrize("answer_tokens", [None, 0])
+@pytest.mark.parametrize("content_type", [EVENT_STREAM, "application/json"])
+def test_the_end_of_an_answer_says_whether_its_start_shows_the_first_token(
+    answer_tokens, content_type
+):
+    router = Router(RequestArrived=[PLACE])
+    record = router.admitted(request=request(1, answer_tokens=answer_tokens))
+    for message in (replace(HEAD, content_type=content_type), b"1\n\n", END):
+        router.session.answers.receive(record.answer.inbox, message)
+    router.session.started(record)
+    ended, started = router.events[-2:]
+    assert isinstance(ended, ev.AnswerEnded) and isinstance(started, ev.AnswerStarted)
+    expected = content_type == EVENT_STREAM or answer_tokens == 0
+    assert ended.shows_ttft == started.shows_ttft == expected
+
+
 def test_frames_that_are_lost_again_are_requested_again():
     """The first one comes a second time, and none after it does."""
     router = Router(RequestArrived=[PLACE])
