@@ -81,7 +81,7 @@ async def test_without_the_prefill_engine_requests_fail_and_with_it_they_are_ans
         lambda: mesh.beats[PREFILL].state is not ReplicaState.READY, "it to be given up"
     )
     asked = await mesh.ask("Who is there?", 2, within_s=HELD_S + 15.0)
-    assert asked.status == 503, asked
+    assert not asked.whole, asked  # 503, or an error event: after 10 s comments keep it alive
     await mesh.engines[PREFILL].start()
     await mesh.until(lambda: is_answered(mesh), "an answer of the pair")
 
