@@ -107,7 +107,8 @@ class RouterState:
         # Membership: leases; this region's digest; replicas that were handed back; regions whose
         # heartbeats are received.
         self.ownership = Ownership(region, router, peers, settings, self.peers, dice)
-        tables = self.replicas, self.held, self.peers
-        self.digest = RegionalDigest(region, router, epoch, settings, *tables)
+        self.digest = RegionalDigest(
+            region, router, epoch, settings, self.replicas, self.held, self.peers
+        )
         self.handed_back = HandedBack(region, settings)
         self.subscribed: set[RegionId] = set()

@@ -132,10 +132,8 @@ def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, no
     request's fault: another place's answer will show."""
     status, in_prefill = event.status, event.prefill
     if status is None:
-        what, is_sure = (
-            event.detail.partition(": ")[0],
-            True,
-        )  # all regions see it: no answer's text
+        # All regions are told of it: an answer's text, which may follow, is none of their business.
+        what, is_sure = event.detail.partition(": ")[0], True
     elif not is_client_error(status):
         what, is_sure = f"HTTP {status}", False
     elif status in TO_EVERYBODY or record.request.prompt.tokens <= SHORT_TOKENS:
