@@ -140,9 +140,9 @@ class EngineAnswer:
     def usage(self, left_out: TokenUsage) -> TokenUsage:
         """At the end of an answer; what is not there, on some routes, at its beginning.
         `left_out`: what the engine's answers leave out."""
-        usage = read_usage(self.tail.read())
+        usage = read_usage(self.tail.read(), streamed=self.streamed)
         if self._path in EARLY_USAGE_PATHS:
-            usage = usage.or_else(read_early_usage(self.head))
+            usage = usage.or_else(read_early_usage(self.head, streamed=self.streamed))
         if left_out is NO_USAGE or usage.prompt_tokens < 0 or self._path not in GENERATING_PATHS:
             return usage
         return usage.or_else(left_out)

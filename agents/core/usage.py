@@ -21,6 +21,11 @@ from schemas.exchange import TOKENS_MAX
 _USAGE_KEY = b'"usage"'
 _TIMINGS_KEY = b'"timings"'  # llama.cpp's
 _USAGE_TRIES_MAX = 8
+# In how many brackets an engine's own counts are: of an answer's object, or of what an event holds
+# (`response`, `message`). What an answer repeats of its request (tools, metadata), and the input
+# that a model writes for a tool, is deeper, and may have a `usage` of its own.
+_PLAIN_DEPTH, _EVENT_DEPTH = 1, 2
+_NEITHER = bytes(set(range(256)) - set(b'"{}[]'))  # quotes nor brackets
 _DECODER = json.JSONDecoder()
 REQUESTED = b',"stream_options":{"include_usage":true}}'
 _DATA = b"data:"
@@ -125,26 +130,34 @@ def _is_usage_event(event: bytes) -> bool:
     return found.get("choices") == [] and isinstance(found.get("usage"), dict)
 
 
-def read_usage(tail: bytes) -> TokenUsage:
+def read_usage(tail: bytes, *, streamed: bool = False) -> TokenUsage:
     """The token counts in the last bytes of a response; -1 for every count that is not there.
 
     One search serves JSON and event streams alike: inside a JSON string a quote is always escaped,
     so the bytes `"usage"` can only be a key, never text that a model wrote. The last such key that
-    holds an object counts (streams carry `"usage": null` in earlier events).
+    holds an object counts (streams carry `"usage": null` in earlier events), where it is the
+    answer's or an event's own.
     llama.cpp streams its `timings` without being asked: the same counts under other names.
     """
-    found = _last_object(tail, _USAGE_KEY)
+    found = _last_object(tail, _USAGE_KEY, streamed)
     if found is None:
-        timings = _last_object(tail, _TIMINGS_KEY)
+        timings = _last_object(tail, _TIMINGS_KEY, streamed)
         return NO_USAGE if timings is None else _timed_usage(timings)
     return _counted(found)
 
 
-def read_early_usage(head: bytes) -> TokenUsage:
-    """The same in the first bytes of a response: of the first key that holds an object."""
-    at = head.find(_USAGE_KEY)
-    found = None if at < 0 else _object_after(head[at + len(_USAGE_KEY) :])
-    return NO_USAGE if found is None else _counted(found)
+def read_early_usage(head: bytes, *, streamed: bool = False) -> TokenUsage:
+    """The same in the first bytes of a response: of the first such key that holds an object."""
+    depth, before, at = 0, 0, head.find(_USAGE_KEY)
+    while at >= 0:
+        if streamed and (start := head.rfind(b"\n", before, at)) >= 0:
+            depth, before = 0, start
+        depth += _opened(head[before:at])
+        if depth <= (_EVENT_DEPTH if streamed else _PLAIN_DEPTH):
+            found = _object_after(head[at + len(_USAGE_KEY) :])
+            return NO_USAGE if found is None else _counted(found)
+        before, at = at, head.find(_USAGE_KEY, at + 1)
+    return NO_USAGE
 
 
 def _counted(found: dict[str, object]) -> TokenUsage:
@@ -188,16 +201,31 @@ def _timed_usage(timings: dict[str, object]) -> TokenUsage:
     )
 
 
-def _last_object(tail: bytes, key: bytes) -> dict[str, object] | None:
-    """The object under the last such key that holds one."""
-    end = len(tail)
-    for _ in range(_USAGE_TRIES_MAX):
-        end = tail.rfind(key, 0, end)
-        if end < 0:
-            break
-        if (found := _object_after(tail[end + len(key) :])) is not None:
+def _last_object(tail: bytes, key: bytes, streamed: bool) -> dict[str, object] | None:
+    """The object under the last such key that holds one and is not too deep."""
+    if streamed:  # an event is a line, which may be cut
+        tail = tail[: tail.rfind(b"\n") + 1]
+    depth, tries, end = 0, 0, len(tail)
+    while tries < _USAGE_TRIES_MAX and (at := tail.rfind(key, 0, end)) >= 0:
+        after = tail[at:end]
+        if streamed and (stop := after.find(b"\n")) >= 0:
+            depth, after = 0, after[:stop]
+        depth -= _opened(after)
+        end = at
+        if depth > (_EVENT_DEPTH if streamed else _PLAIN_DEPTH):
+            continue
+        if (found := _object_after(tail[at + len(key) :])) is not None:
             return found
+        tries += 1
     return None
+
+
+def _opened(text: bytes) -> int:
+    """How many more brackets it opens than it closes, of JSON from outside a string to outside."""
+    quotes_only = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NEITHER)
+    between = b"".join(quotes_only.split(b'"')[::2])
+    opened, closed = between.count(b"{") + between.count(b"["), between.count(b"}")
+    return opened - closed - between.count(b"]")
 
 
 def _object_after(text: bytes) -> dict[str, object] | None:

@@ -1,5 +1,7 @@
 """Counts under the names of Messages, Responses and rerank."""
 
+import json
+
 import pytest
 
 from agents.core.events import NO_USAGE, TokenUsage
@@ -36,5 +38,41 @@ def test_counts_by_their_names(usage, counts):
 
 def test_counts_at_both_ends_are_put_together():
     whole = START + DELTA + END
-    assert read_early_usage(whole) == TokenUsage(3, -1, 1)
-    assert read_usage(whole).or_else(read_early_usage(whole)) == TokenUsage(3, -1, 9)
+    early = read_early_usage(whole, streamed=True)
+    assert early == TokenUsage(3, -1, 1)
+    assert read_usage(whole, streamed=True).or_else(early) == TokenUsage(3, -1, 9)
+
+
+REAL = {"input_tokens": 30, "output_tokens": 7}
+MADE_UP = {"input_tokens": 0, "cache_read_input_tokens": 9, "output_tokens": 0}
+# SGLang repeats a request's tools and metadata behind its counts, and a model writes tools' input.
+REPEATED = {
+    "tools": [{"type": "function", "name": "f", "parameters": {"usage": MADE_UP}}],
+    "metadata": {"usage": MADE_UP, "n": [{"usage": MADE_UP}] * 9, "text": 'a "quoted\\" {['},
+}
+TOOL_USE = {"content": [{"type": "tool_use", "name": "f", "input": {"usage": MADE_UP}}]}
+
+
+def event(name: str, **fields: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n".encode()
+
+
+@pytest.mark.parametrize(("usage", "counts"), [(REAL, TokenUsage(30, -1, 7)), (None, NO_USAGE)])
+def test_what_an_answer_repeats_of_its_request_is_no_count(usage, counts):
+    response = {"usage": usage, **REPEATED}
+    opening = event("response.created", response={"usage": None, **REPEATED})
+    assert read_usage(json.dumps(response).encode()) == counts
+    stream = opening + event("response.completed", response=response)
+    assert read_usage(stream, streamed=True) == counts
+    assert read_usage(stream[-300:], streamed=True) == NO_USAGE  # of the metadata's end alone
+    cut = stream + opening[:-10]
+    assert read_usage(cut[: cut.rindex(b"}") + 1], streamed=True) == counts
+
+
+def test_what_a_model_writes_for_a_tool_is_no_count():
+    message = json.dumps({**TOOL_USE, "usage": {"input_tokens": 30, "output_tokens": 7}}).encode()
+    assert read_early_usage(message) == TokenUsage(30, -1, 7)
+    assert read_usage(message).or_else(read_early_usage(message)) == TokenUsage(30, -1, 7)
+    start = event("message_start", message={**TOOL_USE, "usage": REAL})
+    assert read_early_usage(start, streamed=True) == TokenUsage(30, -1, 7)
+    assert read_early_usage(json.dumps(TOOL_USE).encode()) == NO_USAGE
