@@ -14,7 +14,7 @@ from schemas.residency import Label
 
 ROOT = "mesh"
 INBOX_ROOT = "_INBOX"
-INBOX_BATCH_SETUP = "_INBOX_batch-setup"  # of a user who shares an account with routers
+INBOX_BATCH_SETUP = "_INBOX_batch-setup"  # as 0.1.0 renders it, in an account of routers
 INBOX_CHECK = "_INBOX_check"  # observers may write there too: `nats server check connection` does
 SERVICE_REPLY_ROOT = "_R_"  # of a server's own reply subjects, for requests from another account
 ANY = "*"

@@ -251,23 +251,18 @@ def batch() -> Permissions:
 
 
 def batch_setup() -> Permissions:
-    """Creates the streams of batch jobs and repairs them; cannot read what is in them.
-
-    Its inboxes are not among those of `batch`, to which lines and results are sent.
-    """
+    """Creates the streams of batch jobs and repairs them; cannot read what is in them, as it has an
+    account of its own (`region_config`), which receives answers to its calls and nothing else."""
     calls = _of_batch_streams((*STREAM_WRITES, STREAM_INFO))
     inboxes = f"{subjects.INBOX_BATCH_SETUP}.>"
     return Permissions(publish=widest([*calls, *ACCOUNT_READS]), subscribe=(inboxes,))
 
 
-def batch_reads() -> tuple[str, ...]:
-    """What people request of batch jobs' streams: how many messages, and no message."""
-    return widest([*_of_batch_streams(BATCH_VIEWS), *ACCOUNT_READS])
-
-
 def batch_observer() -> Permissions:
-    """People who watch batch jobs' streams. They have an account of their own, as observers."""
-    return Permissions(publish=batch_reads(), subscribe=(ALL_INBOXES,))
+    """People who watch batch jobs' streams: how many messages, and no message. They have an account
+    of their own, as observers."""
+    publish = widest([*_of_batch_streams(BATCH_VIEWS), *ACCOUNT_READS])
+    return Permissions(publish=publish, subscribe=(ALL_INBOXES,))
 
 
 def _of_batch_streams(calls: Iterable[str]) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ Only the user `setup`, who logs in to `STATE`, can make, alter and remove stream
 Files and batch jobs are in one more account, `BATCH`, of regions with batch runners. Nothing of it
 crosses a link or into `MESH`. Its readers (`batch-observer`) are in `BATCH-OBSERVE`, for the same
 reason as observers: in `BATCH` itself their requests' reply subjects could write lines and results.
+`batch-setup` is in `BATCH-SETUP`: who alters a stream can have it republish what it takes to any
+subject of its account, so in `BATCH` to an inbox of its own.
 
 Three nats-servers are a NATS cluster, whose streams have three replicas. Where their region dials a
 link, each of them does: a dialling server passes on over its link what its own clients say and
@@ -63,6 +65,7 @@ OPERATE_ACCOUNT = "OPERATE"
 SYSTEM_ACCOUNT = "SYS"
 BATCH_ACCOUNT = "BATCH"
 BATCH_OBSERVE_ACCOUNT = "BATCH-OBSERVE"
+BATCH_SETUP_ACCOUNT = "BATCH-SETUP"
 MEBIBYTE = 1024 * 1024
 
 TLS_TIMEOUT_S = 5  # of a handshake: several round trips, and a server that is busy
@@ -302,9 +305,14 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
     jetstream: dict[str, Value] = {STATE_ACCOUNT: "enabled"}
     if topology.region(name).batch_runners:
         logins |= _batch_logins(name, site)
+        callers = (
+            (BATCH_OBSERVE_ACCOUNT, permissions.batch_observer()),
+            (BATCH_SETUP_ACCOUNT, permissions.batch_setup()),
+        )
         flows += [
-            _Flow("service", call, BATCH_ACCOUNT, BATCH_OBSERVE_ACCOUNT)
-            for call in permissions.batch_reads()
+            _Flow("service", call, BATCH_ACCOUNT, account)
+            for account, allowed in callers
+            for call in allowed.publish
         ]
         # What it may take is kept free for it, and the region's state never has to do without. An
         # account's limit counts each copy.
@@ -327,10 +335,8 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
 
 def _batch_logins(name: RegionId, site: Site) -> dict[str, list[Value]]:
     return {
-        BATCH_ACCOUNT: [
-            *_user(User(name, BATCH), permissions.batch(), site),
-            *_user(User(name, BATCH_SETUP), permissions.batch_setup(), site),
-        ],
+        BATCH_ACCOUNT: [*_user(User(name, BATCH), permissions.batch(), site)],
+        BATCH_SETUP_ACCOUNT: [*_user(User(name, BATCH_SETUP), permissions.batch_setup(), site)],
         BATCH_OBSERVE_ACCOUNT: [
             *_user(User(name, BATCH_OBSERVER), permissions.batch_observer(), site)
         ],

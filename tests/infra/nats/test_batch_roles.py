@@ -1,11 +1,13 @@
 """What the logins of the account BATCH can do, asked of real servers; and what crosses a link."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import nats.errors
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import RePublish
 
 from infra.nats import bundle, permissions, server
@@ -80,6 +82,33 @@ async def test_its_streams_are_made_with_its_limits_and_repaired(mesh: NatsRegio
         assert await streams.altered(seen.client, lines) == []
         await context.delete_stream(STREAM_TASKS)
         assert (await mesh.set_up("us"))[STREAM_TASKS] == streams.MADE
+
+
+async def test_who_makes_the_streams_has_nothing_told_out_of_them(mesh: NatsRegions):
+    """A stream may republish what it takes to any subject of its account."""
+    [lines] = [one for one in batch_streams.kept(mesh.topology.batch) if one.name == STREAM_LINES]
+    heard: list[bytes] = []
+
+    async def note(msg: Msg) -> None:
+        heard.append(msg.data)
+
+    inbox = INBOX_BATCH_SETUP
+    async with (
+        logged_in(mesh, "batch-setup", inbox) as setup,
+        logged_in(mesh, "batch") as batch,
+    ):
+        await setup.client.subscribe(f"{inbox}.>", cb=note)
+        told = RePublish(src=">", dest=f"{inbox}.told.>")
+        await setup.client.jetstream().update_stream(replace(lines, republish=told))
+        answer = await batch.client.request(LINE, b"secret", timeout=PATIENCE_S)
+        assert b"error" not in answer.data
+        await setup.client.publish("$JS.API.INFO", reply=f"{inbox}.later")
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(b"account_info_response" in one for one in heard):
+                await asyncio.sleep(0.01)
+        assert b"secret" not in heard
+        assert (await mesh.set_up("us"))[STREAM_LINES] == streams.PUT_RIGHT
+        await batch.client.jsm().purge_stream(STREAM_LINES)
 
 
 async def test_runners_and_routers_make_and_alter_no_stream(mesh: NatsRegions):
