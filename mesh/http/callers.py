@@ -294,12 +294,14 @@ def owner(caller: Caller | None, headers: Mapping[str, str]) -> str:
     return f"{UNLISTED_KEY}{key_hash(key)[:OWNER_HEX]}"
 
 
-def check_model(caller: Caller, model: ModelId) -> None:
-    """Raise RequestRefused for a model that the key may not name."""
-    if caller.models and model not in caller.models:
-        some = ", ".join(sorted(caller.models))
-        message = f"this API key may not use the model {model!r:.100}; it may use {some:.500}"
-        raise RequestRefused(Fault.KEY_FORBIDDEN, message, "model")
+def check_models(caller: Caller, model: ModelId, adapter: str | None) -> None:
+    """Raise RequestRefused for a model, or an adapter beside it, that the key may not name."""
+    if not caller.models or {model, adapter or model} <= caller.models:
+        return
+    named = adapter if model in caller.models else model
+    some = ", ".join(sorted(caller.models))
+    message = f"this API key may not use the model {named!r:.100}; it may use {some:.500}"
+    raise RequestRefused(Fault.KEY_FORBIDDEN, message, "model")
 
 
 def key_in(headers: Mapping[str, str]) -> str:

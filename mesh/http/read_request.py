@@ -62,7 +62,9 @@ BODIES_BYTES_MAX = 512 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024  # ten times what a prompt of 25,000 tokens takes
 FOR_SMALL_BYTES = 64 * 1024 * 1024
 PREVIOUS = "previous_response_id"
-IN_BODY = frozenset({"user", "cache_salt", SESSION_FIELD, PREVIOUS})  # what is read of a body here
+ADAPTER = "lora_path"  # SGLang's: adapters that answer in place of the model
+# What is read of a body here.
+IN_BODY = frozenset({"user", "cache_salt", SESSION_FIELD, PREVIOUS, ADAPTER})
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
@@ -194,6 +196,8 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
         raise RequestRefused(fault, str(error), error.param) from error
     there = IN_BODY.intersection(fields)  # mostly none
     options = {name: given for name in there if isinstance(given := fields[name], str)}
+    if ADAPTER in there and (adapters := fields[ADAPTER]) and ADAPTER not in options:
+        options[ADAPTER] = str(adapters)[:MODEL_CHARS_MAX]  # a list: no model's name
     adds_usage = (
         stream is True
         and path in STREAM_OPTIONS_PATHS

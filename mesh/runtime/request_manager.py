@@ -32,9 +32,9 @@ from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.http.answer_writer import ROUTER_FAILED
-from mesh.http.callers import Callers, check_model
+from mesh.http.callers import Callers, check_models
 from mesh.http.connection import SHUTTING_DOWN
-from mesh.http.read_request import PREVIOUS, BodyBudget, ParsedRequest
+from mesh.http.read_request import ADAPTER, PREVIOUS, BodyBudget, ParsedRequest
 from mesh.http.response_calls import unknown_response
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
@@ -256,7 +256,7 @@ class RequestManager:
         try:
             if caller is not None:
                 tenant, key_id = caller.tenant, caller.key_id
-                check_model(caller, model)
+                check_models(caller, model, fields.options.get(ADAPTER))
             if self._has_labels or options.residency or (caller is not None and caller.residency):
                 residency = self.residency(options.residency, caller)
             asked = None if parsed.call else self.mapping.apply(parsed, residency, tenant)

@@ -17,6 +17,7 @@ from tests.support.small_mesh import PATIENT, chat, client, one_replica, post, s
 KEYS = {
     key_hash("sk-acme"): Caller("k1", "acme"),
     key_hash("sk-one-model"): Caller("k2", "acme", models=frozenset({"other"})),
+    key_hash("sk-tiny"): Caller("k5", "acme", models=frozenset({"tiny"})),
     key_hash("sk-batch"): Caller("k3", "acme", scopes=frozenset({Scope.BATCH})),
     key_hash("sk-admin"): Caller("k4", "ops", scopes=frozenset({Scope.ADMIN})),
 }
@@ -81,6 +82,17 @@ async def test_anthropics_client_is_told_in_anthropics_form(nats_server):
         async with batch as api:
             with pytest.raises(anthropic.PermissionDeniedError, match="the scope inference"):
                 await api.messages.create(model="tiny", max_tokens=5, messages=HELLO)
+
+
+@pytest.mark.parametrize("adapter", ["others", ["others"], {"a": "tiny"}])
+async def test_a_key_for_one_model_names_no_adapter_beside_it(mesh, adapter):
+    """SGLang takes an adapter from the body, whatever model that names."""
+    body = {**chat(), "lora_path": adapter}
+    status, answer, _ = await post(mesh, body, authorization="Bearer sk-tiny")
+    assert (status, orjson.loads(answer)["error"]["code"]) == (403, "key_not_allowed")
+    for open_to in ({**body, "lora_path": None}, {**body, "lora_path": "tiny"}):
+        assert (await post(mesh, open_to, authorization="Bearer sk-tiny"))[0] == 200
+    assert (await post(mesh, body, authorization="Bearer sk-acme"))[0] == 200
 
 
 async def asked(mesh, method: str, path: str, **headers: str) -> tuple[int, str]:
