@@ -66,6 +66,7 @@ ADAPTER = "lora_path"  # SGLang's: adapters that answer in place of the model
 # What is read of a body here.
 IN_BODY = frozenset({"user", "cache_salt", SESSION_FIELD, PREVIOUS, ADAPTER})
 SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
+_FALSE = frozenset(("0", "false", "f", "no", "n", "off"))  # to pydantic, by which engines read
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
 
@@ -209,11 +210,14 @@ def read_fields(path: str, body: bytes, content_type: str = "") -> BodyFields:
 def _wants_no_usage(options: object) -> bool:
     """Whether a stream with these options has no token counts, and one event more, no other change,
     if the engine is asked for them. Without `include_usage` that is up to the engine: vLLM has true
-    for it. `continuous_usage_stats` has SGLang put counts into other events."""
+    for it, and reads words for true and false. `continuous_usage_stats` has SGLang put counts into
+    other events."""
     if not isinstance(options, dict):
         return options is None
     others = (value for name, value in options.items() if name != "include_usage")
-    return options.get("include_usage", True) in (None, False) and not any(others)
+    wanted = options.get("include_usage", True)
+    is_off = wanted in (None, False) or str(wanted).lower() in _FALSE
+    return is_off and not any(others)
 
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:

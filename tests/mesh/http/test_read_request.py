@@ -109,6 +109,9 @@ async def test_the_path_says_where_the_prompt_is(server):
         ({"stream": True, "stream_options": None}, True),
         ({"stream": True, "stream_options": {"include_usage": False}}, True),
         ({"stream": True, "stream_options": {"include_usage": None}}, True),
+        ({"stream": True, "stream_options": {"include_usage": 0}}, True),
+        ({"stream": True, "stream_options": {"include_usage": "No"}}, True),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, False),
         (
             {
                 "stream": True,
