@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,10 +23,12 @@ from infra.bus import BusAddress, BusUnreachable
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE, kept
 from schemas import subjects
 from schemas.ids import RegionId
+from tests.seeds.jetstream import Account, fits
 from tests.seeds.loop import Process, VirtualLoop, this_process
 
 BUS_S = 0.0002  # from a publisher to its server and on to a subscriber
 NOTICED_S = 4.0  # until the servers of a cut link know it, and answer for those behind it
+BATCH_USER = "batch"
 START_S, TRY_S = 10.0, 0.25
 PAYLOAD_MAX = 8 * 1024 * 1024
 INFO = "$JS.API.STREAM.INFO."
@@ -67,9 +70,13 @@ class Client:
     ) -> None:
         self.bus, self.server, self.process = bus, server, process
         self._on_lost, self._on_back = on_lost, on_back
+        self._inboxes = count(1)
         self.is_connected = True
         self.subscriptions: list[Subscription] = []
         self._unsent: list[Message] = []
+
+    def new_inbox(self) -> str:
+        return f"_INBOX.{next(self._inboxes)}"
 
     async def listen(
         self, subject: str, listener: Callable[[Message], object], queue: str = ""
@@ -146,12 +153,11 @@ class Client:
             ack, _ = stream.take(Message(subject, "", headers, payload))
             return SimpleNamespace(data=json.dumps(ack).encode())
         stream = self.server.stream_named(subject.removeprefix(INFO))
-        set_by_server = {"compression": "none", "duplicate_window": 120_000_000_000}
-        return SimpleNamespace(
-            data=json.dumps({"config": stream.config.as_dict() | set_by_server}).encode()
-        )
+        config = {"compression": "none"} | stream.config.as_dict()  # as the server fills it in
+        config["duplicate_window"] = 120_000_000_000
+        return SimpleNamespace(data=json.dumps({"config": config}).encode())
 
-    def jsm(self) -> "Client":
+    def jsm(self, timeout: float = 5.0) -> "Client":
         return self
 
     async def get_last_msg(self, stream: str, subject: str, direct: bool = False) -> Any:
@@ -160,6 +166,16 @@ class Client:
         if last is None:
             raise nats.js.errors.NotFoundError
         return SimpleNamespace(seq=last[0], data=last[1])
+
+    async def get_msg(self, stream: str, seq: int, subject: str, **_: Any) -> Any:
+        """The next one from `seq` on."""
+        await self._answered(5.0)
+        kept = self.server.stream_named(stream).last.items()
+        found = [(at, name, data) for name, (at, data) in kept if at >= seq and fits(subject, name)]
+        if not found:
+            raise nats.js.errors.NotFoundError
+        at, name, data = min(found)
+        return SimpleNamespace(seq=at, subject=name, data=data)
 
     async def stream_info(self, stream: str, subjects_filter: str = "") -> Any:
         await self._answered(5.0)
@@ -234,6 +250,7 @@ class Server:
         self.clients: list[Client] = []
         self.is_up, self.has_streams = True, True
         self.hangs_until = 0.0
+        self.batch: Account
         self.empty()
 
     def empty(self) -> None:
@@ -276,6 +293,8 @@ class Bus:
         """`regions`: and the seconds from each to the middle of the network."""
         self.loop, self.dice = loop, dice
         self.servers = {name: Server(RegionId(name), len(regions) > 1) for name in regions}
+        for server in self.servers.values():
+            server.batch = Account(loop, server, BUS_S)
         self.links = {
             (one, other): Link(regions[one] + regions[other])
             for one in regions
@@ -302,7 +321,8 @@ class Bus:
                 raise BusUnreachable(f"no bus at {address.url}")
             await asyncio.sleep(TRY_S)
         await asyncio.sleep(BUS_S)
-        client = Client(self, server, process, on_lost, on_back)
+        bus: Any = self if address.user != BATCH_USER else server.batch
+        client = Client(bus, server, process, on_lost, on_back)
         server.clients.append(client)
         process.at_kill.append(client.gone)
         return client
@@ -425,6 +445,7 @@ class Bus:
     def down(self, region: str) -> None:
         server = self.servers[region]
         server.is_up = False
+        server.batch.down()
         for client in server.clients:
             client.lost()
 
@@ -441,13 +462,3 @@ class Bus:
 
 def is_wild(pattern: str) -> bool:
     return "*" in pattern or ">" in pattern
-
-
-def fits(pattern: str, subject: str) -> bool:
-    if pattern == subject:
-        return True
-    wanted, tokens = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
-    pairs = zip(wanted, tokens, strict=False)
-    return len(wanted) == len(tokens) and all(want in ("*", token) for want, token in pairs)

@@ -60,6 +60,8 @@ class Client(asyncio.Protocol):
             "slo_ms": "x-mesh-slo-ttft-ms",
             "priority": "x-mesh-priority", "session": "x-mesh-session",
         }  # fmt: skip
+        if "key" in ask.of:
+            head.append(f"authorization: Bearer {ask.of['key']}")
         head += [f"{names[name]}: {value}" for name, value in ask.of.items() if name in names]
         data = json.dumps(body).encode()
         head.append(f"content-length: {len(data)}\r\n\r\n")

@@ -7,6 +7,7 @@ go on elsewhere (it asks for `logprobs`) also name the attempt.
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -53,6 +54,8 @@ class Asked:
     limit: int = 1 << 30
     usage: bool = False
     told: str = ""  # what it is to go on from
+    hands_out: bool = False  # its KV cache, to the engine that will decode
+    fetches: str = ""  # a KV cache, by what another engine answered
 
     @property
     def told_wrong(self) -> str:
@@ -72,6 +75,9 @@ def read(body: bytes, stamp: str) -> Asked:
         asked.told = messages[-1]["content"]
         asked.said = len(asked.told.split())
     asked.limit = fields.get("max_tokens") or asked.limit
+    transfer = fields.get("kv_transfer_params") or {}
+    asked.hands_out = bool(transfer.get("do_remote_decode"))
+    asked.fetches = str(transfer.get("remote_request_id", ""))
     asked.usage = bool((fields.get("stream_options") or {}).get("include_usage"))
     if fields.get("logprobs"):
         asked.stamp = f"#{stamp}"
@@ -83,15 +89,18 @@ class Engine:
 
     def __init__(self, loop: VirtualLoop, dice: Random, name: str, model: str) -> None:
         self.loop, self.dice, self.name, self.model = loop, dice, name, model
-        self.slots = 8
+        self.slots, self.only_prefills = 8, False
         self.mode = GOOD
         self.answers: list[Answer] = []
         self.open: dict[Connection, Answer] = {}
         self.said = 0
+        self.kept: dict[str, int] = {}  # KV caches for others: of which request
+        self.fetch: Callable[[str], int | None]  # such a one of any other engine
         self.process: Process
         self.start()
 
     def start(self) -> None:
+        self.kept.clear()
         self.process = Process(self.loop, f"engine {self.name}")
         self.process.do(self._listen)
 
@@ -173,6 +182,14 @@ class Connection(asyncio.Protocol):
         while list(engine.open).index(self) >= engine.slots:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.005)
+        if asked.fetches:
+            cache_of = engine.fetch(asked.fetches)
+            if cache_of is None:
+                mode = "500"
+            elif cache_of != asked.n:
+                answer.told_wrong = f"{asked.n} by the KV cache of {cache_of}"
+        if engine.only_prefills and not asked.hands_out:
+            answer.told_wrong = f"all of {asked.n}, and it can only prefill"
         await (self._misbehave(mode, asked, answer) if mode != GOOD else self._say(asked, answer))
         self._ended()
 
@@ -246,7 +263,10 @@ class Connection(asyncio.Protocol):
         if not asked.streams:
             message = {"role": "assistant", "content": "".join(text)}
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-            self._whole(200, json.dumps({"choices": choices, "usage": usage}).encode())
+            fields: dict[str, Any] = {"choices": choices, "usage": usage}
+            if asked.hands_out:
+                fields["kv_transfer_params"] = self._handed_out(asked)
+            self._whole(200, json.dumps(fields).encode())
             return
         if not text:
             self._head()
@@ -255,6 +275,15 @@ class Connection(asyncio.Protocol):
             self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
+
+    def _handed_out(self, asked: Asked) -> dict[str, Any]:
+        """As vLLM's NixlConnector tells the engine that is to decode."""
+        engine = self.engine
+        name = f"{engine.name}.{engine.said}"
+        engine.kept[name] = asked.n
+        where = {"remote_engine_id": engine.name, "remote_host": engine.name, "remote_port": 1}
+        what = {"remote_request_id": name, "remote_block_ids": [[0]]}
+        return {"do_remote_prefill": True, "do_remote_decode": False, **where, **what}
 
     def _event(self, choice: dict[str, Any]) -> None:
         fields = {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}

@@ -16,6 +16,7 @@ from schemas.ids import RegionId, RouterId
 from schemas.state import ReplicaState
 from tests.seeds.clients import Client
 from tests.seeds.engine import Answer
+from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
 from tests.seeds.world import HEALS_S, Line
 
@@ -42,8 +43,12 @@ UNHEARD = (
 )
 GIVEN_UP_S = 2.5  # from then on until the engine has stopped
 UNREACHED = ("no_replica", "saturated", "model_not_found", "draining")
-WHOSE = ("router", "replica", "region", "one", "other")
+WHOSE = ("router", "runner", "replica", "region", "one", "other")
 FAILED = (200, 400, 429, 500, 502, 503)  # an error event inside an answer, or instead of one
+HARMLESS = (*ENGINE, *ORDER, "agent_dies", "agent_stops", "agent_leaves", "agent_namesake")
+INFINITE = float("inf")
+LEAST_PART = 0.2  # of a limit, split evenly among routers
+LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 TABLE_MAX = 2000  # items, of any table of a router
 
 
@@ -81,7 +86,9 @@ class Judge:
         self.troubles = Troubles(self.world.faults)
         self.found: list[str] = []
         self.region_of = {line.of["name"]: line.of["region"] for line in self.world.all("replica")}
+        self.tenants = {line.of["name"]: line for line in self.world.all("tenant")}
         self.lines = {line.of["name"]: line for line in self.world.all("replica")}
+        self.serving = [one for one in self.lines.values() if one.of.get("role") != "prefill"]
         self.answers: dict[int, list[Answer]] = {}
         for engine in seen.engines.values():
             for answer in engine.answers:
@@ -95,6 +102,10 @@ class Judge:
             self._true_reason(client)
             self._nothing_after(client)
         self._only_where_allowed()
+        for job in self.seen.jobs:
+            self._lines_are_answered(job)
+        for tenant in self.tenants.values():
+            self._limits_hold(tenant)
         self._orders_hold()
         self._orders_are_seen()
         self._processes()
@@ -169,19 +180,44 @@ class Judge:
             return bool(self._of_router(client, ask.of["router"])) or self._region_bus(client)
         if code == "residency":
             places = any(self._may_hold(region, ask) for region in self._asked_from(ask))
-            return not places or bool(ask.labels("wants") and not able)
+            return not places or bool(self._ranges(ask) and not able)
         if code == "invalid_request":
             return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
         if code == "deadline_exceeded":
             return took_s >= ask.number("timeout", 600.0) - 0.1
-        unserved = all(line.of["model"] != ask.of["model"] for line in self.lines.values())
+        unserved = all(line.of["model"] != ask.of["model"] for line in self.serving)
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
             "saturated": "slo_ms" in ask.of or self._crowded(client, able),
+            "rate_limit_exceeded": self._is_used_up(client),
         }
         is_known = code in (*true, "draining", "engine_failed") or client.status in FAILED
         return true.get(code, False) or (is_known and in_trouble)
+
+    def _is_used_up(self, client: Client) -> bool:
+        """Whether its tenant may have spent a limit, or what of it that router may spend before it
+        has heard of others."""
+        tenant = self.tenants.get(client.ask.of.get("key", ""))
+        if tenant is None:
+            return False
+        routers = len(self.seen.routers)
+        part = 1.0 if routers == 1 else LEAST_PART / routers
+        before = [
+            other
+            for other in self.seen.clients
+            if other.ask.of.get("key") == client.ask.of["key"]
+            and other is not client
+            and other.sent_at <= client.ended_at
+            and other.outcome != "rate_limit_exceeded"
+        ]
+        under_way = [other for other in before if other.ended_at >= client.sent_at]
+        return (
+            any(job.line.of.get("key") == client.ask.of["key"] for job in self.seen.jobs)
+            or len(before) + 1 > part * tenant.number("requests", INFINITE)
+            or len(under_way) + 1 > part * tenant.number("at_once", INFINITE)
+            or bool(self.troubles.between(client.sent_at - LIMITS_FORGET_S, client.ended_at))
+        )
 
     def _region_bus(self, client: Client) -> bool:
         region = client.ask.of["router"].split(".")[0]
@@ -197,25 +233,32 @@ class Judge:
         return [home] if alone else [line.of["name"] for line in self.world.all("region")]
 
     def _may_hold(self, region: str, ask: Line, replica: str = "") -> bool:
-        """The rule in words: some label that the request wants, of those its region is confined
-        to, if either says any, is carried by the region, and not denied by the replica."""
-        limits, confined = set(ask.labels("wants")), self.confined[ask.of["router"].split(".")[0]]
-        if not limits and not confined:
+        """The rule in words: some label that the request wants, of those of its tenant and those
+        its region is confined to, of these that say any, is carried by the region, and not denied
+        by the replica."""
+        ranges = self._ranges(ask)
+        if not ranges:
             return True
-        limits = limits & confined if limits and confined else limits or confined
+        limits = set.intersection(*ranges)
         carried = self.carried[region]
         denied = self.lines[replica].of.get("labels") if replica else None
         return bool(limits & (carried if denied is None else carried & {denied}))
+
+    def _ranges(self, ask: Line) -> list[set[str]]:
+        tenant = self.tenants.get(ask.of.get("key", ""))
+        of_tenant = set() if tenant is None else set(tenant.labels("labels"))
+        confined = self.confined[ask.of["router"].split(".")[0]]
+        return [one for one in (set(ask.labels("wants")), of_tenant, confined) if one]
 
     def _able(self, ask: Line) -> list[Line]:
         """Replicas that could answer it."""
         regions = self._asked_from(ask)
         return [
             line
-            for name, line in self.lines.items()
+            for line in self.serving
             if line.of["model"] == ask.of["model"]
             and line.of["region"] in regions
-            and self._may_hold(line.of["region"], ask, name)
+            and self._may_hold(line.of["region"], ask, line.of["name"])
         ]
 
     def _crowded(self, client: Client, able: list[Line]) -> bool:
@@ -273,6 +316,7 @@ class Judge:
 
     def _only_where_allowed(self) -> None:
         asks = {int(ask.number("n")): ask for ask in self.world.asks}
+        asks |= {number: job.line for job in self.seen.jobs for number in job.numbers}
         for at, number, region in self.seen.crossed:
             ask = asks[number]
             if region != ask.of["router"].split(".")[0] and not self._may_hold(region, ask):
@@ -291,6 +335,53 @@ class Judge:
                     self.say("goes on from what was said", f"{answer.engine}: {answer.told_wrong}")
                 if ask is not None and self.lines[answer.engine].of["model"] != ask.of["model"]:
                     self.say("by its model", f"{answer.engine} computed {answer.number}: {ask}")
+
+    def _lines_are_answered(self, job: Job) -> None:
+        """Of an acknowledged job; and each once, with the whole answer."""
+        status, name = job.record.get("status"), f"job {job.line.of['n']}"
+        able = [line for line in self._able(job.line) if "role" not in line.of]
+        if not job.is_read:
+            if able:
+                self.say("a job is done", f"{name} is {status} at the end: {job.record}")
+            return
+        due = sorted(map(str, job.numbers))
+        if sorted(number for number, _, _ in job.lines) != due:
+            self.say("lines are answered once", f"{name} of {due} has {job.lines}"[:600])
+        tokens = int(job.line.number("tokens", 3))
+        for number, code, text in job.lines:
+            whole = "".join(f" {number}.{position}" for position in range(tokens))
+            if code == 200 and text != whole:
+                self.say("lines are answered once", f"{number} got {text[:200]!r}")
+            if code != 200 and able and not self.world.all(*ENGINE):
+                self.say("a true reason", f"line {number} of {name}: {code}")
+
+    def _limits_hold(self, tenant: Line) -> None:
+        """Of all that engines were given, by when it was sent, and by how long they had it."""
+        begun = sorted(
+            (client.sent_at, self.answers[client.number][0].at, self._computed_until(client))
+            for client in self.seen.clients
+            if client.ask.of.get("key") == tenant.of["name"] and client.number in self.answers
+        )
+        routers = len(self.seen.routers)
+        faults = [line for line in self.world.faults if line.what not in HARMLESS]
+        apart = 1 + len(faults) * routers  # as much as if each had heard of no other
+        for name, per_s in (("requests", 1 / 60), ("at_once", 0.0)):
+            most = tenant.number(name, INFINITE)
+            beyond = routers + 0.05 * most if routers > 1 else 0.0
+            for number, (sent_at, at, _) in enumerate(begun):
+                if name == "requests":
+                    spans = [sent_at - earlier for earlier, _, _ in begun[: number + 1]]
+                    spent = max(number + 1 - n - most * per_s * s for n, s in enumerate(spans))
+                else:
+                    spent = float(sum(one <= at < until for _, one, until in begun))
+                if spent > apart * most + beyond:
+                    what = f"{tenant.of['name']} had {spent:.1f} of {most:g} {name}"
+                    self.say("limits hold", f"{what} at {at:.3f}")
+                    return
+
+    def _computed_until(self, client: Client) -> float:
+        ends = (answer.ended_at for answer in self.answers[client.number])
+        return min(client.ended_at, max(self.seen.ended_at if e is None else e for e in ends))
 
     def _orders_hold(self) -> None:
         """A drained replica is given nothing that came after its drain."""
@@ -344,9 +435,7 @@ class Judge:
             expected = ("BusUnreachable", "NameTaken", "ReplicaNameTaken")
             if not any(word in why for word in expected) or not self.troubles.between(at - 15, at):
                 self.say("processes go on", f"{name} ended at {at:.3f}: {why}")
-        true = ["is not as it was made"]
-        if self.world.all("store_empties"):
-            true.append("the stream USAGE was emptied")
+        true = ["the stream USAGE was emptied"] if self.world.all("store_empties") else []
         for text in self.seen.errors:
             if not any(words in text for words in true):
                 self.say("no error of ours", text[:400])
@@ -395,7 +484,7 @@ class Judge:
         there = {replica for replica, where in self.region_of.items() if where == region}
         if ready != there:
             self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
-        models = {line.of["model"] for line in self.lines.values()}
+        models = {line.of["model"] for line in self.serving}
         if set(router.core.models()) != models:
             self.say(
                 "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
@@ -448,6 +537,7 @@ def fingerprint(seen: Seen) -> str:
         for name, engine in seen.engines.items()
         for answer in engine.answers
     ]
+    text += [f"{job.record} {job.lines}" for job in seen.jobs]
     return hashlib.sha256("\n".join((*text, str(seen.steps))).encode()).hexdigest()
 
 

@@ -4,7 +4,7 @@ Each patches one thing, here and never in the product. `every` makes one that st
 every so often.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -17,16 +17,21 @@ import mesh.http.answer_writer as answer_writer
 import mesh.runtime.request_manager as request_manager
 import mesh.session.continuation as continuation
 import mesh.session.said as said
+from agents.adapters import relay
 from agents.core import events, keep_alives
 from agents.core.engine_load import EngineLoad
 from agents.core.routers import OperatorOrders as AgentOrders
 from agents.core.routers import RouterLiveness
 from agents.runtime.agent import Agent
 from mesh.adapters import bus
+from mesh.batch.queues import Lines, Results
 from mesh.core.lifecycle import admission, attempts
+from mesh.core.requests.limit_account import Exceeded
+from mesh.core.requests.limits import Held, LimitKeeper
 from mesh.core.router import RouterCore
 from mesh.core.view.peers import Peer, PeerTable
 from mesh.core.view.replica_table import NO_CHANGE, ReplicaTable
+from mesh.http.callers import Callers
 from mesh.http.connection import ClientConnection
 from mesh.runtime import control_plane
 from mesh.runtime.request_messages import RequestMessages
@@ -192,6 +197,29 @@ def _of_all_models(real: Any) -> Any:
     return scraped
 
 
+def _anothers(real: Any) -> Any:
+    made = [b""]
+
+    def handed_out(answer: bytes, kind: Any) -> bytes:
+        made.append(real(answer, kind))
+        return made[-2] or made[-1]
+
+    return handed_out
+
+
+def _exceeds(self: LimitKeeper, limited: Any, *_: Any, **__: Any) -> Any:
+    return (limited[0][0], Exceeded("requests_per_minute", 1.0, 1.0, 1.0)) if limited else Held()
+
+
+def _read_twice(real: Any) -> Any:
+    async def read(self: Results, job: str, total: int) -> AsyncIterator[Any]:
+        async for result in real(self, job, total):
+            yield result
+            yield result
+
+    return read
+
+
 def _without_labels(real: Any) -> Any:
     def because(self: PeerTable, *args: Any, **named: Any) -> Any:
         return real(self, *args, **{**named, "labels": None})
@@ -265,6 +293,16 @@ PLANTED: dict[str, tuple[Patch, ...]] = {
             ),
         ),
     ),
+    "a decode engine gets another prompt's KV cache": ((relay, "handed_out", _anothers),),
+    "a tenant's labels are forgotten": (
+        (Callers, "residency", lambda real: lambda self, wanted, _: real(self, wanted, None)),
+    ),
+    "limits are forgotten": ((LimitKeeper, "take", lambda real: lambda *_, **__: Held()),),
+    "limits refuse for nothing": ((LimitKeeper, "take", _sometimes(5, _exceeds)),),
+    "a line that is put back is lost": (
+        (Lines, "nak", lambda real: lambda self, taken, delay_s=0.0: self.ack(taken)),
+    ),
+    "results are written twice": ((Results, "read", _read_twice),),
     "deadlines are forgotten": ((request_manager, "Request", _long_deadline),),
     "bodies are kept": ((Session, "forget", lambda real: nothing),),
     "records are kept": ((Session, "admit", _keeps_records),),

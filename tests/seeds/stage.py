@@ -5,6 +5,7 @@ import contextvars
 import gc
 import logging
 import os
+import random
 import secrets
 import sys
 import time
@@ -19,26 +20,34 @@ import mesh.adapters.bus
 from agents.config import AgentConfig
 from agents.runtime import process as agent_process
 from agents.runtime.agent import Agent
+from infra.batch_table import BatchTable
 from infra.bus import BusAddress
+from infra.tenant_table import TenantTable, key_hash, listed_callers
 from mesh.core.model.settings import RouterSettings
+from mesh.core.offline.settings import OfflineSettings
+from mesh.runtime import batch_runner, ticks
 from mesh.runtime import router as router_process
-from mesh.runtime import ticks
-from mesh.runtime.config import RouterConfig
+from mesh.runtime.batch_runner import RunnerConfig
+from mesh.runtime.config import BatchAccess, RouterConfig
 from mesh.runtime.router import Router
 from schemas import subjects
 from schemas.control import RegionControl, encode_control
 from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.limits import LimitsTable
 from schemas.residency import Ground, ground, parse_labels
 from schemas.settings import parse_pushing
-from tests.seeds.bus import Bus, Message
+from tests.seeds.bus import BATCH_USER, Bus, Message
 from tests.seeds.clients import Client
 from tests.seeds.engine import GOOD, Engine
+from tests.seeds.jobs import Job
 from tests.seeds.loop import Process, VirtualLoop, this_process
 from tests.seeds.sockets import Sockets
 from tests.seeds.world import HEALS_S, Line, World
+from tests.support.batch_mesh import EASY
 
 UNIX_S = 1_800_000_000.0
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
+JOBS_S = 120.0  # for batch jobs to end: lines of a runner that died are free after 30
 QUIET_S = 1.5  # after the last client
 REFUSED_S = 600.0
 
@@ -100,6 +109,13 @@ class Seen:
     errors: list[str] = field(default_factory=list)
     routers: dict[str, Host] = field(default_factory=dict)
     agents: dict[str, Host] = field(default_factory=dict)
+    runners: dict[str, Host] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        return self.routers | self.agents | self.runners
+
     ended_at: float = 0.0
     steps: int = 0
     queries: list[str] = field(default_factory=list)
@@ -132,6 +148,7 @@ class Stage:
         self.drained: dict[str, dict[str, int]] = {name: {} for name in regions}
         self.routing: dict[str, str] = {}
         self.ground = self._ground(regions)
+        self.tenants = {line.of["name"]: tenant(line) for line in world.all("tenant")}
         self.seen = Seen(world, self.ground)
         [self.options] = [line.of for line in world.all("mesh")] or [{}]
         self.markers: dict[bytes, int] = {}
@@ -139,12 +156,21 @@ class Stage:
             for number in range(int(line.number("routers"))):
                 router = f"{name}.r{number + 1}"
                 self.seen.routers[router] = Host(self, router, self._run_router)
+        for line in world.all("runner"):
+            self.seen.runners[line.of["name"]] = Host(self, line.of["name"], self._run_runner)
         self.lines = {line.of["name"]: line for line in world.all("replica")}
         for name, line in self.lines.items():
             dice = Random(f"{name} {world.seed}")
             self.seen.engines[name] = engine = Engine(loop, dice, name, line.of["model"])
             engine.slots = int(line.number("slots", 8))
+            engine.only_prefills = line.of.get("role") == "prefill"
+            engine.fetch = self._fetched
             self.seen.agents[name] = Host(self, name, self._run_agent)
+
+    def _fetched(self, name: str) -> int | None:
+        """Of which request that KV cache is, if its engine still has it."""
+        engine = self.seen.engines[name.split(".")[0]]
+        return engine.kept.get(name) if engine.process.is_alive else None
 
     def _ground(self, regions: dict[str, Line]) -> Ground:
         if not any("labels" in line.of for line in regions.values()):
@@ -180,6 +206,7 @@ class Stage:
             given["pushing"] = parse_pushing(of["pushing"])
         if "queue_delay_s_max" in of:
             given["queue_delay_s_max"] = float(of["queue_delay_s_max"])
+        given["tenant_weights"] = tuple((name, one.weight) for name, one in self.tenants.items())
         for name, read in (("hops_max", int), ("hold_s_max", float)):
             if name in of:
                 given[name] = read(of[name])
@@ -198,6 +225,11 @@ class Stage:
             http_port=80,
             bus=BusAddress(f"nats://{region}"),
             settings=self.settings(),
+            batch=BatchAccess(BusAddress(f"nats://{region}", BATCH_USER), BatchTable())
+            if self.seen.runners
+            else None,
+            keys=listed_callers(self.tenants),
+            tenants=self.tenants,
             hash_key="k",
             epoch=host.epoch,
             seed=self.dice.randrange(1 << 30),
@@ -210,9 +242,29 @@ class Stage:
 
         await router_process.run(config, host.stop, ready)
 
+    async def _run_runner(self, host: Host) -> None:
+        region, name = host.name.split(".")
+        url = f"nats://{region}"
+        config = RunnerConfig(
+            region=RegionId(region),
+            router=RouterId(name),
+            peers=tuple(RegionId(each) for each in self.bus.servers if each != region),
+            bus=BusAddress(url),
+            store=BusAddress(url, BATCH_USER),
+            limits=BatchTable(),
+            settings=OfflineSettings(ground=self.ground, drain_s_max=3.0),
+            hash_key="k",
+            epoch=host.epoch,
+            seed=self.dice.randrange(1 << 30),
+            tenants=self.tenants,
+        )
+        host.stop = asyncio.Event()
+        await batch_runner.run(config, host.stop)
+
     async def _run_agent(self, host: Host) -> None:
         line = self.lines[host.name]
         labels: Any = line.of.get("labels")
+        of_pair: Any = line.of.get("role")
         of = self.options
         config = AgentConfig(
             region=RegionId(line.of["region"]),
@@ -225,6 +277,9 @@ class Stage:
             heartbeat_ms=int(of.get("beats_ms", 100)),
             drain_timeout_s=3.0,
             residency=labels,
+            role=of_pair,
+            kv_transfer="nixl" if of_pair else None,
+            profile=EASY if self.seen.runners and of_pair is None else None,
             speed_probe="probes" in line.of,
         )
         host.stop = agent_process.Stop()
@@ -242,7 +297,7 @@ class Stage:
 
     async def play(self) -> None:
         world, loop = self.world, self.loop
-        for host in (*self.seen.agents.values(), *self.seen.routers.values()):
+        for host in self.seen.hosts.values():
             self.at(self.dice.random() * 0.3, host.start)
         for line in world.faults:
             self.at(line.at, self._begin, line)
@@ -250,14 +305,21 @@ class Stage:
                 self.at(line.ends_at, self._end, line)
         for ask in world.asks:
             self.at(ask.at, self._ask, ask)
+        for line in world.all("job"):
+            self.seen.jobs.append(job := Job(loop, self.sockets, line))
+            self.at(line.at, lambda job: loop.create_task(job.run()), job)
         last = max([line.ends_at for line in world.lines], default=0.0)
         await asyncio.sleep(max(last, world.healed_at + HEALS_S))
-        limit = loop.time() + 60.0
-        while loop.time() < limit and any(client.outcome is None for client in self.seen.clients):
+        limit = loop.time() + (JOBS_S if self.seen.jobs else 60.0)
+        while loop.time() < limit and not self._all_have_ended():
             await asyncio.sleep(0.5)
         await asyncio.sleep(QUIET_S)
         self.seen.ended_at = loop.time()
         self.seen.errors += loop.problems
+
+    def _all_have_ended(self) -> bool:
+        clients = all(client.outcome is not None for client in self.seen.clients)
+        return clients and all(job.is_read for job in self.seen.jobs)
 
     def _ask(self, ask: Line) -> None:
         client = Client(self.loop, ask)
@@ -302,9 +364,8 @@ class Stage:
             engine.process.stop() if is_begin else engine.process.go_on()
 
     def _host(self, line: Line) -> Host | None:
-        return (self.seen.routers | self.seen.agents).get(
-            line.of.get("router") or line.of["replica"]
-        )
+        of = line.of
+        return self.seen.hosts.get(of.get("router") or of.get("runner") or of["replica"])
 
     def _dies(self, line: Line, *, is_begin: bool) -> None:
         if (host := self._host(line)) is not None:
@@ -349,9 +410,9 @@ class Stage:
         elif (found := getattr(host, "namesake", None)) is not None:
             found.kill()
 
-    _agent_dies = _router_dies = _dies
-    _agent_stops = _router_stops = _stops
-    _agent_leaves = _router_leaves = _leaves
+    _agent_dies = _router_dies = _runner_dies = _dies
+    _agent_stops = _router_stops = _runner_stops = _stops
+    _agent_leaves = _router_leaves = _runner_leaves = _leaves
     _agent_namesake = _router_namesake = _namesake
 
     def _link(self, line: Line) -> tuple[str, str] | None:
@@ -473,6 +534,7 @@ class Stage:
             (infra.bus, "connect", self.bus.connect),
             (agent_process, "Agent", self._agent),
             (ticks, "TICK_S", float(self.options.get("ticks_ms", 100)) / 1000),
+            (random, "uniform", chance.uniform),
             (os, "urandom", chance.randbytes),
             (secrets, "token_bytes", chance.randbytes),
             (secrets, "token_hex", lambda count: chance.randbytes(count).hex()),
@@ -502,6 +564,20 @@ def parse(text: str) -> Any:
     return parse_labels(text) if text else ()
 
 
+def tenant(line: Line) -> TenantTable:
+    """Its one API key is its name."""
+    name, of = line.of["name"], line.of
+    limits = {"requests_per_minute": of.get("requests"), "concurrent_requests": of.get("at_once")}
+    given = {limit: int(most) for limit, most in limits.items() if most is not None}
+    labels = line.labels("labels")
+    return TenantTable(
+        key_sha256=(key_hash(name),),
+        weight=line.number("weight", 1.0),
+        limits=LimitsTable(**given) if given else None,
+        **({"residency": labels} if labels else {}),
+    )
+
+
 def play(world: World, judge: Callable[[Seen], Any]) -> Any:
     """What the judge says at the end, while all still stands."""
     stage = Stage(world)
@@ -514,7 +590,7 @@ def play(world: World, judge: Callable[[Seen], Any]) -> Any:
             found = judge(stage.seen)
             for task in asyncio.all_tasks(loop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-            for host in (*stage.seen.routers.values(), *stage.seen.agents.values()):
+            for host in stage.seen.hosts.values():
                 host.kill()
             loop.close()
             del stage, loop, main

@@ -30,7 +30,7 @@ MANNERS: tuple[tuple[str, float, tuple[object, ...]], ...] = (
     ("session", 0.3, ("x", "y", "z")),
 )  # of clients: how often, and what of it
 LONG = "400"  # tokens of an answer that goes on long after its client has left
-PARTS = ("mesh", "region", "replica")
+PARTS = ("mesh", "region", "tenant", "replica", "runner")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class World:
     @property
     def faults(self) -> list[Line]:
         """What goes wrong, in order; operators' orders are among it."""
-        return [line for line in self.lines if line.what not in (*PARTS, "ask")]
+        return [line for line in self.lines if line.what not in (*PARTS, "ask", "job")]
 
     @property
     def asks(self) -> list[Line]:
@@ -78,6 +78,13 @@ class World:
     def healed_at(self) -> float:
         """When the last fault is over."""
         return max((line.ends_at for line in self.faults), default=BEGINS_S)
+
+    @property
+    def size(self) -> float:
+        """What it costs to play: seconds of routers, and half of those of agents."""
+        lasts = max(line.ends_at for line in self.lines)
+        routers = sum(line.number("routers") for line in self.all("region"))
+        return lasts * (routers + len(self.all("replica")) / 2)
 
 
 def parse(text: str) -> World:
@@ -106,6 +113,8 @@ class Maker:
         self.replicas: list[str] = []
         self.models: list[str] = []
         self.regions: list[str] = []
+        self.tenants: list[str] = []
+        self.runners: list[str] = []
 
     def add(self, at: float, what: str, **of: object) -> None:
         self.lines.append(
@@ -115,6 +124,8 @@ class Maker:
     def world(self) -> World:
         dice = self.dice
         self._parts()
+        if dice.random() < 0.1 and self.replicas:
+            self._jobs()
         calm = dice.random() < 0.1
         for _ in range(dice.choice((3, 6, 10, 20))):
             self._ask(BEGINS_S + dice.random() * ASKS_S, self._answer())
@@ -147,36 +158,72 @@ class Maker:
         options["reads_ms"] = dice.choice((50, 100, 250, 250, 250))
         options["beats_ms"] = dice.choice((100, 200, 200))
         options["digests_ms"] = 100 if len(self.regions) < 3 and dice.random() < 0.3 else 250
-        options["ticks_ms"] = dice.choice((50, 100, 100))
+        options["ticks_ms"] = dice.choice((50, 100, 100, 100, 100))
         self.add(0, "mesh", **options)
-        labelled = dice.random() < 0.35
-        few = len(self.regions) > 2
+        self.labelled = dice.random() < 0.35
+        self.has_pairs = dice.random() < 0.15
         for region in self.regions:
-            of: dict[str, object] = {
-                "routers": dice.choice((1, 1, 1, 1, 2) if few else (1, 1, 1, 1, 2, 2, 3))
-            }
-            of["far"] = round(dice.choice((0.005, 0.02, 0.07)), 3)
-            if labelled:
-                carried = [label for label in LABELS if dice.random() < 0.6]
-                of["labels"] = ",".join(carried)
-                if carried and dice.random() < 0.3:
-                    of["confined"] = dice.choice(carried)
-            self.add(0, "region", name=region, **of)
-            self.routers += [f"{region}.r{n + 1}" for n in range(int(str(of["routers"])))]
-            most = (0, 1, 1, 1) if few else (0, 1, 1, 2, 2, 3)
-            for n in range(12 if dice.random() < 0.004 else dice.choice(most)):
-                name = f"{region}-{n}"
-                self.replicas.append(name)
-                fleet: dict[str, object] = {"model": dice.choice(self.models)}
-                fleet["slots"] = dice.choice((1, 2, 4, 8, 8))
-                if labelled and dice.random() < 0.2:
-                    fleet["labels"] = dice.choice(
-                        ("none", *filter(None, str(of["labels"]).split(",")))
-                    )
-                if dice.random() < 0.3:
-                    fleet["probes"] = 1
-                self.add(0, "replica", name=name, region=region, **fleet)
-        self.labelled = labelled
+            self._region(region)
+        for name in ("acme", "zed") if dice.random() < 0.25 else ():
+            self._tenant(name)
+
+    def _region(self, name: str) -> None:
+        dice, few = self.dice, len(self.regions) > 2
+        routers = dice.choice((1, 1, 1, 1, 2) if few else (1, 1, 1, 1, 2, 2, 3))
+        of: dict[str, object] = {"routers": routers, "far": dice.choice((0.005, 0.02, 0.07))}
+        carried = [label for label in LABELS if self.labelled and dice.random() < 0.6]
+        if self.labelled:
+            of["labels"] = ",".join(carried)
+        if carried and dice.random() < 0.3:
+            of["confined"] = dice.choice(carried)
+        self.add(0, "region", name=name, **of)
+        self.routers += [f"{name}.r{n + 1}" for n in range(routers)]
+        most = (0, 1, 1, 1) if few else (0, 1, 1, 2, 2, 3)
+        for n in range(12 if dice.random() < 0.004 else dice.choice(most)):
+            self._replica(name, n, carried)
+
+    def _replica(self, region: str, n: int, carried: list[str]) -> None:
+        dice = self.dice
+        self.replicas.append(f"{region}-{n}")
+        of: dict[str, object] = {
+            "model": dice.choice(self.models),
+            "slots": dice.choice((1, 2, 4, 8, 8)),
+        }
+        if self.labelled and dice.random() < 0.2:
+            of["labels"] = dice.choice(("none", *carried))
+        if dice.random() < 0.3:
+            of["probes"] = 1
+        if self.has_pairs and dice.random() < 0.8:
+            of["role"] = ("decode", "prefill")[n % 2]
+        self.add(0, "replica", name=self.replicas[-1], region=region, **of)
+
+    def _tenant(self, name: str) -> None:
+        dice = self.dice
+        of: dict[str, object] = {"weight": dice.choice((0.5, 1, 3))}
+        if dice.random() < 0.6:
+            of["requests"] = dice.choice((3, 6, 12))
+        if dice.random() < 0.5:
+            of["at_once"] = dice.choice((1, 2, 5))
+        if self.labelled and dice.random() < 0.5:
+            of["labels"] = dice.choice(LABELS)
+        self.add(0, "tenant", name=name, **of)
+        self.tenants.append(name)
+
+    def _jobs(self) -> None:
+        dice = self.dice
+        self.runners = [f"{region}.b1" for region in self.regions]
+        self.runners += [f"{self.regions[0]}.b2"] * dice.choice((0, 1))
+        for name in self.runners:
+            self.add(0, "runner", name=name)
+        for n in range(dice.choice((1, 2))):
+            replicas = [line for line in self.lines if line.what == "replica"]
+            served = [line.of["model"] for line in replicas if "role" not in line.of] or ["zz"]
+            at, lines = BEGINS_S + dice.random() * ASKS_S, dice.choice((1, 4, 12))
+            of = {"tokens": dice.choice((3, 10)), "gap": dice.choice((0.005, 0.1))}
+            of |= {"model": dice.choice(served), "lines": lines}
+            if self.tenants:
+                of["key"] = dice.choice(self.tenants)
+            self.add(at, "job", n=n + 1, router=dice.choice(self.routers[:1]), **of)
 
     def _answer(self) -> dict[str, object]:
         dice = self.dice
@@ -197,6 +244,8 @@ class Maker:
         dice = self.dice
         if self.labelled and dice.random() < 0.4:
             of = {**of, "wants": dice.choice(LABELS)}
+        if self.tenants and "probe" not in of:
+            of = {**of, "key": dice.choice(self.tenants)}
         model = "zz" if dice.random() < 0.02 and "probe" not in of else dice.choice(self.models)
         number = 1 + sum(line.what == "ask" for line in self.lines)
         self.add(at, "ask", n=number, router=dice.choice(self.routers), model=model, **of)
@@ -208,6 +257,7 @@ class Maker:
             lasts = 120.0
         region = dice.choice(self.regions)
         kinds = ["router", "bus", "order", "clock"]
+        kinds += ["runner", "runner", "bus"] if self.runners else []
         kinds += ["engine", "engine", "agent", "agent"] if self.replicas else []
         kinds += ["link", "link"] if len(self.regions) > 1 else []
         kind = dice.choice(kinds)
@@ -220,6 +270,9 @@ class Maker:
         elif kind == "agent":
             what = dice.choice(("agent_dies", "agent_stops", "agent_leaves", "agent_namesake"))
             self.add(at, what, replica=dice.choice(self.replicas), for_=lasts)
+        elif kind == "runner":
+            what = dice.choice(("runner_dies", "runner_stops", "runner_leaves"))
+            self.add(at, what, runner=dice.choice(self.runners), for_=lasts)
         elif kind == "router":
             what = dice.choice(("router_dies", "router_stops", "router_leaves", "router_namesake"))
             router = dice.choice(self.routers)
