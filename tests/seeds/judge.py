@@ -280,7 +280,8 @@ class Judge:
             return
         for answer in self.answers.get(client.number, ()):
             ended_at = self.seen.ended_at if answer.ended_at is None else answer.ended_at
-            late_s = ended_at - client.ended_at
+            since = max(client.ended_at, answer.at)  # one that begins later is judged below
+            late_s = ended_at - since
             if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
                 continue
             router = client.ask.of["router"]
@@ -289,7 +290,7 @@ class Judge:
             troubles = self.troubles.near(
                 client.ended_at - 8.0, client.ended_at + CANCELLED_S, names, but
             )
-            limits = [self._computes_until(line, client, answer) for line in troubles]
+            limits = [self._computes_until(line, since, client, answer) for line in troubles]
             if ended_at > max(limits, default=0.0):
                 self.say(
                     "nothing after the end",
@@ -305,14 +306,14 @@ class Judge:
                 "nothing after the end", f"{client.number} was begun after its client had ended"
             )
 
-    def _computes_until(self, line: Line, client: Client, answer: Answer) -> float:
+    def _computes_until(self, line: Line, since: float, client: Client, answer: Answer) -> float:
         """Until when that trouble may keep an engine at an answer whose client has ended: of a
         router that it no longer hears an agent gives up the work by itself."""
         if line.what not in UNHEARD:
-            return max(client.ended_at, line.ends_at) + ABANDONED_S
+            return max(since, line.ends_at) + ABANDONED_S
         home = client.ask.of["router"].split(".")[0]
         silence_s = SILENCE_S if self.region_of[answer.engine] == home else SILENCE_ABROAD_S
-        return max(client.ended_at, line.at) + silence_s + GIVEN_UP_S
+        return max(since, line.at) + silence_s + GIVEN_UP_S
 
     def _only_where_allowed(self) -> None:
         asks = {int(ask.number("n")): ask for ask in self.world.asks}
