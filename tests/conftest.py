@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import forked_programs
 from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
@@ -36,6 +37,8 @@ if os.access(MEMORY, os.W_OK):
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm"
+
+forked_programs.install(now="PYTEST_XDIST_WORKER" in os.environ)
 
 # How long an example takes says how busy the machine is. A property that is rarely broken has
 # more examples of its own.

@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
+from tests.support.page_commands import command_folder
 from tests.support.pages import ROOT, Block, blocks
 from tests.support.ports import free_ports
 from tests.support.until import PATIENCE_S
@@ -107,18 +108,17 @@ def adapted(text: str, mesh: MeshUp | None = None) -> str:
     return text
 
 
-def environment() -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """Commands are found as after an installation, and nothing reaches another mesh."""
-    here = Path(sys.executable).parent
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith("MESH_")},
-        "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
 
 
-def prepare(folder: Path) -> None:
+@contextlib.contextmanager
+def prepared(folder: Path) -> Iterator[None]:
     """What a checkout has beside a running mesh."""
-    (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
     (folder / "infra").symlink_to(ROOT / "infra")
     rows = [
         {"timestamp": n, "input_length": 600, "output_length": 4, "hash_ids": [1, n]}
@@ -130,6 +130,8 @@ def prepare(folder: Path) -> None:
     (folder / "conv.csv").write_text(
         "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n"
     )
+    with command_folder(folder / ".venv" / "bin"):
+        yield
 
 
 async def output_of(folder: Path, *command: str) -> str:
@@ -137,7 +139,7 @@ async def output_of(folder: Path, *command: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env=environment(),
+        env=environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -153,14 +155,20 @@ async def output_of(folder: Path, *command: str) -> str:
     return printed
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with prepared(tmp_path):
+        yield tmp_path
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[MeshUp, Path]]:
     """Three regions whose state is where a reader would have it."""
     folder = tmp_path_factory.mktemp("pages")
-    prepare(folder)
     config = write_config(folder, batch_runners=("batch-0",))
-    async with mesh_up(folder, config=config) as running:
-        yield running, folder
+    with prepared(folder):
+        async with mesh_up(folder, config=config) as running:
+            yield running, folder
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -179,16 +187,15 @@ async def test_a_program_of_a_page_runs(mesh, block):
 
 
 @pytest.mark.parametrize("block", [b for b in SHELL if is_listed(b, SERVES)], ids=name)
-async def test_a_server_of_a_page_comes_up_and_the_command_that_ends_it_does(tmp_path, block):
+async def test_a_server_of_a_page_comes_up_and_the_command_that_ends_it_does(folder, block):
     [end] = [block for block in SHELL if is_listed(block, (ENDS_THE_MESH,))]
-    prepare(tmp_path)
     [command] = [line for line in block.text.splitlines() if line.startswith(".venv/bin/mesh up")]
     arguments = command.split()[2:]
     time_scale = None if "--time-scale" in arguments else 50.0
-    config = write_config(tmp_path, regions=("us",))
-    async with mesh_up(tmp_path, *arguments, config=config, time_scale=time_scale) as running:
+    config = write_config(folder, regions=("us",))
+    async with mesh_up(folder, *arguments, config=config, time_scale=time_scale) as running:
         assert running.model
-        await output_of(tmp_path, "bash", "-c", end.text)
+        await output_of(folder, "bash", "-c", end.text)
         async with asyncio.timeout(PATIENCE_S):
             assert await running.process.wait() == 0
 
@@ -205,7 +212,7 @@ async def started(folder: Path, command: str) -> AsyncIterator[None]:
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", command),
             cwd=folder,
-            env=environment(),
+            env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -257,11 +264,10 @@ JOB=$(.venv/bin/mesh batch submit --no-check in.jsonl) || exit 1
 """
 
 
-async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tmp_path):
+async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(folder):
     """engines.md, then operate.md's recording and simulate.md's replay of it."""
-    prepare(tmp_path)
-    write_config(tmp_path, regions=("us",), batch_runners=("batch-0",))
-    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', (tmp_path / "mesh.toml").read_text())
+    write_config(folder, regions=("us",), batch_runners=("batch-0",))
+    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', (folder / "mesh.toml").read_text())
     [engine] = free_ports(1)
     text = one(BY_HAND[0]).text.replace("8000", str(engine))
     commands = dict(zip(("render", "nats", "streams", "router", "engine", "agent", "runner"),
@@ -271,44 +277,39 @@ async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tm
         ".venv/bin/mesh router --region us --router r1 --config mesh.toml", record
     )
     assert recorder != commands["router"]
-    await output_of(tmp_path, "bash", "-c", commands["render"])
+    await output_of(folder, "bash", "-c", commands["render"])
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(started(tmp_path, commands["nats"]))
+        await stack.enter_async_context(started(folder, commands["nats"]))
         streams = f"until {commands['streams'].split(' #')[0]}; do sleep 0.2; done"
-        await output_of(tmp_path, "bash", "-c", streams)
+        await output_of(folder, "bash", "-c", streams)
         for each in ("engine", "agent"):
-            await stack.enter_async_context(started(tmp_path, commands[each]))
-        async with started(tmp_path, commands["router"]):
+            await stack.enter_async_context(started(folder, commands[each]))
+        async with started(folder, commands["router"]):
             await until_ready(int(http))
-            async with started(tmp_path, commands["runner"]):
+            async with started(folder, commands["runner"]):
                 command = FAILING_JOB.format(port=http)
-                assert "The line is no valid JSON" in await output_of(
-                    tmp_path, "bash", "-c", command
-                )
-        async with started(tmp_path, recorder):
+                assert "The line is no valid JSON" in await output_of(folder, "bash", "-c", command)
+        async with started(folder, recorder):
             await until_ready(int(http))
     for command in one(BY_HAND[2]).text.splitlines():
-        assert await output_of(tmp_path, "bash", "-c", command)
+        assert await output_of(folder, "bash", "-c", command)
 
 
-async def test_a_pair_started_as_the_page_says_answers_and_is_explained(tmp_path):
+async def test_a_pair_started_as_the_page_says_answers_and_is_explained(folder):
     """engines.md: its processes one by one, with the engines and agents of the pair."""
-    prepare(tmp_path)
-    config = write_config(tmp_path, regions=("us",), replicas=2, batch_runners=("batch-0",))
+    config = write_config(folder, regions=("us",), replicas=2, batch_runners=("batch-0",))
     config.write_text(config.read_text() + '[routing]\npolicy = "round-robin"\n')
     [http] = re.findall(r'http = "127.0.0.1:(\d+)"', config.read_text())
     render, nats, streams, router, *_ = separate(one(BY_HAND[0]).text)
     pair = one(BY_HAND[3]).text
     for written, free in zip(("8000", "8001"), free_ports(2), strict=True):
         pair = pair.replace(written, str(free))
-    await output_of(tmp_path, "bash", "-c", render)
+    await output_of(folder, "bash", "-c", render)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(started(tmp_path, nats))
-        await output_of(
-            tmp_path, "bash", "-c", f"until {streams.split(' #')[0]}; do sleep 0.2; done"
-        )
+        await stack.enter_async_context(started(folder, nats))
+        await output_of(folder, "bash", "-c", f"until {streams.split(' #')[0]}; do sleep 0.2; done")
         for each in (router, *separate(pair)):
-            await stack.enter_async_context(started(tmp_path, each))
+            await stack.enter_async_context(started(folder, each))
         await until_ready(int(http), replicas=2)
         body = {"model": MODELS[0], "prompt": "Why? " * 300, "max_tokens": 4}
         url, headers = f"http://127.0.0.1:{http}/v1/completions", {"x-request-id": "mine-1"}
@@ -318,7 +319,7 @@ async def test_a_pair_started_as_the_page_says_answers_and_is_explained(tmp_path
         ):
             assert answer.status == 200, await answer.text()
         explain = ".venv/bin/mesh explain mine-1 --config mesh.toml --credentials rendered"
-        told = await output_of(tmp_path, "bash", "-c", explain)
+        told = await output_of(folder, "bash", "-c", explain)
     assert "placed on us-0 + us-1" in told and "computing the prompt on us-0" in told
 
 

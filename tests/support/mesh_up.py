@@ -105,17 +105,23 @@ def write_config(
 
 @contextlib.asynccontextmanager
 async def mesh_up(
-    directory: Path, *arguments: str, config: Path | None = None, time_scale: float | None = 50.0
+    directory: Path,
+    *arguments: str,
+    config: Path | None = None,
+    time_scale: float | None = 50.0,
+    installed: bool = False,
 ) -> AsyncIterator[MeshUp]:
     """Run `mesh up` with its state in `directory` and yield it when it is ready.
 
     Without a `config` it has three regions of one replica each, on free ports. Given engines
-    have no `time_scale`.
+    have no `time_scale`. `installed`: by its script, and not forked (`forked_programs`).
     """
+    module = (sys.executable, "-m", "mesh.cli.main")
+    command = (str(Path(sys.executable).with_name("mesh")),) if installed else module
     output, ready = directory / "up.out", directory / "ready.json"
     with output.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mesh.cli.main", "up"),
+            *(*command, "up"),
             *("--config", str(config or write_config(directory))),
             *("--state", str(directory / ".mesh"), "--ready-file", str(ready)),
             *(() if time_scale is None else ("--time-scale", str(time_scale))),

@@ -162,7 +162,7 @@ async def quickstart_kills_the_routers_of_us_alone(mesh: MeshUp, directory: Path
 
 async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path):
     config = write_config(tmp_path)
-    async with mesh_up(tmp_path, config=config) as mesh:
+    async with mesh_up(tmp_path, config=config, installed=True) as mesh:
         texts = [await streamed(mesh.endpoint(region), mesh.model) for region in REGIONS]
         assert all(texts)
         assert "curl -N http://127.0.0.1:" in mesh.output
@@ -182,7 +182,7 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
 
     # What the first one left is no obstacle, and its secrets are kept.
     secrets = {path: path.read_bytes() for path in tmp_path.rglob("*.env")}
-    async with mesh_up(tmp_path, config=config) as mesh:
+    async with mesh_up(tmp_path, config=config, installed=True) as mesh:
         again = str(config), "--state", str(tmp_path / ".mesh")
         assert "is in use by a running mesh" in await refused("--config", *again)
         stopped = mesh.record["processes"]["nats-eu"]
@@ -259,7 +259,7 @@ async def test_a_signal_during_the_start_ends_it_as_after_it(tmp_path):
     config, output = write_config(tmp_path, regions=("us",)), tmp_path / "up.out"
     with output.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mesh.cli.main", "up", "--config", str(config)),
+            *(Path(sys.executable).with_name("mesh"), "up", "--config", str(config)),
             *("--state", str(tmp_path / ".mesh")),
             stdin=subprocess.DEVNULL,
             stdout=out,

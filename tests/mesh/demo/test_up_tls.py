@@ -57,7 +57,8 @@ async def output_of(*words: str) -> str:
 
 async def test_all_is_encrypted_and_no_secret_is_seen(tmp_path, monkeypatch):
     config = write_config(tmp_path, regions=REGIONS, batch_runners=("batch-0",))
-    async with mesh_up(tmp_path, "--tls", "--log-level", "DEBUG", config=config) as mesh:
+    words = ("--tls", "--log-level", "DEBUG")
+    async with mesh_up(tmp_path, *words, config=config, installed=True) as mesh:
         record, state = mesh.record, tmp_path / ".mesh"
         ca = Path(record["ca"])
         monkeypatch.setenv("SSL_CERT_FILE", str(ca))
@@ -81,8 +82,8 @@ async def test_all_is_encrypted_and_no_secret_is_seen(tmp_path, monkeypatch):
         regions = Regions(urls, lambda url: url)
         assert await asyncio.to_thread(regions.call, lambda url: url) in urls
         assert "no jobs" in await output_of("batch", "list", "--endpoint", urls[0])
-        words = [f"--url=us={mesh.endpoint('us')}", f"--trace={TRACE}", "--limit=2"]
-        played = await output_of("replay", *words, "--speed=1000", "--scale-lengths=0.1")
+        given = [f"--url=us={mesh.endpoint('us')}", f"--trace={TRACE}", "--limit=2"]
+        played = await output_of("replay", *given, "--speed=1000", "--scale-lengths=0.1")
         assert re.search(r"all +2 +2 +0 +0 ", played), played
 
         console = record["regions"]["us"]["console"]
