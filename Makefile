@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
-.PHONY: study-loss study-kv-events study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload gate-renew mutants
+.PHONY: study-loss study-kv-events study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload bench-fair gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -111,6 +111,9 @@ bench-kv-events: $(STAMP) ## KV events against estimates of what engines cache, 
 bench-tls: $(STAMP) ## what https costs a router: CPU of a plain request, over kept connections and new ones (2 minutes)
 	$(LIVE).tls_cost $(if $(QUICK),--quick)
 
+bench-fair: $(STAMP) ## a tenant's first tokens beside another one's flood: the mesh, sglang-router, smg (25 minutes); QUICK=1
+	$(LIVE).fair_beside $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
+
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
 	$(LIVE).overload
 
@@ -129,7 +132,7 @@ mutants: $(STAMP) ## put small faults into a copy of the code: which do tests no
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew
 
-versus: $(STAMP) ## beside real sglang-router and vllm-router, and the twin's prediction of each; TRACE=file, LIMIT=requests (30 minutes)
+versus: $(STAMP) ## beside real sglang-router, vllm-router and smg, and the twin's prediction of each; TRACE=file, LIMIT=requests (30 minutes)
 	$(LIVE).versus $(if $(TRACE),--trace "$(TRACE)") $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(LIMIT),--limit $(LIMIT)) $(if $(ONLY),--only "$(ONLY)") $(if $(QUICK),--quick)
 

@@ -127,6 +127,7 @@ class ServedContract:
 
     column: str  # of the table of routes in docs/api.md
     slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
+    slow_prompts = 2  # at once, at least: heartbeats are to see them
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -228,7 +229,7 @@ class ServedContract:
     ):
         engine = mesh.engines["us-0"]
         chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
-        number = 4 * engine.batch_max if begun else max(engine.batch_max, len(mesh.engines))
+        number = 4 * engine.batch_max if begun else max(engine.batch_max, self.slow_prompts)
         answers = [Asked() for _ in range(number)]
         streams = [
             asyncio.create_task(

@@ -83,10 +83,10 @@ class Processes:
         return process.pid
 
     def answers(self, url: str) -> Look:
-        """Whether the URL answers 200."""
+        """Whether the URL answers 200, with whichever certificate."""
 
         async def look() -> bool:
-            async with self._http.get(url) as answer:
+            async with self._http.get(url, ssl=False) as answer:
                 return answer.status == 200
 
         return look
@@ -96,7 +96,7 @@ class Processes:
 
         async def look() -> bool:
             kind = {"content-type": "application/json"}
-            async with self._http.post(url, data=body, headers=kind) as answer:
+            async with self._http.post(url, data=body, headers=kind, ssl=False) as answer:
                 await answer.read()
                 return answer.status == 200
 

@@ -17,7 +17,7 @@ from tests.programs.bench.results import Results
 from tests.programs.bench.systems.direct import direct
 from tests.programs.bench.systems.dynamo import dynamo, mesh_dynamo
 from tests.programs.bench.systems.mesh import forwarded, mesh
-from tests.programs.bench.systems.rust_routers import sglang_router, vllm_router
+from tests.programs.bench.systems.rust_routers import sglang_router, smg, vllm_router
 from tests.programs.bench.systems.system import Place, System
 from tests.support.ports import free_ports
 
@@ -47,6 +47,7 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
         "forwarded": forwarded,
         "sglang-router": partial(sglang_router, environments=environments),
         "vllm-router": partial(vllm_router, environments=environments),
+        "smg": partial(smg, environments=environments),
         "dynamo": partial(dynamo, environments=environments),
         "mesh-dynamo": partial(mesh_dynamo, environments=environments),
     }

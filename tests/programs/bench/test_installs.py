@@ -9,7 +9,9 @@ from tests.programs.bench.processes import Absent
 PROJECT = tomllib.loads(PYPROJECT.read_text())
 
 
-@pytest.mark.parametrize("name", ["sglang-router", "vllm-router", "aiperf", "dynamo", "vllm"])
+@pytest.mark.parametrize(
+    "name", ["sglang-router", "vllm-router", "smg", "aiperf", "dynamo", "vllm"]
+)
 def test_every_program_is_pinned_in_the_project(name):
     found = groups(name, PROJECT)
     assert any("==" in requirement for group in found.values() for requirement in group)

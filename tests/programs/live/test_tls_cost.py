@@ -1,10 +1,11 @@
-"""What https costs a router, played short; `make bench-tls` plays it."""
+"""What https and keys cost a router, played short; `make bench-tls` plays it, rivals too."""
 
-from tests.programs.live.tls_cost import KEPT, NEW, play
+from tests.programs.live.tls_cost import KEPT, KEYS, NEW, TLS, play
 
 
-async def test_both_kinds_of_connection_are_asked_of_both_routers():
+async def test_both_kinds_of_connection_are_asked_of_all_routers():
     said: list[str] = []
     ratios = await play(1, 4, said.append)
-    assert [len(ratios[kind]) for kind in (KEPT, NEW)] == [1, 1]
-    assert len(said) == 2
+    assert set(ratios) == {f"{what}, {kind}" for what in (TLS, KEYS) for kind in (KEPT, NEW)}
+    assert all(len(found) == 1 for found in ratios.values())
+    assert len(said) == 4

@@ -1,4 +1,4 @@
-"""sglang-router and vllm-router: one lineage, with nearly one command line."""
+"""sglang-router, vllm-router and smg: one lineage, with nearly one command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +31,11 @@ async def vllm_router(place: Place, environments: Path) -> System:
     return await _start(place, environments, "vllm-router")
 
 
+async def smg(place: Place, environments: Path) -> System:
+    """Shepherd Model Gateway. Raises Absent."""
+    return await _start(place, environments, "smg", "launch")
+
+
 @dataclass(frozen=True, slots=True)
 class StartedRouter:
     """Its process, which listens at `url`; engines may still be unknown to it."""
@@ -47,10 +52,12 @@ async def start_router(
     verb: Sequence[str],
     engines: Sequence[str],
     port: int,
+    *,
+    scheme: str = "http",
 ) -> StartedRouter:
     """Install it if need be, and start it before these engines. Raises Absent."""
     programs = await installed(name, environments)
-    url = f"http://127.0.0.1:{port}"
+    url = f"{scheme}://127.0.0.1:{port}"
     where = ("--host", "127.0.0.1", "--port", str(port))
     metrics = ("--prometheus-port", str(free_ports(1)[0]))
     pid = await processes.start(

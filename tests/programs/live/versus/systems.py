@@ -34,9 +34,9 @@ from tests.support.mesh_up import REGIONS, mesh_up, write_config
 from tests.support.ports import free_ports
 
 HOME = "us"
-MESH, SGLANG, VLLM = "mesh", "sglang-router", "vllm-router"
-SYSTEMS = (MESH, SGLANG, VLLM)
-VERBS: Mapping[str, tuple[str, ...]] = {SGLANG: ("launch",), VLLM: ()}
+MESH, SGLANG, VLLM, SMG = "mesh", "sglang-router", "vllm-router", "smg"
+SYSTEMS = (MESH, SGLANG, VLLM, SMG)
+VERBS: Mapping[str, tuple[str, ...]] = {SGLANG: ("launch",), VLLM: (), SMG: ("launch",)}
 RTT = RttTable()
 
 
@@ -68,7 +68,11 @@ async def mesh_system(name: str, directory: Path, replicas: int) -> AsyncIterato
 async def rival_system(name: str, directory: Path, replicas: int) -> AsyncIterator[Running]:
     abroad = [region for region in REGIONS if region != HOME]
     async with Processes(directory / "logs") as processes:
-        engines = dict(zip(REGIONS, await _engines(processes, replicas), strict=True))
+        started = await start_engines(processes, replicas * len(REGIONS))
+        engines = {
+            region: started[at * replicas : (at + 1) * replicas]
+            for at, region in enumerate(REGIONS)
+        }
         [port] = free_ports(1)
         targets = [(engine, region) for region in abroad for engine in engines[region]]
         targets += [(f"127.0.0.1:{port}", region) for region in abroad]
@@ -76,26 +80,25 @@ async def rival_system(name: str, directory: Path, replicas: int) -> AsyncIterat
         clients = dict(zip(abroad, near[-len(abroad) :], strict=True))
         workers = [f"http://{address}" for address in [*engines[HOME], *near[: -len(abroad)]]]
         router = await start_router(processes, ENVIRONMENTS, name, VERBS[name], workers, port)
-        await processes.until(f"{name} with all engines", _knows(router.url, len(workers)))
+        await processes.until(f"{name} with all engines", knows(router.url, len(workers)))
         doors = {HOME: router.url, **{region: f"http://{at}" for region, at in clients.items()}}
         yield Running(doors, f"one in {HOME}; {router.settings}")
 
 
-async def _engines(processes: Processes, replicas: int) -> list[list[str]]:
-    """Each region's engines' addresses, once they answer."""
-    ports = free_ports(replicas * len(REGIONS))
+async def start_engines(processes: Processes, number: int, *options: str) -> list[str]:
+    """So many simulated engines' addresses, once they answer."""
+    ports = free_ports(number)
     await asyncio.gather(
         *(
             processes.start(
                 f"engine-{port}",
-                (sys.executable, "-m", "agents.cli", "engine-sim", "--port", str(port)),
+                (sys.executable, "-m", "agents.cli", "engine-sim", "--port", str(port), *options),
                 ready=processes.answers(f"http://127.0.0.1:{port}/health"),
             )
             for port in ports
         )
     )
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    return [addresses[at : at + replicas] for at in range(0, len(addresses), replicas)]
+    return [f"127.0.0.1:{port}" for port in ports]
 
 
 async def delayed_links(
@@ -114,7 +117,7 @@ async def delayed_links(
     return addresses
 
 
-def _knows(url: str, engines: int) -> Look:
+def knows(url: str, engines: int) -> Look:
     """Whether the router has found so many healthy engines."""
 
     async def look() -> bool:

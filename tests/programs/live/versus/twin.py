@@ -18,7 +18,7 @@ from schemas.ids import RegionId
 from schemas.settings import BLIND, Pushing
 from tests.programs.live.versus.judge import Seen
 from tests.programs.live.versus.recorded import Recorded
-from tests.programs.live.versus.systems import HOME, MESH, RTT, SGLANG, VLLM, one_way_s
+from tests.programs.live.versus.systems import HOME, MESH, RTT, SGLANG, SMG, VLLM, one_way_s
 from tests.programs.studies.tables.client_view import PATIENCE_S
 from tests.support.mesh_up import REGIONS
 
@@ -46,6 +46,7 @@ MODELS: Mapping[str, Model] = {
     SGLANG: Model(SGLANG_ROUTER),
     # It places alike, once the farthest engine has rendered the prompt.
     VLLM: Model(SGLANG_ROUTER, decides_after_s=max(2 * one_way_s(region) for region in REGIONS)),
+    SMG: Model("smg"),
 }
 
 
