@@ -18,6 +18,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class Seen:
     prompt_tokens: int = 0  # B's
     cached_tokens: int = 0
     lost: int = 0  # B's
+    answers: Counter[int] = field(default_factory=Counter)  # A's, by status; 0: none in time
 
     def quantile(self, share: float) -> float:
         ordered = sorted(self.ttft_s)
@@ -129,6 +131,8 @@ class Clients:
                 status = answer.status
                 async for data in answer.content.iter_any():
                     stream.feed(data, time.monotonic())
+        if tenant == A and sent_at >= self._from:
+            self.seen.answers[status] += 1
         if status not in (0, 200):
             await asyncio.sleep(1.0)  # as a client backs off
         self._count(node, tenant, sent_at, stream)
@@ -222,12 +226,15 @@ def _row(name: str, rounds: Sequence[tuple[Seen, Seen]]) -> list[str]:
     tokens = statistics.median(one.tokens / (BESIDE_S - WARM_UP_S) for one in floods)
     lost = sum(one.lost for one in floods)
     asked = lost + sum(len(one.ttft_s) for one in floods)
-    return [*cells, f"{tokens:,.0f}", f"{cached:.0%}", f"{lost} of {asked}"]
+    answers = sum((one.answers for one in floods), Counter())
+    refused = sum(count for status, count in answers.items() if status not in (0, 200))
+    flood = f"{refused} of {answers.total()}"
+    return [*cells, f"{tokens:,.0f}", f"{cached:.0%}", f"{lost} of {asked}", flood]
 
 
 HEAD = (
     *("system", "B's p50 alone, s", "beside A", "ratio", "p99 alone, s", "beside A", "ratio"),
-    *("tokens/s of both", "cached of B's", "lost of B's"),
+    *("tokens/s of both", "cached of B's", "lost of B's", "refused of A's"),
 )
 
 
