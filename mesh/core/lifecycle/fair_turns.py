@@ -9,7 +9,8 @@ can't use it.
 A newcomer of a tenant with less than all who wait doesn't wait for them. What is in an engine's
 queue goes before whoever comes next, whatever the shares, so while others have had requests of
 late, a tenant that was given more than one of them is placed on a replica only if the prompts
-queued there take less than ROOM_S, so that the engine has work until the next report of it.
+queued there take less than ROOM_S, so that the engine has work until the next report of it, and on
+none that is kept for them while it has work.
 
 Where only one tenant has requests nothing is counted.
 
@@ -26,7 +27,7 @@ from mesh.core.lifecycle import release_order
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request, Served
 from mesh.core.model.served_names import work_name
-from mesh.core.placement.placement import PlacementResult
+from mesh.core.placement.placement import NONE, PlacementResult
 from mesh.core.requests.fair_shares import QUANTUM_S, FairShares, Placed, engine_s
 from mesh.core.requests.hold_queue import Need, Turn, effective_arrival
 from mesh.core.state import RouterState
@@ -65,11 +66,26 @@ def leaves_room(state: RouterState, request: Request, place: PlacementResult, no
         return True
     if not shares.is_behind_others(request.tenant, now):
         return True
-    computes = place.target if place.prefill is None else place.prefill.replica
-    replica = state.replicas.by_name[ReplicaId(computes)]
+    replica = state.replicas.by_name[_computes(place)]
     s_per_token = release_order.s_per_token(state, request.model)
     queued = replica.prefill_queue_tokens(now, s_per_token)
     return queued is None or queued * s_per_token <= ROOM_S
+
+
+def kept_from(state: RouterState, request: Request, now: float) -> frozenset[str]:
+    """Replicas that have work, and are left to tenants who were given less than its own."""
+    shares = state.shares.get(work_name(request.model))
+    if shares is None or not (kept := shares.kept(now)):
+        return NONE
+    if not shares.is_behind_others(request.tenant, now):
+        return NONE
+    known = state.replicas.by_name
+    return frozenset(name for name in kept if name in known and known[ReplicaId(name)].load)
+
+
+def _computes(place: PlacementResult) -> ReplicaId:
+    """Which replica computes the prompt, of a local placement."""
+    return ReplicaId(place.target or "") if place.prefill is None else place.prefill.replica
 
 
 def placed(state: RouterState, request: Request, place: PlacementResult, now: float) -> None:
@@ -83,6 +99,8 @@ def placed(state: RouterState, request: Request, place: PlacementResult, now: fl
         answer_tokens = shares.answer_tokens(request.tenant)
     s_per_token = release_order.s_per_token(state, request.model)
     estimate = Placed(request.tenant, place.prefill_tokens, answer_tokens, s_per_token)
+    if place.placement is Placement.LOCAL:
+        shares.computes(_computes(place), estimate, now)
     shares.placed(request.key, estimate, is_followed=request.kind.ends_here)
 
 

@@ -20,7 +20,7 @@ from operator import attrgetter
 from mesh.core.lifecycle import admission, attempts, ends, fair_turns
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
-from mesh.core.placement.placement import PlacementResult
+from mesh.core.placement.placement import NONE, PlacementResult
 from mesh.core.requests.hold_queue import Need, need_of
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import Reports, RouterState
@@ -30,7 +30,6 @@ from schemas.ids import ModelId, ReplicaId
 from schemas.state import Digest, Heartbeat
 
 OTHERS_WAIT = "others wait for this model"
-NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not failed
 # Requests held by the policy's choice that don't block newcomers, and are tried at every event.
 CHOOSY_MAX = 16
 RETRY_S = 0.02  # a hundred replicas would keep a core busy with the held requests
@@ -90,7 +89,8 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
     ahead, queue = state.held.waiting(request.model), len(state.held) + 1
     if shares is not None:
         ahead = fair_turns.ahead(state, request)
-    place = state.placer.place(request, (), now, ahead, queue)
+    kept = fair_turns.kept_from(state, request, now) if state.shares else NONE
+    place = state.placer.place(request, (), now, ahead, queue, kept=kept)
     if must_wait and place.placement is Placement.LOCAL:
         return state.placer.held(request, OTHERS_WAIT)
     place = _within_its_share(state, request, place, now)
@@ -131,11 +131,13 @@ def place_waiting(state: RouterState, now: float) -> None:
         record = state.inflight[request.key]
         need, avoid = (need_of(request), state.placer.policy_name(request)), record.avoided(now)
         work = work_name(request.model)
-        if not stuck.isdisjoint(((*need, NOWHERE), (*need, avoid))):
+        kept = fair_turns.kept_from(state, request, now) if state.shares else NONE
+        without = avoid | kept
+        if not stuck.isdisjoint(((*need, NONE), (*need, without))):
             ahead[work] += 1
             continue
         queue = len(state.held)
-        place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True)
+        place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True, kept=kept)
         place = _within_its_share(state, request, place, now)
         record.decided(place)
         ahead[work] += place.target is None
@@ -147,8 +149,8 @@ def place_waiting(state: RouterState, now: float) -> None:
         if place.by_choice and len(state.choosy) < CHOOSY_MAX:
             state.choosy[request.key] = need_of(request)
             continue
-        stuck.add((*need, avoid))
-        needs_left -= not avoid
+        stuck.add((*need, without))
+        needs_left -= not without
         if not needs_left:
             return
 

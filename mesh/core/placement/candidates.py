@@ -43,6 +43,12 @@ class CandidateLayer:
     def __len__(self) -> int:
         return len(self.free) + len(self.busy)
 
+    def without(self, names: frozenset[str], why: str) -> "CandidateLayer":
+        """One in which these are not free for that reason."""
+        left = [(target, why) for target in self.free if target.name in names]
+        free = [target for target in self.free if target.name not in names]
+        return CandidateLayer(self.kind, free, self.busy + left)
+
 
 @dataclass(slots=True)
 class CachedLayer:

@@ -45,6 +45,8 @@ from schemas.settings import PushingKind
 
 NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # reasons in a receipt
 
+NONE: frozenset[str] = frozenset()  # places
+KEPT = "it is left to tenants that have had less"
 NO_RECEIPT: tuple[tuple[Candidate, ...], int] = (), 0
 
 
@@ -219,15 +221,17 @@ class Placer:
         queue: int = 1,
         *,
         is_held: bool = False,
+        kept: frozenset[str] = NONE,
     ) -> PlacementResult:
-        """Choose a place; changes no state. Places in `avoid` failed this request before.
+        """Choose a place; changes no state. Places in `avoid` failed this request before, replicas
+        in `kept` are left to other tenants.
 
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
         here, held ones and this one. `is_held`: it is one of them; of a peer's request, a peer is
         chosen if it is to be handed back, for a region that serves it sooner than a replica here.
         """
         pair = self._pair_of(request)
-        local = self._local_layer(pair, request, avoid, now, ahead)
+        local = self._local_layer(pair, request, avoid, now, ahead, kept)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
         kind = request.kind
@@ -354,7 +358,13 @@ class Placer:
         return self._local_policies if is_local else self._remote_policies
 
     def _local_layer(
-        self, pair: PolicyPair, request: Request, avoid: Collection[str], now: float, ahead: int
+        self,
+        pair: PolicyPair,
+        request: Request,
+        avoid: Collection[str],
+        now: float,
+        ahead: int,
+        kept: frozenset[str] = NONE,
     ) -> CandidateLayer:
         judges_load = pair.local.judges_load
         layer = self._candidates.of_replicas(
@@ -362,12 +372,14 @@ class Placer:
         )
         if not request.kind.loads_adapters and request.model in self._replicas.unloaded:
             layer = of_loaded(layer, request.model)
+        if kept:
+            layer = layer.without(kept, KEPT)
         if request.model not in self._replicas.decoded:
             return layer
         return self._pairings.joined(
             request,
             layer,
-            avoid,
+            kept.union(avoid),
             now,
             judges_load=judges_load,
             prices_pairs=pair.prices_pairs,

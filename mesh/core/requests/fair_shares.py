@@ -18,10 +18,16 @@ what they were given in it, divided by their weights, differs by at most
 and what estimates were wrong by. It is not counted while nobody else waits: idle engines are
 anybody's. Each router counts for itself: among n routers the bound is n times as wide.
 
+A prompt that an engine computes delays whoever comes next, whatever the shares. So tenants are
+kept apart: as many replicas as those who were given less use are left to them, once these have been
+given all that they can compute.
+
 Rejected: requests in place of seconds (long prompts would take all), a share of requests that may
 run (it leaves engines idle), weights inside prices (the policy would choose worse places).
 """
 
+import heapq
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,6 +41,8 @@ ANSWER_WEIGHT = 0.1  # of one more answer in a tenant's mean, and of one more re
 KEPT_S = 60.0  # after a tenant's last request beside others'
 TENANTS_MAX = 4096
 OPEN_MAX = 65_536  # placements whose answers have not ended
+USE_S = 10.0  # what replicas were given fades within that time
+FADED_S = 1e-3  # nothing
 
 
 @dataclass(slots=True)
@@ -46,6 +54,22 @@ class Share:
     seen_at: float
     answer_tokens: float = ANSWER_TOKENS_START
     cost_s: float | None = None  # of its usual request, as placed
+
+
+@dataclass(slots=True)
+class Use:
+    """Seconds of engine time that one replica was given of late.
+
+    `first_s`: of tenants that no other had been given less than; `more_s`: of all others.
+    """
+
+    first_s: float
+    more_s: float
+    at: float
+
+    def fade(self, now: float) -> None:
+        left = math.exp((self.at - now) / USE_S)
+        self.first_s, self.more_s, self.at = self.first_s * left, self.more_s * left, now
 
 
 class Placed(NamedTuple):
@@ -74,6 +98,8 @@ class FairShares:
         self._weights = weights
         self._shares = {one: Share(weights.get(one, 1.0), 0.0, now) for one in waiting}
         self._open: dict[int, Placed] = {}  # by the request's key
+        self._uses: dict[str, Use] = {}  # by replica
+        self._kept: tuple[float, frozenset[str]] | None = None  # found at that time
         self._floor_s = 0.0
 
     def __len__(self) -> int:
@@ -134,6 +160,34 @@ class FairShares:
             if name != tenant
         )
 
+    def kept(self, now: float) -> frozenset[str]:
+        """Replicas that who was given more leaves to the others."""
+        if self._kept is None or self._kept[0] != now:
+            self._fade(now)
+            used_s = sum(use.first_s for use in self._uses.values())
+            most = heapq.nlargest(
+                math.ceil(used_s / USE_S), self._uses.items(), key=lambda one: one[1].first_s
+            )
+            full = (name for name, use in most if use.first_s + use.more_s >= USE_S)
+            self._kept = now, frozenset(full)
+        return self._kept[1]
+
+    def computes(self, replica: str, placed: Placed, now: float) -> None:
+        """It is placed there."""
+        use = self._uses.setdefault(replica, Use(0.0, 0.0, now))
+        use.fade(now)
+        if self.is_behind_others(placed.tenant, now):
+            use.more_s += placed.seconds
+        else:
+            use.first_s += placed.seconds
+        self._kept = None
+
+    def _fade(self, now: float) -> None:
+        for name, use in list(self._uses.items()):
+            use.fade(now)
+            if use.first_s + use.more_s < FADED_S:
+                del self._uses[name]
+
     def placed(self, key: int, placed: Placed, *, is_followed: bool) -> None:
         """Count it. `is_followed`: its answer comes here."""
         share = self._shares[placed.tenant]
@@ -172,6 +226,7 @@ class FairShares:
     def expire(self, waiting: Collection[str], now: float) -> bool:
         """Forget tenants that have had no request for long; whether fewer than two are left."""
         self._lift(waiting)
+        self._fade(now)
         for tenant in [name for name, one in self._shares.items() if now - one.seen_at > KEPT_S]:
             if tenant not in waiting:
                 del self._shares[tenant]

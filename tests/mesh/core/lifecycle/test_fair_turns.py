@@ -16,8 +16,15 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
-from mesh.core.placement.placement import PlacementResult
-from mesh.core.requests.fair_shares import ANSWER_FACTOR, CREDIT_S, KEPT_S, engine_s
+from mesh.core.placement.placement import KEPT, PlacementResult
+from mesh.core.requests.fair_shares import (
+    ANSWER_FACTOR,
+    CREDIT_S,
+    KEPT_S,
+    FairShares,
+    Placed,
+    engine_s,
+)
 from mesh.core.requests.hold_queue import HoldQueue
 from schemas.decision import Placement
 from schemas.exchange import Priority
@@ -179,6 +186,49 @@ def test_who_has_had_more_is_not_queued_in_an_engine_before_others():
     assert fair_turns.leaves_room(state, beta, there, engines.now)
     later = engines.now + KEPT_S + 1.0
     assert fair_turns.leaves_room(state, acme, there, later)
+
+
+def of_two(now=0.0):
+    """Counters of two tenants, of whom acme was given more; beta uses 0.7 of replica a."""
+    shares = FairShares({}, ["acme", "beta"], now)
+    acme, beta = (Placed(one, tokens, 0.0, 1.0) for one, tokens in (("acme", 9.0), ("beta", 7.0)))
+    for key, tenant in enumerate((acme, acme, beta)):
+        shares.placed(key, tenant, is_followed=False)
+    shares.computes("a", beta, now)
+    shares.computes("b", acme, now)
+    return shares, acme._replace(prompt_tokens=4.0)
+
+
+def test_as_many_replicas_are_kept_as_those_use_who_were_given_less():
+    shares, more = of_two()
+    assert shares.kept(0.0) == set()  # 3 of a's 10 s are left, and anybody's
+    shares.computes("a", more, 0.0)
+    shares.computes("b", more, 0.0)
+    assert shares.kept(0.0) == {"a"}
+    assert shares.kept(2.0) == set()
+    shares.expire(["acme", "beta"], 200.0)
+    assert not shares._uses
+
+
+def test_who_has_had_more_goes_to_a_kept_replica_only_if_it_has_no_work():
+    engines = Engines("mesh", replicas=("a", "b"))
+    state = engines.core.state
+    shares, more = of_two(engines.now)
+    shares.computes("a", more, engines.now)
+    state.shares[MODEL] = shares
+    acme, beta = (request(90 + n, tenant=one) for n, one in enumerate(TENANTS))
+    assert fair_turns.kept_from(state, acme, engines.now) == set()
+    engines.ask("beta", 100)
+    engines.ask("beta", 100)
+    assert sorted(engines.busy) == ["a", "b"]
+    assert fair_turns.kept_from(state, acme, engines.now) == {"a"}
+    assert fair_turns.kept_from(state, beta, engines.now) == set()
+    engines.end("b", 1)
+    engines.end("a", 1)
+    place = state.placer.place(acme, (), engines.now, kept=frozenset({"a"}))
+    assert place.target == "b"
+    whys = {one.name: one.why for one in place.candidates}
+    assert whys["a"] == KEPT
 
 
 def test_with_one_tenant_nothing_is_counted():
