@@ -83,6 +83,7 @@ class Forks:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                cwd=Path(__file__).parents[2],
                 env=ENVIRONMENT,
             )
         self._socket = ours
@@ -90,6 +91,7 @@ class Forks:
 
     def _end(self) -> None:
         assert self._socket is not None and self._process is not None
+        self._socket.shutdown(socket.SHUT_RDWR)  # a fork of ours may hold it too
         self._socket.close()
         self._process.wait()
 
