@@ -1,8 +1,7 @@
 """Which rules of the product the worlds reach: transitions, effects, faults, refusals, outcomes."""
 
-import inspect
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 from agents.core import effects as agent_effects
 from agents.core.agent import AgentCore
@@ -12,11 +11,6 @@ from mesh.core.requests.record import TRANSITIONS, RequestRecord
 from mesh.core.router import HANDLERS, RouterCore
 from schemas.exchange import Outcome, Refusal
 from schemas.http import Fault
-
-
-def _names(module: Any, prefix: str) -> list[str]:
-    here = (cls for cls in vars(module).values() if inspect.isclass(cls))
-    return [f"{prefix} {cls.__name__}" for cls in here if cls.__module__ == module.__name__]
 
 
 class Reached:
@@ -69,7 +63,8 @@ class Reached:
     def missing(counts: Counter[str]) -> list[str]:
         known = [f"transition {state.name} {how.name}" for state, how in TRANSITIONS]
         known += [f"event {cls.__name__}" for cls in HANDLERS]
-        known += _names(fx, "effect") + _names(agent_effects, "agent's effect")
+        known += [f"effect {cls.__name__}" for cls in get_args(fx.Effect)]
+        known += [f"agent's effect {cls.__name__}" for cls in get_args(agent_effects.AgentEffect)]
         known += [f"refusal {one}" for one in Refusal] + [f"outcome {one}" for one in Outcome]
         known += [
             f"fault {one.name}"

@@ -24,7 +24,7 @@ from agents.core.routers import OperatorOrders as AgentOrders
 from agents.core.routers import RouterLiveness
 from agents.runtime.agent import Agent
 from mesh.adapters import bus
-from mesh.batch.queues import Lines, Results
+from mesh.batch.queues import Results
 from mesh.core.lifecycle import admission, attempts
 from mesh.core.requests.limit_account import Exceeded
 from mesh.core.requests.limits import Held, LimitKeeper
@@ -211,6 +211,10 @@ def _exceeds(self: LimitKeeper, limited: Any, *_: Any, **__: Any) -> Any:
     return (limited[0][0], Exceeded("requests_per_minute", 1.0, 1.0, 1.0)) if limited else Held()
 
 
+async def _stored_nowhere(self: Results, result: Any) -> bool:
+    return True
+
+
 def _read_twice(real: Any) -> Any:
     async def read(self: Results, job: str, total: int) -> AsyncIterator[Any]:
         async for result in real(self, job, total):
@@ -299,9 +303,7 @@ PLANTED: dict[str, tuple[Patch, ...]] = {
     ),
     "limits are forgotten": ((LimitKeeper, "take", lambda real: lambda *_, **__: Held()),),
     "limits refuse for nothing": ((LimitKeeper, "take", _sometimes(5, _exceeds)),),
-    "a line that is put back is lost": (
-        (Lines, "nak", lambda real: lambda self, taken, delay_s=0.0: self.ack(taken)),
-    ),
+    "a line's result is lost": ((Results, "put", _sometimes(3, _stored_nowhere)),),
     "results are written twice": ((Results, "read", _read_twice),),
     "deadlines are forgotten": ((request_manager, "Request", _long_deadline),),
     "bodies are kept": ((Session, "forget", lambda real: nothing),),

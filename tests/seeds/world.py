@@ -81,10 +81,11 @@ class World:
 
     @property
     def size(self) -> float:
-        """What it costs to play: seconds of routers, and half of those of agents."""
+        """What it costs to play: seconds of routers and batch runners, and half of those of
+        agents."""
         lasts = max(line.ends_at for line in self.lines)
         routers = sum(line.number("routers") for line in self.all("region"))
-        return lasts * (routers + len(self.all("replica")) / 2)
+        return lasts * (routers + len(self.all("runner")) + len(self.all("replica")) / 2)
 
 
 def parse(text: str) -> World:
@@ -218,8 +219,8 @@ class Maker:
         for n in range(dice.choice((1, 2))):
             replicas = [line for line in self.lines if line.what == "replica"]
             served = [line.of["model"] for line in replicas if "role" not in line.of] or ["zz"]
-            at, lines = BEGINS_S + dice.random() * ASKS_S, dice.choice((1, 4, 12))
-            of = {"tokens": dice.choice((3, 10)), "gap": dice.choice((0.005, 0.1))}
+            at, lines = BEGINS_S + dice.random() * ASKS_S, dice.choice((1, 4, 12, 40))
+            of = {"tokens": dice.choice((3, 10)), "gap": dice.choice((0.005, 0.1, 0.3))}
             of |= {"model": dice.choice(served), "lines": lines}
             if self.tenants:
                 of["key"] = dice.choice(self.tenants)
@@ -272,6 +273,8 @@ class Maker:
             self.add(at, what, replica=dice.choice(self.replicas), for_=lasts)
         elif kind == "runner":
             what = dice.choice(("runner_dies", "runner_stops", "runner_leaves"))
+            jobs = [line.at for line in self.lines if line.what == "job"]
+            at = dice.choice(jobs) + dice.random() * 2  # while it is done
             self.add(at, what, runner=dice.choice(self.runners), for_=lasts)
         elif kind == "router":
             what = dice.choice(("router_dies", "router_stops", "router_leaves", "router_namesake"))
