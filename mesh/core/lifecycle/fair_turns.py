@@ -32,7 +32,7 @@ from mesh.core.requests.fair_shares import QUANTUM_S, FairShares, Placed, engine
 from mesh.core.requests.hold_queue import Need, Turn, effective_arrival
 from mesh.core.state import RouterState
 from schemas.decision import Placement
-from schemas.ids import ReplicaId
+from schemas.ids import ModelId, ReplicaId
 
 ROOM_S = 0.25  # two heartbeats and a half: with one, engines ran dry (docs/benchmarks/fair.md)
 OVER_ITS_SHARE = "other tenants have had less, and prompts are queued there"
@@ -72,15 +72,28 @@ def leaves_room(state: RouterState, request: Request, place: PlacementResult, no
     return queued is None or queued * s_per_token <= ROOM_S
 
 
-def kept_from(state: RouterState, request: Request, now: float) -> frozenset[str]:
-    """Replicas that have work, and are left to tenants who were given less than its own."""
+def kept_from(
+    state: RouterState, request: Request, now: float, found: dict[ModelId, frozenset[str]]
+) -> frozenset[str]:
+    """Replicas that have work, and are left to tenants who were given less than its own.
+
+    `found`: what is kept of each kind of work, since the last placement."""
+    work = work_name(request.model)
+    shares = state.shares.get(work)
+    if shares is None or not shares.is_behind_others(request.tenant, now):
+        return NONE
+    if work not in found:
+        known = state.replicas.by_name
+        names = (ReplicaId(name) for name in shares.kept(now))
+        found[work] = frozenset(name for name in names if name in known and known[name].load)
+    return found[work]
+
+
+def all_leave(state: RouterState, request: Request, now: float) -> bool:
+    """Whether all tenants that wait for its work leave replicas to others, as its own does."""
     shares = state.shares.get(work_name(request.model))
-    if shares is None or not (kept := shares.kept(now)):
-        return NONE
-    if not shares.is_behind_others(request.tenant, now):
-        return NONE
-    known = state.replicas.by_name
-    return frozenset(name for name in kept if name in known and known[ReplicaId(name)].load)
+    tenants = state.held.of_tenants(request.model)
+    return shares is not None and all(shares.is_behind_others(one, now) for one in tenants)
 
 
 def _computes(place: PlacementResult) -> ReplicaId:
@@ -100,7 +113,8 @@ def placed(state: RouterState, request: Request, place: PlacementResult, now: fl
     s_per_token = release_order.s_per_token(state, request.model)
     estimate = Placed(request.tenant, place.prefill_tokens, answer_tokens, s_per_token)
     if place.placement is Placement.LOCAL:
-        shares.computes(_computes(place), estimate, now)
+        there = estimate if place.prefill is None else estimate._replace(answer_tokens=0.0)
+        shares.computes(_computes(place), there, now)
     shares.placed(request.key, estimate, is_followed=request.kind.ends_here)
 
 

@@ -89,8 +89,8 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
     ahead, queue = state.held.waiting(request.model), len(state.held) + 1
     if shares is not None:
         ahead = fair_turns.ahead(state, request)
-    kept = fair_turns.kept_from(state, request, now) if state.shares else NONE
-    place = state.placer.place(request, (), now, ahead, queue, kept=kept)
+    left = fair_turns.kept_from(state, request, now, {}) if state.shares else NONE
+    place = state.placer.place(request, (), now, ahead, queue, left=left)
     if must_wait and place.placement is Placement.LOCAL:
         return state.placer.held(request, OTHERS_WAIT)
     place = _within_its_share(state, request, place, now)
@@ -124,20 +124,21 @@ def place_waiting(state: RouterState, now: float) -> None:
         return
     state.choosy.clear()
     state.tried_at, state.has_news = now, False
-    stuck: set[tuple[Need, str, frozenset[str]]] = set()
-    needs_left = len(state.held.held_needs) * state.placer.policy_count
+    stuck: set[tuple[Need, str, frozenset[str], frozenset[str]]] = set()
+    done: set[tuple[Need, str]] = set()  # none of whose requests can be placed
+    needs = len(state.held.held_needs) * state.placer.policy_count
+    kept: dict[ModelId, frozenset[str]] = {}  # by work
     ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
     for request in fair_turns.in_order(state, now):
         record = state.inflight[request.key]
         need, avoid = (need_of(request), state.placer.policy_name(request)), record.avoided(now)
         work = work_name(request.model)
-        kept = fair_turns.kept_from(state, request, now) if state.shares else NONE
-        without = avoid | kept
-        if not stuck.isdisjoint(((*need, NONE), (*need, without))):
+        left = fair_turns.kept_from(state, request, now, kept) if state.shares else NONE
+        if not stuck.isdisjoint(((*need, NONE, NONE), (*need, avoid, left))):
             ahead[work] += 1
             continue
         queue = len(state.held)
-        place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True, kept=kept)
+        place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True, left=left)
         place = _within_its_share(state, request, place, now)
         record.decided(place)
         ahead[work] += place.target is None
@@ -145,14 +146,16 @@ def place_waiting(state: RouterState, now: float) -> None:
             _sent_to(state, place)
             state.held.release(request)
             begin(state, record, place, now)
+            kept.clear()
             continue
         if place.by_choice and len(state.choosy) < CHOOSY_MAX:
             state.choosy[request.key] = need_of(request)
             continue
-        stuck.add((*need, without))
-        needs_left -= not without
-        if not needs_left:
-            return
+        stuck.add((*need, avoid, left))
+        if not avoid and (not left or fair_turns.all_leave(state, request, now)):
+            done.add(need)
+            if len(done) == needs:
+                return
 
 
 def hold(state: RouterState, record: RequestRecord, now: float) -> None:

@@ -26,6 +26,7 @@ from schemas.state import Heartbeat
 
 KEPT_MAX = 64  # models
 REFUSED_BEFORE = "it refused or failed before"
+LEFT = "it is left to tenants that have had less"
 NOT_LOADED = "another replica has the adapter"
 NO_LOAD_FOR_COPY = "a copy loads no adapter"
 
@@ -43,11 +44,13 @@ class CandidateLayer:
     def __len__(self) -> int:
         return len(self.free) + len(self.busy)
 
-    def without(self, names: frozenset[str], why: str) -> "CandidateLayer":
-        """One in which these are not free for that reason."""
-        left = [(target, why) for target in self.free if target.name in names]
-        free = [target for target in self.free if target.name not in names]
-        return CandidateLayer(self.kind, free, self.busy + left)
+    def without(self, left: Collection[str]) -> "CandidateLayer":
+        """One in which these are not free, as they are left to other tenants."""
+        if not left:
+            return self
+        busy = [(target, LEFT) for target in self.free if target.name in left]
+        free = [target for target in self.free if target.name not in left]
+        return CandidateLayer(self.kind, free, self.busy + busy)
 
 
 @dataclass(slots=True)
@@ -91,8 +94,9 @@ class CandidateCache:
         *,
         sampling: Sampling | None,
         busy_too: bool,
+        left: Collection[str] = (),
     ) -> CandidateLayer:
-        """The local replicas; valid until the next call.
+        """The local replicas; valid until the next call. Those in `left` are not free.
 
         Of a large fleet a sample, if the policy names the replicas that it must contain
         (`sampling`) and any of the sample is available. A request that requires labels gets all:
@@ -111,6 +115,7 @@ class CandidateCache:
             # The hold queue is shared by all replicas: these few get their part of it.
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
+            layer = layer.without(left)
             if layer.free:
                 layer = self._judged(layer, request, avoid, now)
                 if layer.free:
@@ -120,7 +125,7 @@ class CandidateCache:
             layer = self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         else:
             layer = self._of_all(model, now)
-        return self._judged(layer, request, avoid, now)
+        return self._judged(layer.without(left), request, avoid, now)
 
     def of_peers(
         self,

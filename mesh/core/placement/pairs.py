@@ -58,8 +58,10 @@ class Pairs:
         *,
         judges_load: bool,
         prices_pairs: bool,
+        left: Collection[str] = (),
     ) -> CandidateLayer:
-        """The layer with pairs in place of their decode replicas, or beside them, and first."""
+        """The layer with pairs in place of their decode replicas, or beside them, and first; with
+        none of the prefill replicas in `left`."""
         by_kind: dict[str, Prefill | None] = {}
         pairs: list[Target] = []
         free: list[Target] = []
@@ -70,7 +72,9 @@ class Pairs:
                 free.append(target)
                 continue
             if kind not in by_kind:
-                by_kind[kind] = self._prefill(request, kind, avoid, now, judges_load=judges_load)
+                by_kind[kind] = self._prefill(
+                    request, kind, avoid, now, judges_load=judges_load, left=left
+                )
             prefill, is_whole = by_kind[kind], _takes_whole(target.replica)
             may_pair = prefill is not None and request.kind.may_pair
             if may_pair:
@@ -89,6 +93,7 @@ class Pairs:
         now: float,
         *,
         judges_load: bool,
+        left: Collection[str],
     ) -> Prefill | None:
         """The prefill replicas of that kind that may get the request now; None if none may."""
         name = prefill_name(request.model, kind)
@@ -100,7 +105,9 @@ class Pairs:
         found = [
             one
             for one in free
-            if one.heartbeat.replica not in avoid and self._residency.takes_replica(wanted, one)
+            if one.heartbeat.replica not in avoid
+            and one.heartbeat.replica not in left
+            and self._residency.takes_replica(wanted, one)
         ]
         if not found or not request.is_whole_here:
             return None

@@ -46,7 +46,6 @@ from schemas.settings import PushingKind
 NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # reasons in a receipt
 
 NONE: frozenset[str] = frozenset()  # places
-KEPT = "it is left to tenants that have had less"
 NO_RECEIPT: tuple[tuple[Candidate, ...], int] = (), 0
 
 
@@ -221,17 +220,17 @@ class Placer:
         queue: int = 1,
         *,
         is_held: bool = False,
-        kept: frozenset[str] = NONE,
+        left: frozenset[str] = NONE,
     ) -> PlacementResult:
         """Choose a place; changes no state. Places in `avoid` failed this request before, replicas
-        in `kept` are left to other tenants.
+        in `left` are left to other tenants.
 
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
         here, held ones and this one. `is_held`: it is one of them; of a peer's request, a peer is
         chosen if it is to be handed back, for a region that serves it sooner than a replica here.
         """
         pair = self._pair_of(request)
-        local = self._local_layer(pair, request, avoid, now, ahead, kept)
+        local = self._local_layer(pair, request, avoid, now, ahead, left)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
         kind = request.kind
@@ -364,23 +363,22 @@ class Placer:
         avoid: Collection[str],
         now: float,
         ahead: int,
-        kept: frozenset[str] = NONE,
+        left: frozenset[str] = NONE,
     ) -> CandidateLayer:
         judges_load = pair.local.judges_load
         layer = self._candidates.of_replicas(
-            request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load
+            request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load, left=left
         )
         if not request.kind.loads_adapters and request.model in self._replicas.unloaded:
             layer = of_loaded(layer, request.model)
-        if kept:
-            layer = layer.without(kept, KEPT)
         if request.model not in self._replicas.decoded:
             return layer
         return self._pairings.joined(
             request,
             layer,
-            kept.union(avoid),
+            avoid,
             now,
+            left=left,
             judges_load=judges_load,
             prices_pairs=pair.prices_pairs,
         )

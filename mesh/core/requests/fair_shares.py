@@ -43,6 +43,7 @@ TENANTS_MAX = 4096
 OPEN_MAX = 65_536  # placements whose answers have not ended
 USE_S = 10.0  # what replicas were given fades within that time
 FADED_S = 1e-3  # nothing
+LOOK_S = 0.1  # how old what is kept may be: finding it takes a look at all replicas
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class FairShares:
         self._shares = {one: Share(weights.get(one, 1.0), 0.0, now) for one in waiting}
         self._open: dict[int, Placed] = {}  # by the request's key
         self._uses: dict[str, Use] = {}  # by replica
-        self._kept: tuple[float, frozenset[str]] | None = None  # found at that time
+        self._kept: tuple[float, frozenset[str]] = -math.inf, frozenset()  # found at that time
         self._floor_s = 0.0
 
     def __len__(self) -> int:
@@ -162,7 +163,7 @@ class FairShares:
 
     def kept(self, now: float) -> frozenset[str]:
         """Replicas that who was given more leaves to the others."""
-        if self._kept is None or self._kept[0] != now:
+        if now - self._kept[0] >= LOOK_S:
             self._fade(now)
             used_s = sum(use.first_s for use in self._uses.values())
             most = heapq.nlargest(
@@ -180,7 +181,6 @@ class FairShares:
             use.more_s += placed.seconds
         else:
             use.first_s += placed.seconds
-        self._kept = None
 
     def _fade(self, now: float) -> None:
         for name, use in list(self._uses.items()):

@@ -8,6 +8,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
 from mesh.core.policies import POLICIES
+from mesh.core.requests.fair_shares import FairShares
 from schemas.decision import candidate_name, chosen_of, place_name
 from schemas.http import Fault
 from schemas.ids import ReplicaId
@@ -327,6 +328,34 @@ def test_the_busy_prefill_replica_is_left_for_an_idle_one():
     region = priced()
     region.says("p1", prefill_queued_tokens=20_000)
     assert chosen(region, 1, tokens=8000)[0] == "p2"
+
+
+def test_a_prefill_replica_counts_as_used_by_prompts_alone():
+    region = priced()
+    shares = FairShares({}, ["acme", "beta"], region.now)
+    region.core.state.shares[build.MODEL] = shares
+    first, _ = chosen(region, 1, tokens=8000, tenant="acme")
+    assert shares.given_s("acme") > 8000 * 1e-4
+    [(name, use)] = shares._uses.items()
+    assert (name, use.first_s + use.more_s) == (first, pytest.approx(8000 * 1e-4))
+
+
+def test_who_leaves_a_prefill_replica_to_others_may_try_one_that_failed(monkeypatch):
+    """It has failed nowhere itself."""
+    region = priced()
+    region.says("p3", part("prefill"), prefill_queued_tokens=20_000)
+    failing = region.core.replicas.failing
+    failing.places["p1", build.MODEL] = None
+    bars = {"p1": "tried again"}
+    monkeypatch.setattr(
+        type(failing),
+        "bars",
+        lambda _, name, model, now, has_failed=False: bars.get(name) if has_failed else None,
+    )
+    asked = build.request(1, "", region.now, prompt=build.prompt("ABCD", 8000))
+    placer = region.core.state.placer
+    place = placer.place(asked, (), region.now, left=frozenset({"p2"}))
+    assert place.prefill.replica == "p1"
 
 
 def test_a_plain_replica_competes_with_pairs():

@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.lifecycle import fair_turns
-from mesh.core.lifecycle.queue_scheduler import UNCHANGED_S
+from mesh.core.lifecycle.queue_scheduler import UNCHANGED_S, place_waiting
 from mesh.core.lifecycle.release_order import SORTED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
-from mesh.core.placement.placement import KEPT, PlacementResult
+from mesh.core.placement.candidates import LEFT
+from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.fair_shares import (
     ANSWER_FACTOR,
     CREDIT_S,
     KEPT_S,
+    LOOK_S,
     FairShares,
     Placed,
     engine_s,
@@ -204,7 +206,7 @@ def test_as_many_replicas_are_kept_as_those_use_who_were_given_less():
     assert shares.kept(0.0) == set()  # 3 of a's 10 s are left, and anybody's
     shares.computes("a", more, 0.0)
     shares.computes("b", more, 0.0)
-    assert shares.kept(0.0) == {"a"}
+    assert shares.kept(LOOK_S) == {"a"}
     assert shares.kept(2.0) == set()
     shares.expire(["acme", "beta"], 200.0)
     assert not shares._uses
@@ -217,18 +219,51 @@ def test_who_has_had_more_goes_to_a_kept_replica_only_if_it_has_no_work():
     shares.computes("a", more, engines.now)
     state.shares[MODEL] = shares
     acme, beta = (request(90 + n, tenant=one) for n, one in enumerate(TENANTS))
-    assert fair_turns.kept_from(state, acme, engines.now) == set()
+    assert fair_turns.kept_from(state, acme, engines.now, {}) == set()
     engines.ask("beta", 100)
     engines.ask("beta", 100)
     assert sorted(engines.busy) == ["a", "b"]
-    assert fair_turns.kept_from(state, acme, engines.now) == {"a"}
-    assert fair_turns.kept_from(state, beta, engines.now) == set()
+    assert fair_turns.kept_from(state, acme, engines.now, {}) == {"a"}
+    assert fair_turns.kept_from(state, beta, engines.now, {}) == set()
     engines.end("b", 1)
     engines.end("a", 1)
-    place = state.placer.place(acme, (), engines.now, kept=frozenset({"a"}))
+    place = state.placer.place(acme, (), engines.now, left=frozenset({"a"}))
     assert place.target == "b"
     whys = {one.name: one.why for one in place.candidates}
-    assert whys["a"] == KEPT
+    assert whys["a"] == LEFT
+
+
+def test_where_all_who_wait_leave_replicas_to_others_a_try_ends_with_the_first(monkeypatch):
+    engines = Engines("mesh")
+    state = engines.core.state
+    backlogged(engines, count=30)
+    state.shares[MODEL] = shares = of_two(engines.now)[0]
+    for name in REPLICAS:
+        shares.computes(name, Placed("beta", 20.0, 0.0, 1.0), engines.now)
+    first = next(iter(state.held))
+    assert fair_turns.kept_from(state, first, engines.now, {}) == set(REPLICAS)
+    assert {one.tenant for one in state.held} == {"acme"}
+    looked, find = [], fair_turns.kept_from
+    monkeypatch.setattr(
+        fair_turns, "kept_from", lambda *given: looked.append(given) or find(*given)
+    )
+    place_waiting(state, engines.now)
+    assert len(looked) == 1
+
+
+def test_who_leaves_replicas_to_others_holds_none_of_these_up(monkeypatch):
+    engines = Engines("mesh", replicas=("a",))
+    backlogged(engines, count=3)
+    asked = engines.ask("beta", 100)
+    for _ in range(3):
+        engines.ask("acme", 100, priority=Priority.HIGH)
+    monkeypatch.setattr(
+        fair_turns,
+        "kept_from",
+        lambda _, one, now, found: frozenset("a" if one.tenant == "acme" else ""),
+    )
+    engines.end("a", 200)
+    assert engines.given[-1] is asked
 
 
 def test_with_one_tenant_nothing_is_counted():

@@ -12,6 +12,7 @@ from mesh.core.placement.candidates import CandidateCache
 from mesh.core.placement.residency import Residency
 from mesh.core.policies.base import Target
 from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica_sampling import ALL_MAX
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, ReplicaId
@@ -151,6 +152,22 @@ def test_other_requests_do_not_get_the_kept_layer(region, how):
         assert busy == [("a", "it refused or failed before")]
     if "ahead" in how:
         assert [one.ahead for one in other.free] == [2, 2, 2]
+
+
+def test_replicas_that_are_left_to_others_take_nobodys_place_in_a_sample(region):
+    class NoHolders:
+        def holders(self, request, count):
+            return ()
+
+    names = [f"r{number}" for number in range(3 * ALL_MAX)]
+    for name in names:
+        region.says(name)
+    for one in names[::20]:
+        layer = region.layers.of_replicas(
+            request(1), (), region.now, 0,
+            sampling=NoHolders(), busy_too=True, left=set(region.replicas.by_name) - {one},
+        )  # fmt: skip
+        assert [target.name for target in layer.free] == [one]
 
 
 def test_layers_of_few_models_are_kept(region, monkeypatch):
