@@ -148,6 +148,8 @@ def read_usage(tail: bytes, *, streamed: bool = False) -> TokenUsage:
 
 def read_early_usage(head: bytes, *, streamed: bool = False) -> TokenUsage:
     """The same in the first bytes of a response: of the first such key that holds an object."""
+    if streamed:
+        head = head.replace(b"\r", b"\n")
     depth, before, at = 0, 0, head.find(_USAGE_KEY)
     while at >= 0:
         if streamed and (start := head.rfind(b"\n", before, at)) >= 0:
@@ -203,8 +205,11 @@ def _timed_usage(timings: dict[str, object]) -> TokenUsage:
 
 def _last_object(tail: bytes, key: bytes, streamed: bool) -> dict[str, object] | None:
     """The object under the last such key that holds one and is not too deep."""
-    if streamed:  # an event is a line, which may be cut
-        tail = tail[: tail.rfind(b"\n") + 1]
+    if streamed:  # an event is a line
+        tail = tail.replace(b"\r", b"\n")
+        end = tail.rfind(b"\n") + 1
+        if not tail.startswith(_DATA, end) or _opened(tail[end:]):  # cut
+            tail = tail[:end]
     depth, tries, end = 0, 0, len(tail)
     while tries < _USAGE_TRIES_MAX and (at := tail.rfind(key, 0, end)) >= 0:
         after = tail[at:end]

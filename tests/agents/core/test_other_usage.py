@@ -69,6 +69,18 @@ def test_what_an_answer_repeats_of_its_request_is_no_count(usage, counts):
     assert read_usage(cut[: cut.rindex(b"}") + 1], streamed=True) == counts
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_an_event_is_a_line_whatever_ends_it(end):
+    opening = event("response.created", response={"usage": None, **REPEATED})
+    last = event("response.completed", response={"usage": REAL, **REPEATED})
+    stream = (opening + last).replace(b"\n", end)
+    for whole in (stream, stream.rstrip(), stream + b"data: [DONE]" + 2 * end):
+        assert read_usage(whole, streamed=True) == TokenUsage(30, -1, 7)
+    early = event("ping", n=[]) + event("message_start", message={**TOOL_USE, "usage": REAL})
+    assert read_early_usage(early.replace(b"\n", end), streamed=True) == TokenUsage(30, -1, 7)
+    assert read_usage(stream.rstrip()[:-1], streamed=True) == NO_USAGE  # it may be anybody's
+
+
 def test_what_a_model_writes_for_a_tool_is_no_count():
     message = json.dumps({**TOOL_USE, "usage": {"input_tokens": 30, "output_tokens": 7}}).encode()
     assert read_early_usage(message) == TokenUsage(30, -1, 7)
