@@ -155,7 +155,7 @@ class FairShares:
     def is_behind_others(self, tenant: str, now: float) -> bool:
         """Whether another tenant that has had requests of late was given less."""
         mine = self.given_s(tenant)
-        return any(
+        return mine > self._floor_s - CREDIT_S and any(
             one.given_s < mine and now - one.seen_at <= KEPT_S
             for name, one in self._shares.items()
             if name != tenant

@@ -212,6 +212,15 @@ def test_as_many_replicas_are_kept_as_those_use_who_were_given_less():
     assert not shares._uses
 
 
+def test_who_has_saved_up_most_is_behind_nobody_who_was_silent():
+    shares = FairShares({}, ["acme", "beta"], 0.0)
+    shares.placed(1, Placed("acme", 100.0, 0.0, 1.0), is_followed=False)
+    shares.expire(["acme"], 1.0)
+    shares.seen("gamma", ["acme"], 1.0)
+    assert shares.given_s("gamma") == shares.given_s("beta") == 100.0 - CREDIT_S
+    assert [shares.is_behind_others(one, 1.0) for one in ("acme", "gamma")] == [True, False]
+
+
 def test_who_has_had_more_goes_to_a_kept_replica_only_if_it_has_no_work():
     engines = Engines("mesh", replicas=("a", "b"))
     state = engines.core.state
