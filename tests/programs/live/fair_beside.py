@@ -65,7 +65,7 @@ TENANTS = "".join(
 
 @dataclass(slots=True)
 class Seen:
-    """What both tenants got, from the end of the warm-up on."""
+    """What both tenants got of requests that were sent, or tokens that ended, after the warm-up."""
 
     ttft_s: list[float] = field(default_factory=list)  # B's
     tokens: int = 0  # of prompts and answers that were whole in time
@@ -138,12 +138,9 @@ class Clients:
         self._count(node, tenant, sent_at, stream)
 
     def _count(self, node: RequestNode, tenant: str, sent_at: float, stream: ChatStream) -> None:
-        if sent_at < self._from:
-            return
-        is_whole = stream.fault is None
-        if is_whole:
+        if stream.fault is None and time.monotonic() >= self._from:
             self.seen.tokens += node.prompt_tokens + node.answer.tokens
-        if tenant != B:
+        if sent_at < self._from or tenant != B:
             return
         if stream.first_content_s is not None:
             self.seen.ttft_s.append(stream.first_content_s - sent_at)
