@@ -60,12 +60,16 @@ def goes_first(state: RouterState, newcomer: Request, shares: FairShares) -> boo
 
 
 def leaves_room(state: RouterState, request: Request, place: PlacementResult, now: float) -> bool:
-    """Whether a request may go into that replica's queue now, as far as others' shares go."""
+    """Whether a request may go into that replica's queue now, or back to the peer that sent it, as
+    far as others' shares go."""
     shares = state.shares.get(work_name(request.model))
-    if shares is None or place.placement is not Placement.LOCAL or place.target is None:
+    goes_back = place.placement is Placement.PEER and not request.kind.ends_here
+    if shares is None or not (place.placement is Placement.LOCAL or goes_back):
         return True
     if not shares.is_behind_others(request.tenant, now):
         return True
+    if goes_back:
+        return False
     replica = state.replicas.by_name[_computes(place)]
     s_per_token = release_order.s_per_token(state, request.model)
     queued = replica.prefill_queue_tokens(now, s_per_token)

@@ -101,7 +101,8 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
 def _within_its_share(
     state: RouterState, request: Request, place: PlacementResult, now: float
 ) -> PlacementResult:
-    """That place, or held though it is available, as the request would only wait there."""
+    """That place, or held though it is available: the request would only wait there, or the peer
+    that it would go back to would only send it here again."""
     if not state.shares or fair_turns.leaves_room(state, request, place, now):
         return place
     return state.placer.held(request, fair_turns.OVER_ITS_SHARE)._replace(by_choice=True)

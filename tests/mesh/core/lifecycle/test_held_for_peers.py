@@ -6,6 +6,7 @@ from mesh.core.lifecycle.forwarded import HELD_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
+from mesh.core.requests.fair_shares import Placed
 from schemas.exchange import HELD_S, Refusal
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core.build import AP, MODEL, ROUTER, beat, core, digest, foreign, request
@@ -131,6 +132,17 @@ def test_it_is_handed_back_once_another_region_serves_it_sooner(region, sooner):
     assert not region.core.inflight
     assert not len(region.core.held)
     assert not of(fx.TellHeld, region.tick(2 * HELD_S))
+
+
+def test_a_tenants_that_was_given_more_than_others_here_is_not_handed_back(region):
+    """Its own region sent it for its other tenants' sake, and would send it again."""
+    region.ask(foreign(1, tenant="acme"))
+    region.ask(foreign(2, tenant="beta"))
+    shares = region.core.state.shares[MODEL]
+    shares.placed(9, Placed("acme", 9e6, 0.0, 1e-4), is_followed=False)
+    effects = region.core.handle(ev.DigestSeen(digest_of("eu", 0.0)), 0.3)
+    assert handed_back(effects) == [(2, "inbox-2")]
+    assert [one.key for one in region.core.held] == [1]
 
 
 @pytest.mark.parametrize("wait_s", [1.1, 9.0], ids=["a little sooner", "later"])
