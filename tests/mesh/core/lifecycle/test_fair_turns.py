@@ -212,6 +212,16 @@ def test_as_many_replicas_are_kept_as_those_use_who_were_given_less():
     assert not shares._uses
 
 
+def test_for_a_trickle_no_replica_is_kept():
+    for seconds, kept in ((4.0, set()), (6.0, {"a"})):
+        shares = FairShares({}, ["acme", "beta"], 0.0)
+        for key, (tenant, tokens) in enumerate((("acme", 20.0), ("beta", seconds))):
+            shares.placed(key, one := Placed(tenant, tokens, 0.0, 1.0), is_followed=False)
+            shares.computes("a", one, 0.0)
+        shares.computes("b", one._replace(tenant="acme", prompt_tokens=20.0), 0.0)
+        assert shares.kept(0.0) == kept
+
+
 def test_who_has_saved_up_most_is_behind_nobody_who_was_silent():
     shares = FairShares({}, ["acme", "beta"], 0.0)
     shares.placed(1, Placed("acme", 100.0, 0.0, 1.0), is_followed=False)
