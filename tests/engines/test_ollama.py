@@ -39,6 +39,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 class TestOllama(WithoutPageContract):
     column = route_table.OLLAMA
     slow_chars = 1500  # each is a token
+    left_tokens = 3500
     slow_prompts = 4  # one is done before the next heartbeat
 
 

@@ -11,13 +11,14 @@ from tests.engines.contract import ServedContract, answers_at, prompt
 from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import MeshOverEngines
 
-LEFT_TOKENS = 1000
 LEAVE_S = 2.0
 
 
 class WithoutPageContract(ServedContract):
+    left_tokens = 1000  # of an answer that takes longer than its client stays
+
     async def test_a_plain_answer_that_is_left_counts_as_long_as_it_may_be_computed(self, mesh):
-        asked = {"model": MODEL, "max_tokens": LEFT_TOKENS}
+        asked = {"model": MODEL, "max_tokens": self.left_tokens}
         asked["messages"] = [{"role": "user", "content": prompt("left", 60)}]
         engines = mesh.engines.values()
         async with aiohttp.ClientSession() as http:
