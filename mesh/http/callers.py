@@ -165,7 +165,9 @@ class Callers:
         if self._is_required and scope not in caller.scopes:
             has = ", ".join(sorted(caller.scopes)) or "none"
             message = f"this needs a key with the scope {scope}; the scopes of this one are: {has}"
-            raise RequestRefused(Fault.KEY_FORBIDDEN, message)
+            refused = RequestRefused(Fault.KEY_FORBIDDEN, message)
+            refused.asked_by("", caller.tenant, caller.key_id)
+            raise refused
         return caller
 
     async def _looked_at(self, key: str, address: str) -> Caller:
@@ -179,9 +181,14 @@ class Callers:
         except TokenRefused as error:
             message = f"this token is {error}"
             refused = RequestRefused(Fault.KEY_WRONG, message, headers=CHALLENGE)
+            refused.detail = f"token {error.logged}"
+            if (holder := error.caller) is not None:
+                refused.asked_by("", holder.tenant, holder.key_id)
         if is_over:
             message = "too many wrong API keys came from this address: check the key"
+            tenant, detail = refused.tenant, refused.detail
             refused = RequestRefused(Fault.KEYS_WRONG, message)
+            refused.tenant, refused.detail = tenant, detail
         elif refused.fault is not Fault.KEYS_UNREAD:
             self._wrong.count(address, self._clock())
         if self._is_required or self._is_somebodys(key):
@@ -219,30 +226,38 @@ class Callers:
     def _of_tenant(self, caller: Caller) -> Caller:
         """The holder of a token, with what mesh.toml says of its tenant. Raises TokenRefused."""
         if self._tenants and caller.tenant not in self._tenants:
-            raise TokenRefused(f"of the tenant {caller.tenant}, which mesh.toml does not list")
+            message = f"of the tenant {caller.tenant}, which mesh.toml does not list"
+            raise TokenRefused(message, caller=caller)
         own = caller_of(caller.tenant, self._tenants.get(caller.tenant), caller.key_id)
         labels = narrowed(own.residency, caller.residency)
         if labels is not None and not labels:
-            raise TokenRefused("for other places than its tenant")
+            raise TokenRefused("for other places than its tenant", caller=caller)
         return own._replace(scopes=caller.scopes, residency=tuple(sorted(labels or ())))
 
     def _not_taken(self, key: str) -> RequestRefused:
-        """Why that key is not taken; whoever has it may know."""
+        """Why that key is not taken; whoever has it may know, and operators whose it is."""
         if self._made is None:
             message = "this router has not read all API keys yet; try again, or another region"
             return RequestRefused(Fault.KEYS_UNREAD, message)
         record = self._made.get(key_hash(key))
+        fault, headers = Fault.KEY_WRONG, CHALLENGE
         if record is None:
             why = "not known here: check that it is whole"
         elif record.origin not in (None, self._home):
-            message = f"this API key is for the region {record.origin}; send the request there"
-            return RequestRefused(Fault.KEY_FORBIDDEN, message)
-        elif record.ends_at_unix_s > self._wall_clock():
+            fault, headers = Fault.KEY_FORBIDDEN, {}
+            why = f"for the region {record.origin}; send the request there"
+        elif record.ends_at_unix_s <= self._wall_clock():
+            why = "revoked" if record.revoked_at_unix_s is not None else "expired"
+        elif self._tenants and record.tenant not in self._tenants:
             why = f"of the tenant {record.tenant}, which this router's mesh.toml does not list"
         else:
-            why = "revoked" if record.revoked_at_unix_s is not None else "expired"
-        message = f"this API key is {why}; {FROM_WHOM}"
-        return RequestRefused(Fault.KEY_WRONG, message, headers=CHALLENGE)
+            why = "one whose limits this router can't read"
+        message = f"this API key is {why}" + (f"; {FROM_WHOM}" if headers else "")
+        refused = RequestRefused(fault, message, headers=headers)
+        refused.detail = "unknown key"
+        if record is not None:
+            refused.asked_by("", record.tenant, record.id)
+        return refused
 
     def residency(self, wanted: Labels, caller: Caller | None) -> Labels:
         """The labels, one of which must be carried; empty for anywhere. Raises RequestRefused."""

@@ -29,7 +29,8 @@ Query = Mapping[str, list[str]]  # the values of each parameter, in their order
 class Answer:
     """What a request is answered. `headers`: all but the length and those of every answer.
 
-    `fault` and `model` are for the access log: the router's own error, and what was requested.
+    `fault`, `model`, `tenant` and `detail` are for the access log: the router's own error, what was
+    requested, by whom, and why it is refused.
     """
 
     status: int
@@ -37,6 +38,8 @@ class Answer:
     body: bytes = b""
     fault: Fault | None = None
     model: str = ""
+    tenant: str = ""
+    detail: str = ""
     closes: bool = False  # the connection; nothing is read after this request
 
 

@@ -182,6 +182,8 @@ class HttpApi:
             method=exchange.method,
             fault=answer.fault,
             model=answer.model,
+            tenant=answer.tenant,
+            detail=answer.detail,
             sent_bytes=exchange.sent_bytes if exchange.has_begun else len(answer.body),
             arrived_at=arrived_at,
         )
@@ -207,7 +209,8 @@ class HttpApi:
             headers = self._headers(exchange, known_id) | problem.headers
             path = _path(exchange)
             answer = _error(problem.fault, problem.message, headers, path, problem.param)
-            answer.model = problem.model
+            answer.model, answer.tenant = problem.model, problem.tenant
+            answer.detail = problem.detail
             return answer
         except Exception as error:
             if exchange.has_begun:

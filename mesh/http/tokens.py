@@ -23,7 +23,15 @@ ID_HEX = 12
 
 
 class TokenRefused(Exception):
-    """The token is not taken; the message says why, to whoever sent it."""
+    """The token is not taken; the message says why, to whoever sent it.
+
+    `logged`: the same for operators, with nothing that is not verified. `caller`: its holder, where
+    the token itself is valid.
+    """
+
+    def __init__(self, message: str, logged: str = "", caller: Caller | None = None) -> None:
+        super().__init__(message)
+        self.logged, self.caller = logged or message, caller
 
 
 class SignerUnknown(TokenRefused):
@@ -98,7 +106,9 @@ class Tokens:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise TokenRefused(f"not valid: {error or type(error).__name__}"[:200]) from error
+            kind = type(error).__name__
+            message = f"not valid: {error or kind}"[:200]
+            raise TokenRefused(message, f"not valid: {kind}") from error
         until = min(now + REMEMBERED_S, float(claims["exp"]) + table.leeway_s)
         return self._caller(claims), until
 

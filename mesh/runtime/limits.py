@@ -56,7 +56,6 @@ from schemas.wire import WireError
 
 log = logging.getLogger(__name__)
 
-REQUEST_RATES = ("requests_per_minute", "requests_per_day")
 SAYS_TOKENS = b'_tokens"'
 N_PREDICT = "n_predict"  # llama.cpp's own, which it prefers
 LIMIT_FIELDS = {
@@ -192,8 +191,6 @@ class RouterLimits(LimitGossip):
             raise RequestRefused(Fault.KEY_FORBIDDEN, told(name, exceeded))
         headers = limit_headers(self.keeper.remaining(limited, now))
         headers[H_RETRY_AFTER] = str(max(1, ceil(exceeded.retry_after_s)))
-        if exceeded.limit in REQUEST_RATES:  # whatever other routers may let in
-            headers[H_LIMIT_REQUESTS], headers[H_REMAINING_REQUESTS] = f"{exceeded.most:.0f}", "0"
         raise RequestRefused(Fault.RATE_LIMITED, told(name, exceeded), headers=headers)
 
     def _lowered(self, name: str, most: Priority, request: Request) -> Request:
@@ -256,13 +253,11 @@ def limit_headers(remaining: Least) -> dict[str, str]:
 
 
 def _rest(left: float, bucket: Bucket) -> tuple[str, str]:
-    """What remains of a limit, and when all of it is there again."""
-    capacity = bucket.capacity
-    if left > capacity:
-        left = capacity
-    elif left < 0.0:
-        left = 0.0
-    return str(int(left)), duration((capacity - left) / bucket.rate)
+    """What this router lets in of a limit, and when all of it is there again."""
+    full = bucket.full
+    if left > full:
+        left = full
+    return str(int(left) if left > 0.0 else 0), duration((full - left) / bucket.rate)
 
 
 def duration(seconds: float) -> str:

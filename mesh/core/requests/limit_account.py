@@ -66,12 +66,14 @@ class Exceeded(NamedTuple):
 
 
 class Bucket:
-    """One limit. `level`: what is left, less than nothing where too much was spent."""
+    """One limit. `level`: what is left, less than nothing where too much was spent. `full`: what
+    this router might spend if the bucket were full, and others kept theirs."""
 
     __slots__ = (
         "capacity",
         "counted",
         "debt_max",
+        "full",
         "kind",
         "level",
         "name",
@@ -84,7 +86,7 @@ class Bucket:
         self.place, self.capacity, self.text = place, capacity, f"{capacity:.0f}"
         self.name, self.kind, period_s = BUCKETS[place]
         self.rate = capacity / period_s if period_s else 0.0
-        self.level = capacity
+        self.level = self.full = capacity
         self.debt_max = max(capacity, DEBT_S * self.rate)
         self.counted = 0.0  # of the account's own sum, what is taken out
 
@@ -126,15 +128,13 @@ class Origin(NamedTuple):
 
 
 Sums = tuple[float, float, float]  # of requests, of tokens, of requests under way
-BOUNDLESS = inf, inf, inf
 LOOK_AGAIN = -inf, -inf, -inf
 
 
 class Account:
     """One tenant's, or key's. `sums`: what this process has spent, with what it holds; of requests
     that are over `over_tokens`. `most`: what the sums may grow to before the buckets are looked at
-    again. `rests`: what they may grow to before a limit is reached, if nothing filled, and its
-    bucket; of requests, of tokens."""
+    again. `rests`: the same with its bucket; of requests, of tokens."""
 
     __slots__ = (
         "asked",
@@ -269,7 +269,7 @@ class Account:
     def look(self, now: float) -> None:
         """See what is in the buckets, and what of it this router may spend."""
         elapsed_s, self.looked_at = now - self.looked_at, now
-        most, rests = [*BOUNDLESS], [NO_REST, NO_REST, NO_REST]
+        rests = [NO_REST, NO_REST, NO_REST]
         sums, then, share = self.sums, self.history[0], self.share
         for bucket in self.buckets:
             kind = bucket.kind
@@ -277,10 +277,10 @@ class Account:
             bucket.pass_time(spent, elapsed_s)
             unseen = max(0.0, spent - then[kind])
             mine = bucket.level if share >= 1.0 else share * (bucket.level + unseen) - unseen
-            most[kind] = min(most[kind], spent + mine)
-            if (up_to := spent + bucket.level) < rests[kind][0]:
+            if (up_to := spent + mine) < rests[kind][0]:
                 rests[kind] = up_to, bucket
-        self.most = most[REQUESTS], most[TOKENS], most[OPEN]
+                bucket.full = bucket.capacity - bucket.level + mine
+        self.most = rests[REQUESTS][0], rests[TOKENS][0], rests[OPEN][0]
         self.rests = rests[REQUESTS], rests[TOKENS]
 
     def _look(self, tokens: float, now: float) -> Exceeded | None:

@@ -39,7 +39,7 @@ HEARD_ROWS_MAX = 2560  # a period, of all processes: 14 µs of an event loop eac
 AGAIN_PERIODS = 64  # between rows of an account that is used up in part, and idle
 
 
-Least = tuple[Rest, Rest]  # of requests and of tokens: what is left, and of which limit
+Least = tuple[Rest, Rest]  # of requests and of tokens: what is left here, and of which limit
 
 
 class Held(list[tuple[Account, float]]):
@@ -54,8 +54,8 @@ class Held(list[tuple[Account, float]]):
 
 
 def least(held: Iterable[tuple[Account, float]]) -> Least:
-    """Of requests and of tokens, the limit of which the least was left when its account was last
-    looked at, less what was spent since."""
+    """Of requests and of tokens, the limit of which this router might spend the least when its
+    account was last looked at, less what was spent since."""
     requests_left = tokens_left = inf
     of_requests = of_tokens = None
     for account, _ in held:
@@ -139,7 +139,7 @@ class LimitKeeper:
         return held
 
     def remaining(self, limited: Limited, now: float) -> Least:
-        """Of these limits on requests and on tokens, the one of which the least is left."""
+        """Of these limits on requests and on tokens, the one of which the least is left here."""
         accounts = [self._accounts[name] for name, _ in limited if name in self._accounts]
         for account in accounts:
             account.look(now)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.auth_table import JwtTable
+from infra.tenant_table import TenantTable
 from mesh.adapters.refused import RequestRefused
 from mesh.http.callers import NOBODY, Callers, key_in
 from mesh.http.tokens import SignerUnknown, TokenRefused, Tokens, is_token
@@ -213,6 +214,26 @@ async def test_a_wrong_token_is_refused_also_where_none_is_required():
     assert (await some.identified(bearer(token()), Scope.INFERENCE, "a")).tenant == "acme"
     assert some.known({}) == NOBODY
     assert some.known(bearer("unused")) == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("given", "logged", "tenant"),
+    [
+        (token(exp=NOW - 31), "token not valid: ExpiredSignatureError", ""),
+        (token(OTHER, "x"), "token signed with a key that its issuer does not list", ""),
+        (unsigned({"alg": "typed", "kid": "r"}), "token not valid: InvalidAlgorithmError", ""),
+        (token(tenant="beta"), "of the tenant beta, which mesh.toml does not list", "beta"),
+    ],
+)
+async def test_operators_are_told_why_a_token_is_refused_by_what_was_verified(
+    given, logged, tenant
+):
+    some, _, _ = callers()
+    some.know(OPEN_GROUND, {}, {"acme": TenantTable()}, is_required=True)
+    with pytest.raises(RequestRefused) as caught:
+        await some.identified(bearer(given), Scope.INFERENCE, "192.0.2.1")
+    assert logged in caught.value.detail and caught.value.tenant == tenant
+    assert caught.value.detail.startswith("key jwt-" if tenant else "token ")
 
 
 @pytest.mark.parametrize("is_required", [True, False])

@@ -9,8 +9,10 @@ import pytest
 
 from infra.auth_table import AuthTable
 from infra.tenant_table import Caller, key_hash
+from mesh.adapters.access_log import AccessLogFormat
 from mesh.http.wrong_keys import TRIES
 from schemas.keys import Scope
+from tests.support.access_lines import Lines
 from tests.support.scripted_engine import say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, one_replica, post, small_mesh, upload
 
@@ -118,6 +120,22 @@ async def test_each_route_asks_for_its_scope_and_probes_for_none(mesh):
     assert await asked(mesh, "GET", "/v1/files", **admin) == (403, "key_not_allowed")
     assert await asked(mesh, "GET", "/v1/files", **batch) == (404, "batch_not_configured")
     assert await asked(mesh, "OPTIONS", "/v1/models") == (405, "method_not_allowed")
+
+
+async def test_the_access_log_says_why_a_key_is_refused_and_whose_it_is(nats_server, capfd):
+    logged = {"access_log": AccessLogFormat.LOGFMT}
+    async with one_replica(nats_server, keys=KEYS, auth=REQUIRED, **logged, **PATIENT) as mesh:
+        await until_keys_are_read(mesh)
+        lines = Lines(capfd)
+        for key, name, tenant, why in (
+            ("sk-wrong", "unknown", None, "unknown key"),
+            ("sk-batch", "scope", "acme", "key k3: this needs a key with the scope inference; "),
+            ("sk-one-model", "model", "acme", "key k2: this API key may not use the model 'tiny'"),
+        ):
+            await post(mesh, chat(), **{"x-api-key": key, "x-request-id": name})
+            line = await lines.of(id=name)
+            assert line["detail"].startswith(why) and line.get("tenant") == tenant
+        assert not any(key in lines.text for key in ("sk-wrong", "sk-batch", "sk-one"))
 
 
 @pytest.mark.parametrize("size", [10, 200_000])

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from functools import partial
+from random import Random
 
 import anthropic
 import openai
@@ -13,11 +14,12 @@ from aiohttp import web
 from infra import bus
 from infra.tenant_table import Caller, key_hash
 from mesh.adapters.access_log import AccessLogFormat
-from mesh.core.requests.limit_account import Account
+from mesh.core.requests.limit_account import Account, Origin
+from mesh.core.requests.limits import LimitKeeper, least
 from mesh.explain.story import stories
 from mesh.explain.text import story_lines
 from mesh.runtime import limits as limits_module
-from mesh.runtime.limits import duration
+from mesh.runtime.limits import duration, limit_headers
 from schemas import subjects
 from schemas.http import MESSAGES
 from schemas.limits import LimitsTable
@@ -378,6 +380,28 @@ async def test_an_answer_is_expected_to_be_no_longer_than_its_request_says(nats_
                 prompts.append(rest - int(answer.headers["x-ratelimit-remaining-tokens"]))
             del mesh.routers["us"].requests.limits.keeper._accounts["t:acme"]
         assert [number - prompts[0] for number in prompts] == [0, 0, 0, 1, 2, 3]
+
+
+def test_one_of_several_routers_says_what_it_would_let_in_itself():
+    """Of 30 requests a minute ten each; all are there again when two have filled."""
+    limited = (("t:acme", LimitsTable(requests_per_minute=30, tokens_per_minute=3000)),)
+    keeper = LimitKeeper(Origin("us", "r"), 1, ("us", "eu", "ap"), Random(1), 0.0)
+    for _ in range(2):
+        held = keeper.take(limited, 50, 0.0, answer_max=0.0)
+    for told in (limit_headers(least(held)), limit_headers(keeper.remaining(limited, 0.0))):
+        assert told == {
+            "x-ratelimit-limit-requests": "30",
+            "x-ratelimit-remaining-requests": "8",
+            "x-ratelimit-reset-requests": "4s",
+            "x-ratelimit-limit-tokens": "3000",
+            "x-ratelimit-remaining-tokens": "900",
+            "x-ratelimit-reset-tokens": "2s",
+        }
+    while not isinstance(keeper.take(limited, 50, 0.0, answer_max=0.0), tuple):
+        pass
+    told = limit_headers(keeper.remaining(limited, 0.0))
+    assert told["x-ratelimit-remaining-requests"] == "0"
+    assert told["x-ratelimit-reset-requests"] == "20s"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from mesh.core.requests import limits as module
 from mesh.core.requests.limit_account import PERIOD_S, Before, Exceeded, Origin
-from mesh.core.requests.limits import Held, LimitKeeper
+from mesh.core.requests.limits import Held, LimitKeeper, least
 from schemas.ids import RegionId, RouterId
 from schemas.limits import LimitClaims, Limited, LimitRow, LimitsTable, decode_claims, encode_claims
 
@@ -146,6 +146,26 @@ def test_requests_that_are_larger_than_a_routers_part_take_turns() -> None:
     assert spent >= 0.9 * (60_000 + 100 * 1000)
     # One of each router's may come beyond it at the start, when all have asked for nothing.
     assert world.most_at_once(1000, tokens=True) <= 60_000 + 10 * 12_000
+
+
+@pytest.mark.parametrize("regions", [1, 3, 10])
+@pytest.mark.parametrize("seconds", [0, 20])
+def test_a_client_is_let_in_while_something_is_said_to_be_left(regions: int, seconds: int) -> None:
+    """It asks at once, at a router that others are asked beside: until none is left, in whole
+    requests, and no further."""
+    limited = of(requests_per_minute=600, tokens_per_minute=60_000)
+    world, now = World(regions, limited, seed=1), seconds + WARM_S
+    world.run(lambda number, now: 1.0, 10, seconds)
+    there, told = world.keepers[0], list[tuple[float, float]]()
+    while isinstance(held := there.take(limited, 10, now, answer_max=0.0), Held):
+        (requests, _), (tokens, _) = least(held)
+        told.append((requests, tokens))
+    assert len(told) > 5
+    assert [requests >= 1.0 for requests, _ in told] == [True] * (len(told) - 1) + [False]
+    assert all(tokens >= 10 for _, tokens in told[:-1])
+    (requests, bucket), _ = there.remaining(limited, now)
+    assert requests < 1.0 and bucket is not None
+    assert bucket.full - requests == pytest.approx(bucket.capacity - bucket.level)
 
 
 def test_a_router_that_is_silent_for_a_moment_is_thought_to_spend_its_part() -> None:
