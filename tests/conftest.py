@@ -1,9 +1,11 @@
 """Fixtures that every part of the suite shares."""
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support import forked_programs
 from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
+pytest.register_assert_rewrite("tests.engines.contract", "tests.engines.without_page_contract")
 
 gc.disable()  # until all tests are collected: nothing of that is garbage
 
@@ -60,6 +63,20 @@ FIRST = (
     "tests/infra",
     "tests/mesh/runtime",
 )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In a run of all tests each worker first imports its own part of them: pytest rewrites a file
+    once and keeps it, and the others find it when they collect. An error comes again then."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    folder = Path(__file__).parent
+    files = sorted(file.relative_to(folder.parent) for file in folder.rglob("test_*.py"))
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        if not file.is_relative_to("tests/programs"):
+            with suppress(Exception):
+                importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
