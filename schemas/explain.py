@@ -44,7 +44,8 @@ class RequestQuestion:
     request: Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX)] | None = None
     """The id in `x-request-id`, or a trace id."""
     slowest: Annotated[int, Field(ge=1, le=SLOWEST_MAX)] | None = None
-    """So many of the clients' requests that failed or had to wait longest."""
+    """So many of the clients' requests that failed, whose stream broke and went on elsewhere, or
+    that had to wait longest."""
     recent: Annotated[int, Field(ge=1, le=RECENT_MAX)] | None = None
     """So many of the clients' requests that ended last, without their steps, and counts of all
     those of the last minute. Routers of the version before do not answer it."""

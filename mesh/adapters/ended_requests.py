@@ -151,8 +151,9 @@ class EndedRequests:
         return self._answer([])
 
     def slowest(self, number: int) -> RouterRequests:
-        """Clients' requests that failed or took longest to their first byte, the worst last: an
-        answer that is too large leaves out its first ones."""
+        """Clients' requests that failed, whose stream broke and went on elsewhere, or that took
+        longest to their first byte, the worst last: an answer that is too large leaves out its
+        first ones."""
         work = (one for one in self._kept if one.decided is not None and not one.origin)
         worst = nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness)
         return self._answer(worst[::-1])
@@ -227,9 +228,10 @@ def _unwritten(one: Ending) -> None:
     """Where there is no access log."""
 
 
-def _badness(one: Ending) -> tuple[bool, float]:
+def _badness(one: Ending) -> tuple[bool, bool, float]:
     began_at = one.ended_at if one.started_at is None else one.started_at
-    return one.outcome not in NOT_FAILED, began_at - one.arrived_at
+    went_on = any(isinstance(step.what, fx.Decided) and step.at > began_at for step in one.steps)
+    return one.outcome not in NOT_FAILED, went_on, began_at - one.arrived_at
 
 
 def _flows(ended: Iterable[Ending]) -> tuple[RequestFlow, ...]:

@@ -14,7 +14,7 @@ from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.files import FileUnusable, in_log, in_recording
 from mesh.explain.question import WITHIN_S, RegionAnswers, ask_all
-from mesh.explain.story import stories
+from mesh.explain.story import stories, went_on
 from mesh.explain.text import as_json, clock, printable, story_lines, table_lines
 from schemas.explain import ID_CHARS_MAX, SLOWEST_MAX, RequestLife, RequestQuestion
 
@@ -51,8 +51,8 @@ class Found:
     is_flag=False,
     flag_value=SLOWEST,
     metavar="[N]",
-    help=f"Instead of one request: list the N (without a number {SLOWEST}) that failed or waited "
-    "longest, none that was refused as it came.",
+    help=f"Instead of one request: list the N (without a number {SLOWEST}) that failed, whose "
+    "stream broke and went on elsewhere, or that waited longest; none that was refused as it came.",
 )
 @click.option(
     "--log",
@@ -151,11 +151,11 @@ def _list(found: Found, slowest: int) -> None:
 
 
 def _worst(lives: Sequence[RequestLife], number: int) -> list[RequestLife]:
-    """Failed ones first, then by their wait."""
+    """Failed ones first, then those whose stream broke and went on, then by their wait."""
 
-    def badness(life: RequestLife) -> tuple[bool, float]:
+    def badness(life: RequestLife) -> tuple[bool, bool, float]:
         until = life.started_at or life.ended_at or life.arrived_at
-        return life.outcome not in NOT_FAILED, until - life.arrived_at
+        return life.outcome not in NOT_FAILED, went_on(life), until - life.arrived_at
 
     return sorted(lives, key=badness, reverse=True)[:number]
 

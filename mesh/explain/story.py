@@ -87,9 +87,25 @@ def decisions(life: RequestLife) -> list[tuple[LifeStep, Decision]]:
     return [(step, decision) for step, decision in made if step.at <= until]
 
 
-def _went_on(life: RequestLife) -> bool:
+def went_on(life: RequestLife) -> bool:
     """Whether its answer is of another engine in the end than in the beginning."""
     return len(decisions(life)) < sum(step.decision is not None for step in life.steps)
+
+
+def _break(life: RequestLife) -> str:
+    """Of a stream that broke, and went on elsewhere: where, and when it did first."""
+    begun_at, made = life.started_at, decisions(life)
+    later = [step for step in life.steps if begun_at is not None and step.at > begun_at]
+    then = [step.decision for step in later if step.decision is not None]
+    sent = [one for one in (*(one for _, one in made[-1:]), *then) if one.placement in GONE_TO]
+    if not then or len(sent) < 2 or begun_at is None:
+        return ""
+    *broken, last = [one.replica or one.peer or "its place" for one in sent]
+    after_s = later[0].at - begun_at
+    return (
+        f"Its stream broke at {' and '.join(broken)}, {after_s:.3f} s after the first byte, "
+        f"and went on at {last}. "
+    )
 
 
 def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part, ...]:
@@ -128,7 +144,7 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         take("unanswered_s", left_s, f"without an answer of {_server(life, last)}")
         return tuple(found)
     whole = "" if life.is_stream else ", and its whole answer, which was not streamed"
-    if life.agent_ttft_s is not None and not _went_on(life):
+    if life.agent_ttft_s is not None and not went_on(life):
         does = "the prompt" if prefill_s is None else "the transfer of the KV cache"
         where = f"in the engine of {_server(life, last)}: its queue and {does}{whole}"
         take("engine_s", life.agent_ttft_s, where)
@@ -193,7 +209,7 @@ def _server(life: RequestLife, last: Decision) -> str:
     """Who answers, or was to: both of a pair that has not."""
     if life.started_at is None and life.prefill_s is None and last.prefill:
         return place_name(last.replica, last.prefill)
-    served_by = None if _went_on(life) else life.served_by_replica
+    served_by = None if went_on(life) else life.served_by_replica
     return served_by or last.replica or last.peer or "its place"
 
 
@@ -230,14 +246,14 @@ def largest(of: Sequence[Part]) -> Part | None:
 
 
 def summary(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> str:
-    """One sentence: what became of it, and where most of its wait passed. `at_peers`: as above."""
-    total_s, found = waited_s(life), parts(life, at_peers)
+    """What became of it, and where most of its wait passed. `at_peers`: as above."""
+    total_s, found, broke = waited_s(life), parts(life, at_peers), _break(life)
     if life.outcome == OPEN:
-        return "It is under way."
+        return f"{broke}It is under way."
     what = "to the first token" if life.is_stream else "to the first byte"
     if life.started_at is None:
         what = f"until it ended ({life.outcome})"
     worst = largest(found)
     if total_s is None or worst is None:
-        return f"It took no time {what}."
-    return f"Most of its {total_s:.3f} s {what}: {worst.seconds:.3f} s {worst.where}."
+        return f"{broke}It took no time {what}."
+    return f"{broke}Most of its {total_s:.3f} s {what}: {worst.seconds:.3f} s {worst.where}."

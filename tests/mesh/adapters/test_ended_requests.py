@@ -104,6 +104,23 @@ def test_the_slowest_are_those_that_failed_and_then_those_that_waited():
     assert len(ring.slowest(10_000).requests) == SLOWEST_MAX
 
 
+def test_streams_that_broke_and_went_on_are_listed_after_those_that_failed():
+    ring = kept()
+    assert HELD.decided is not None
+    steps = Step(1.1, HELD.decided), Step(1.9, HELD.decided)
+    for name, change in (
+        ("broke", {"started_at": 1.6, "steps": steps}),
+        ("slow", {"steps": steps}),
+        ("failed", {"outcome": "failed"}),
+    ):
+        ring.add(HELD._replace(request=name, **change))
+    found = ring.slowest(2).requests
+    assert [one.request for one in found] == ["broke", "failed"]
+    assert [one.request for one in _worst(ring.slowest(3).requests, 3)] == [
+        "failed", "broke", "slow",
+    ]  # fmt: skip
+
+
 def test_the_worst_of_the_slowest_are_kept_where_not_all_fit():
     ring = kept()
     for number in range(SLOWEST_MAX):

@@ -263,3 +263,17 @@ def test_the_wait_for_the_first_token_ends_before_a_stream_goes_on_elsewhere():
     found = {part.name: (part.seconds, part.where) for part in parts(went_on)}
     assert [name for name, (seconds, _) in found.items() if seconds] == ["held_s", "attempt_s"]
     assert "to us-0 to the first byte" in found["attempt_s"][1]
+    assert summary(went_on).startswith(
+        "Its stream broke at us-0, 0.750 s after the first byte, and went on at eu. Most of "
+    )
+    again = (
+        LifeStep(at=103.5, what="failed", detail="gone"),
+        decided(103.6, Placement.HOLD, attempt=3),
+        decided(103.7, Placement.LOCAL, attempt=3, replica="us-1"),
+    )
+    twice = replace(went_on, steps=(*went_on.steps, *again))
+    assert "broke at us-0 and eu, 0.750 s after the first byte, and went on at us-1." in summary(
+        twice
+    )
+    held = replace(went_on, outcome="open", steps=(*went_on.steps[:3], again[1]))
+    assert summary(held) == "It is under way."  # and does not go on yet
