@@ -14,6 +14,7 @@ from rich.text import Text
 
 from infra.topology import Topology
 from mesh.demo.local_mesh import DemoEvent, EngineMissing
+from mesh.demo.state_directory import DEFAULT_STATE
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import ProgramDied
 
@@ -66,9 +67,10 @@ class Screen:
         missing: Sequence[EngineMissing] = (),
         routers_not_ready: Sequence[str] = (),
         ca: Path | None = None,
+        credentials: Path = DEFAULT_STATE / "config",
     ) -> None:
-        """Show where everything is, what is missing, and a first request to try. `ca`: who signed
-        the routers' certificates."""
+        """Show where everything is, what is missing, and a first request to try, with how to get
+        a key if it needs one. `ca`: who signed the routers' certificates."""
         self._is_up = True
         self._console.print(_regions(topology, Counter(each.engine.region for each in missing)))
         if topology.links:
@@ -82,6 +84,9 @@ class Screen:
             self._plain(f"not ready, for want of an engine: {', '.join(routers_not_ready)}")
         state = "running" if routers_not_ready else "ready"
         self._console.print(f"{state} after {took_s:.1f} s; Ctrl-C ends every process")
+        if topology.auth.required:
+            self._console.print("requests need a key (docs/keys.md); to make one:")
+            self._plain(first_key(topology, credentials))
         if models:
             self._console.print("try:")
             self._plain(first_request(topology, models[0], ca))
@@ -124,6 +129,12 @@ class Screen:
     def _plain(self, text: str) -> None:
         """Print what people copy: neither wrapped nor coloured."""
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def first_key(topology: Topology, credentials: Path) -> str:
+    """A command that makes the key of the first request, for a tenant that may have one."""
+    tenant, where = next(iter(topology.tenants), "acme"), shlex.quote(str(credentials))
+    return f'KEY="$(mesh keys create --tenant {shlex.quote(tenant)} --credentials {where})"'
 
 
 def first_request(topology: Topology, model: str, ca: Path | None = None) -> str:

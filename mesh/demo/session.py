@@ -128,7 +128,13 @@ class DemoSession:
         self._up = True
         took_s = loop.time() - started
         self._screen.up(
-            self._topology, self._models, took_s, mesh.missing, mesh.routers_not_ready, self._ca
+            self._topology,
+            self._models,
+            took_s,
+            mesh.missing,
+            mesh.routers_not_ready,
+            self._ca,
+            self._state.config,
         )
         self._screen.consoles(map(self._console, mesh.consoles), self._state.console_key)
         self._write_records()

@@ -53,6 +53,22 @@ def test_every_region_and_its_round_trips_are_shown_and_the_request_is_one_line(
     assert any(line.startswith("curl") and line.endswith("'") for line in text.splitlines())
 
 
+def test_where_keys_are_required_the_command_that_makes_one_is_shown(tmp_path):
+    def text(*more):
+        file = tmp_path / "mesh.toml"
+        file.write_text("\n".join((DEFAULT_FILE.read_text(), *more)))
+        state = tmp_path / "a state"
+        return shown(lambda screen: screen.up(load(file), [], 4.2, credentials=state))
+
+    assert "mesh keys" not in text()
+    required = ("[auth]", "required = true")
+    [line] = [line for line in text(*required).splitlines() if line.startswith("KEY=")]
+    made = "mesh keys create --tenant acme --credentials"
+    assert line == f"""KEY="$({made} '{tmp_path}/a state')\""""
+    listed = text(*required, "[tenants.initech]", f'key_sha256 = ["{"a" * 64}"]')
+    assert "--tenant initech " in listed
+
+
 def test_a_death_is_shown_with_its_log_and_what_follows():
     log = LOGS / "engine-us-0.log"
     death = ProgramDied(PROGRAM, "was ended by SIGKILL", log, "[bold]last words", restart_in_s=0.5)
