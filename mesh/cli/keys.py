@@ -46,6 +46,7 @@ from schemas.settings import number_in
 PREFIX = "mesh-"  # by which scanners for secrets recognise a key: mesh-[A-Za-z0-9_-]{43}
 SECRET_BYTES = 32
 ID_BYTES = 6
+ID_BEGINS = 4  # characters of an id that may stand for it
 DEAD_KEPT_S = 30 * 86_400.0  # that a key which is over is listed
 DAY_S = 86_400.0
 OVERLAP_S = 86_400.0
@@ -127,7 +128,7 @@ def create(
         expires_at_unix_s=None if days is None else now + days * DAY_S,
     )
     what = f"create {record.id} for {tenant}"
-    done = _change(mesh, what, reason, lambda known: (*known, record))
+    done = _change(mesh, lambda: what, reason, lambda known: (*known, record))
     _show(mesh, record, key, done)
 
 
@@ -157,14 +158,18 @@ def list_(config: Path | None, credentials: Path) -> None:
 def revoke(ids: tuple[str, ...], config: Path | None, credentials: Path, reason: str) -> None:
     """Take keys out of force at once. What is being answered goes on to its end."""
     mesh, now = find_mesh(config, credentials), time.time()
+    over: list[KeyRecord] = []
 
     def revoked(known: tuple[KeyRecord, ...]) -> tuple[KeyRecord, ...]:
-        over = [replace(_named(known, one), revoked_at_unix_s=now) for one in ids]
+        over.extend(replace(_named(known, one), revoked_at_unix_s=now) for one in ids)
         return joined(known, over)
 
-    unreached = _change(mesh, f"revoke {', '.join(ids)}", reason, revoked)
-    for one in ids:
-        click.echo(f"{one}: revoked")
+    def what() -> str:
+        return f"revoke {', '.join(key.id for key in over)}"
+
+    unreached = _change(mesh, what, reason, revoked)
+    for key in over:
+        click.echo(f"{key.id}: revoked")
     _end(unreached, "still valid there")
 
 
@@ -185,18 +190,18 @@ def rotate(
     """Make a key like that one, and let that one end soon."""
     mesh, now = find_mesh(config, credentials), time.time()
     made, key = _made(now)
-    record = made
+    old = record = made
 
     def rotated(known: tuple[KeyRecord, ...]) -> tuple[KeyRecord, ...]:
-        nonlocal record
+        nonlocal old, record
         old = _named(known, name)
         if old.ends_at_unix_s <= now:
-            raise Unusable(f"{name} is over: make a new key by `mesh keys create`")
+            raise Unusable(f"{old.id} is over: make a new key by `mesh keys create`")
         record = replace(old, id=made.id, sha256=made.sha256, created_at_unix_s=now)
         return joined(known, [replace(old, expires_at_unix_s=now + overlap_s)], [record])
 
-    unreached = _change(mesh, f"rotate {name} to {made.id}", reason, rotated)
-    click.echo(f"{name}: valid until {clock(now + overlap_s)} at the latest", err=True)
+    unreached = _change(mesh, lambda: f"rotate {old.id} to {made.id}", reason, rotated)
+    click.echo(f"{old.id}: valid until {clock(now + overlap_s)} at the latest", err=True)
     _show(mesh, record, key, unreached)
 
 
@@ -205,7 +210,7 @@ def rotate(
 def sync(config: Path | None, credentials: Path) -> None:
     """Write to each region what it lacks of the keys that the others have."""
     mesh = find_mesh(config, credentials)
-    unreached = _change(mesh, "sync", "", lambda known: known)
+    unreached = _change(mesh, lambda: "sync", "", lambda known: known)
     if not unreached:
         click.echo("all regions have the same keys")
     _end(unreached, "as before")
@@ -303,11 +308,23 @@ def _made(now: float) -> tuple[KeyRecord, str]:
     return record, key
 
 
+def id_of(ids: Iterable[str], given: str) -> str | None:
+    """The one of these ids that is given, whole or by how it begins. Raises Unusable where several
+    begin so."""
+    known = set(ids)
+    begun = sorted(each for each in known if each.startswith(given))
+    if given in known or len(given) < ID_BEGINS or not begun:
+        return given if given in known else None
+    if len(begun) > 1:
+        raise Unusable(f"{given!r}: the ids of several keys begin so: {', '.join(begun)}")
+    return begun[0]
+
+
 def _named(keys: Iterable[KeyRecord], name: str) -> KeyRecord:
-    for key in keys:
-        if key.id == name:
-            return key
-    raise Unusable(f"no key {name!r}; `mesh keys list` lists them")
+    known = {key.id: key for key in keys}
+    if (found := id_of(known, name)) is None:
+        raise Unusable(f"no key {name!r}; `mesh keys list` lists them")
+    return known[found]
 
 
 def _show(mesh: KnownMesh, record: KeyRecord, key: str, unreached: dict[RegionId, str]) -> None:
@@ -357,8 +374,11 @@ def _read(mesh: KnownMesh) -> _Found:
     return _Found(found, unreached)
 
 
-def _change(mesh: KnownMesh, what: str, reason: str, change: Change) -> dict[RegionId, str]:
-    """Write what the change makes of the keys of all regions to each. Why some were not reached."""
+def _change(
+    mesh: KnownMesh, what: Callable[[], str], reason: str, change: Change
+) -> dict[RegionId, str]:
+    """Write what the change makes of the keys of all regions to each. Why some were not reached.
+    `what`: what it was, asked once it is made."""
     found, now = _read(mesh), time.time()
     wanted = change(joined(*found.keys.values()))
     gone: frozenset[str] = frozenset()
@@ -375,7 +395,7 @@ def _change(mesh: KnownMesh, what: str, reason: str, change: Change) -> dict[Reg
             return RegionKeys(
                 region=region,
                 keys=keys,
-                command=what[:TEXT_MAX],
+                command=what()[:TEXT_MAX],
                 by=user()[:TEXT_MAX],
                 reason=printable(reason)[:TEXT_MAX],
                 at_unix_s=now,

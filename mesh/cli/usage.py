@@ -17,6 +17,7 @@ from nats.aio.client import Client
 
 from mesh.adapters.usage_reader import read_day
 from mesh.cli.drain import echo_table
+from mesh.cli.keys import id_of
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.text import printable
@@ -49,7 +50,7 @@ class DayRow(NamedTuple):
 @click.option("--day", help="As in 2026-11-29, by UTC, in place of a month.")
 @click.option("--daily", is_flag=True, help="A row for each day.")
 @click.option("--tenant", help="Its tokens alone.")
-@click.option("--key", help="Those of the API key with this id alone.")
+@click.option("--key", help="Those of the API key with this id, or an id that begins so, alone.")
 @click.option("--model", help="Those of this model alone, by the name it is served under.")
 @click.option("--region", help="Those that this region served alone.")
 @click.option(
@@ -77,6 +78,8 @@ def command(
     mesh = find_mesh(config, credentials)
     days = _days(month, day, datetime.now(UTC).date())
     pages, unread = _read(mesh, days)
+    if (key := only["key"]) is not None:
+        only["key"] = id_of((row.key for page in pages for row in page.rows), key) or key
     asked = {name: value for name, value in only.items() if value is not None}
     wanted = {"served_region" if name == "region" else name: asked[name] for name in asked}
     _check_region(only["region"], mesh, pages)

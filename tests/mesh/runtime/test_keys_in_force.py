@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from infra.auth_table import AuthTable
+from mesh.cli.keys import id_of
 from mesh.cli.main import main
+from mesh.cli.unusable import Unusable
 from mesh.runtime.keys_in_force import KeysInForce
 from schemas import subjects
 from schemas.keys import KeyRecord, RegionKeys, Scope, encode_keys
@@ -106,13 +108,13 @@ async def test_a_key_is_in_force_everywhere_at_once_and_gone_as_soon(mesh, regio
     secret, name = made.stdout.strip(), made.stderr.split()[0]
     assert secret.startswith("mesh-") and len(secret) == 48
     await until_all_say(mesh, secret, KNOWN)
-    rotated = await keys_command(regions, "rotate", name, "--overlap-s", "600")
+    rotated = await keys_command(regions, "rotate", name[:8], "--overlap-s", "600")
     fresh, its_name = rotated.stdout.strip(), rotated.stderr.split()[-12:]
     assert rotated.exit_code == 0 and fresh != secret, its_name
     for each in (secret, fresh):
         await until_all_say(mesh, each, KNOWN)
-    revoked = await keys_command(regions, "revoke", name)
-    assert revoked.exit_code == 0, revoked.output
+    revoked = await keys_command(regions, "revoke", name[:8])
+    assert (revoked.exit_code, revoked.stdout) == (0, f"{name}: revoked\n"), revoked.output
     took_s = await until_all_say(mesh, secret, "invalid_api_key")
     print(f"revoked in {len(REGIONS)} regions {took_s:.3f} s after the command")
     await until_all_say(mesh, fresh, KNOWN)
@@ -127,6 +129,7 @@ async def test_a_key_is_in_force_everywhere_at_once_and_gone_as_soon(mesh, regio
     assert "revoked" in listed.stdout and secret not in listed.output
     told = await keys_command(regions, "history")
     assert f"create {name} for acme" in told.stdout and "a test" in told.stdout
+    assert f"rotate {name} to" in told.stdout and f"revoke {name} " in told.stdout
 
 
 async def test_a_key_for_one_region_is_refused_in_others_with_its_reason(mesh, regions):
@@ -169,6 +172,15 @@ async def test_where_a_region_is_away_the_command_says_so_and_sync_completes_it(
         while (await keys_command(regions, "sync")).exit_code:
             await asyncio.sleep(0.1)
     await until_all_say(mesh, secret, KNOWN)
+
+
+def test_an_id_may_be_given_by_how_it_begins():
+    ids = ("4f0c1d22ab97", "4f0c1d33ab97", "77aa00000000", "77aa")
+    for given, found in (("4f0c1d2", ids[0]), ("77aa", "77aa"), ("77aa0", ids[2]), ("77a", None),
+                         ("", None), ("4f0d", None), ("4f0c1d22ab970", None)):  # fmt: skip
+        assert id_of(ids, given) == found
+    with pytest.raises(Unusable, match="begin so: 4f0c1d22ab97, 4f0c1d33ab97"):
+        id_of(ids, "4f0c")
 
 
 async def test_mistakes_of_operators_are_told(regions):

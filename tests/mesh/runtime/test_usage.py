@@ -21,9 +21,10 @@ from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
 
 REQUESTS, AT_ONCE, SOON_S = 300, 16, 20.0
+KEY_B = "kb0123"
 KEYS = {
     key_hash("sk-a"): Caller(key_id="ka", tenant="acme"),
-    key_hash("sk-b"): Caller(key_id="kb", tenant="beta"),
+    key_hash("sk-b"): Caller(key_id=KEY_B, tenant="beta"),
 }
 SENT = ("sk-a", "sk-b", None)
 ENTRIES = ("us", "eu")
@@ -165,13 +166,16 @@ async def test_sums_are_what_engines_counted(regions, monkeypatch):
         sums = counting.sums
         assert by_engine["prompt"] == sums["uncached"] + sums["cached"]
         assert by_engine["output"] == sums["output"]
-        for key, sent in (("ka", "sk-a"), ("kb", "sk-b"), ("", None)):
+        for key, sent in (("ka", "sk-a"), (KEY_B, "sk-b"), ("", None)):
             of_key = sum(asked[kind, sent] for kind in KINDS if kind != "refused")
             assert sum(row["requests"] for row in found if row["key"] == key) == of_key
         assert await rows(regions, "--tenant", "acme") == [
             row for row in found if row["key"] == "ka"
         ]
-        assert await rows(regions, "--key", "kb", "--model", "tiny", "--region", "eu", "--daily")
+        assert await rows(regions, "--key", KEY_B[:4]) == [
+            row for row in found if row["key"] == KEY_B
+        ]
+        assert await rows(regions, "--key", KEY_B, "--model", "tiny", "--region", "eu", "--daily")
         for row in await rows(regions, "--day", today := time.strftime("%Y-%m-%d", time.gmtime())):
             assert row["day"] == today
         for nothing in (("--region", "us"), ("--model", "m"), ("--day", "2020-01-01")):
