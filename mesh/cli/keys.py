@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 
@@ -22,10 +23,14 @@ from mesh.adapters.region_records import RegionRecords
 from mesh.cli.drain import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
+from mesh.core.model.model_targets import ModelTargets, unknown_model
+from mesh.core.model.served_names import model_of
+from mesh.doctor.observed_state import listen
 from mesh.explain.text import clock, printable
+from mesh.runtime.config import model_rules
 from schemas import subjects
 from schemas.control import TEXT_MAX
-from schemas.ids import NameInvalid, RegionId, checked_name
+from schemas.ids import ModelId, NameInvalid, RegionId, checked_name
 from schemas.keys import (
     HISTORY_MAX,
     KEYS_MAX,
@@ -42,6 +47,7 @@ from schemas.keys import (
 from schemas.limits import LimitsTable
 from schemas.problems import problem_of
 from schemas.settings import number_in
+from schemas.state import Digest
 
 PREFIX = "mesh-"  # by which scanners for secrets recognise a key: mesh-[A-Za-z0-9_-]{43}
 SECRET_BYTES = 32
@@ -50,6 +56,7 @@ ID_BEGINS = 4  # characters of an id that may stand for it
 DEAD_KEPT_S = 30 * 86_400.0  # that a key which is over is listed
 DAY_S = 86_400.0
 OVERLAP_S = 86_400.0
+LISTEN_S = 1.0  # for what is served: each router says it ten times a second
 HEADER = ("id", "tenant", "scopes", "models", "limits", "region", "made", "until", "state")
 AUDIT_HEADER = ("region", "number", "at", "by", "command", "keys", "reason")
 
@@ -117,6 +124,11 @@ def create(
     """Make a key and print it, this once: no file and no stream has more than its SHA-256."""
     mesh, now = find_mesh(config, credentials), time.time()
     _check(mesh, tenant, scopes, models, origin)
+    if models and (served := _served(mesh)):
+        for model in models:
+            if model not in served:
+                problem = printable(unknown_model(model, served))
+                click.echo(f"--model, made all the same: {problem}", err=True)
     record, key = _made(now)
     record = replace(
         record,
@@ -360,6 +372,22 @@ def _end(unreached: dict[RegionId, str], meanwhile: str) -> None:
 
 
 # On the bus.
+
+
+def _served(mesh: KnownMesh) -> tuple[ModelId, ...]:
+    """What clients may ask for now, as regions say; nothing where none is heard."""
+
+    async def heard(client: Client, region: RegionId) -> Iterable[Digest]:
+        return (await listen(client, region, time.monotonic, LISTEN_S)).digests.values()
+
+    found, _ = in_regions(mesh, "observer", mesh.topology.regions, heard)
+    ready = {
+        model_of(name)
+        for digest in chain.from_iterable(found.values())
+        for name, capacity in digest.models.items()
+        if capacity.ready
+    }
+    return ModelTargets(model_rules(mesh.topology)).known(sorted(ready))
 
 
 def _read(mesh: KnownMesh) -> _Found:

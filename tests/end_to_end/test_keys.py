@@ -35,6 +35,10 @@ async def test_a_key_serves_in_three_regions_until_it_is_revoked(tmp_path):
             with pytest.raises(openai.AuthenticationError):
                 await ask(region, "mesh-guessed")
             await ask(region, key)
+        _, told = await keys("create", "--tenant", "acme", "--model", mesh.model)
+        assert "not served" not in told
+        misspelt, told = await keys("create", "--tenant", "acme", "--model", mesh.model[:-1])
+        assert f"did you mean {mesh.model!r}?" in told and misspelt.startswith("mesh-")
         await keys("revoke", about.split()[0])
         since = time.monotonic()
         for region in REGIONS:
