@@ -27,6 +27,8 @@ RECENT_MAX = 50
 COUNTED_S = 60.0  # back to which the latest requests are counted
 COUNTED_MAX = 2000  # requests, of one router; that many TTFTs are some 12 KB
 FLOWS_MAX = 257  # places that serve: regions, and none
+TENANTS_MAX = 16
+OTHERS = "*"  # tenants that are not named; no tenant's name
 REFUSED_CHARS_MAX = 500
 OPEN = "open"  # the outcome of a request that is under way
 
@@ -147,6 +149,21 @@ class RequestFlow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantWork:
+    """What waits at one router of one tenant, and what was computed lately for it there."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    tenant: Text
+    """Empty: of requests that have none; `*`: of all that are not named."""
+    waiting: Count = 0
+    """Requests in the router's hold queue, at this moment."""
+    tokens: Count = 0
+    """Of requests of its clients that ended within `counted_s`: prompt tokens that were not cached,
+    and twice the answers' tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingInForce:
     """By which choices a router places requests now."""
 
@@ -190,6 +207,8 @@ class RouterRequests:
     """How it places requests; for that question only."""
     counted_s: Seconds | None = None
     """How far back `flows` count, in seconds; null where they were not asked for."""
+    tenants: Annotated[tuple[TenantWork, ...], Field(max_length=TENANTS_MAX)] = ()
+    """Tenants with most requests waiting, then with most work; for the latest requests only."""
 
 
 _QUESTION: TypeAdapter[RequestQuestion] = TypeAdapter(RequestQuestion)

@@ -6,8 +6,8 @@ read, or left by its client. A peer's ends here when it is placed or refused. Wh
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nlargest
 from itertools import islice
@@ -17,21 +17,23 @@ from mesh.adapters.access_log import REFUSED, VALUE_CHARS_MAX, AccessLog, plain,
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.requests.fair_shares import ANSWER_FACTOR
 from mesh.session.client_request import SENT, ClientRequest, lost
 from mesh.session.record import STEPS_MAX, Ending, OpenRequest, Step
 from schemas import explain
 from schemas.decision import Decision, rounded
 from schemas.engine_routes import error_form
 from schemas.exchange import Placed
-from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests
+from schemas.explain import LifeStep, RequestFlow, RequestLife, RouterRequests, TenantWork
 from schemas.http import Fault, error_body
-from schemas.ids import RegionId, RouterId
+from schemas.ids import UNLISTED_KEY, RegionId, RouterId
 from schemas.state import rounded as rounded_s
 
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 KEPT = 2000  # requests; with the decisions of each some 10 MB
 KEPT_MAX = 100_000
 LEFT = "client_gone"
+NOBODYS: Mapping[str, int] = {}
 NOT_FAILED = ("ok", "placed", REFUSED, LEFT)  # outcomes
 
 
@@ -158,8 +160,9 @@ class EndedRequests:
         worst = nlargest(min(number, explain.SLOWEST_MAX), work, key=_badness)
         return self._answer(worst[::-1])
 
-    def recent(self, number: int) -> RouterRequests:
-        """Clients' requests that ended last, the newest last, and counts of the last minute's."""
+    def recent(self, number: int, waiting: Mapping[str, int] = NOBODYS) -> RouterRequests:
+        """Clients' requests that ended last, the newest last, and counts of the last minute's.
+        `waiting`: how many requests of each tenant are held."""
         now, counted = self._clock(), list[Ending]()
         is_forgetting = len(self._kept) == self._kept.maxlen
         reaches_s = now - self._kept[0].ended_at if is_forgetting else explain.COUNTED_S
@@ -174,7 +177,8 @@ class EndedRequests:
         counted_s = max(0.0, min(reaches_s, explain.COUNTED_S))
         newest = counted[: min(number, explain.RECENT_MAX)]
         answer = self._answer([one._replace(steps=()) for one in reversed(newest)])
-        return replace(answer, flows=_flows(counted), counted_s=counted_s)
+        tenants = _tenants(counted, waiting)
+        return replace(answer, flows=_flows(counted), counted_s=counted_s, tenants=tenants)
 
     def _answer(self, found: list[Ending]) -> RouterRequests:
         wall_s = self._wall_clock() - self._clock()
@@ -252,6 +256,22 @@ def _flows(ended: Iterable[Ending]) -> tuple[RequestFlow, ...]:
         )
         for place, served in sorted(places.items())[: explain.FLOWS_MAX]
     )
+
+
+def _tenants(ended: Iterable[Ending], waiting: Mapping[str, int]) -> tuple[TenantWork, ...]:
+    """Whose these requests were, and whose wait. Who has no tenant is not told by its key."""
+    held, work = Counter[str](), Counter[str]()
+    for tenant, count in waiting.items():
+        held["" if tenant.startswith(UNLISTED_KEY) else tenant] += count
+    for one in ended:
+        work[one.tenant] += one.cost.uncached + round(ANSWER_FACTOR * one.cost.output)
+    names = sorted({*held, *work}, key=lambda one: (-held[one], -work[one], one))
+    named = names if len(names) <= explain.TENANTS_MAX else names[: explain.TENANTS_MAX - 1]
+    for name in names[len(named) :]:
+        held[explain.OTHERS] += held[name]
+        work[explain.OTHERS] += work[name]
+    shown = named if named is names else [*named, explain.OTHERS]
+    return tuple(TenantWork(tenant=one, waiting=held[one], tokens=work[one]) for one in shown)
 
 
 def _prefill_s(one: Ending) -> float | None:

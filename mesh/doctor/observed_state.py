@@ -29,8 +29,10 @@ from mesh.doctor.findings import (
     RegionFindings,
     result_if,
 )
+from mesh.doctor.waiting_tenants import flood
 from schemas import state, subjects, wire
 from schemas.control import RegionControl, nothing_ordered
+from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
 from schemas.state import Digest, Heartbeat, Lease, ReplicaState
@@ -38,6 +40,7 @@ from schemas.state import Digest, Heartbeat, Lease, ReplicaState
 T = TypeVar("T")
 
 REQUEST_S = 5.0
+LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
 STRANGERS_MIN = 16  # requests in an engine beside those of its agent
@@ -53,6 +56,7 @@ class ObservedMessages:
     heartbeats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)  # when received
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
     lease: Lease | None = None  # of the region itself
+    answers: dict[RouterId, RouterRequests] = field(default_factory=dict)  # of its routers
     beats: int = 0  # heartbeats that came
     beats_stored: int | None = None  # by their stream meanwhile; None: it could not be asked
     undecodable: int = 0
@@ -92,9 +96,16 @@ async def listen(
         if (msg.headers or {}).get("Nats-Stream") == subjects.STREAM_LEASES:
             observed.lease = observed.decode(state.decode_lease, msg) or observed.lease
 
+    async def on_answer(msg: Msg) -> None:
+        answer = None if msg.headers else observed.decode(decode_answer, msg)
+        if answer is not None and answer.region == region:
+            observed.answers[answer.router] = answer
+
+    await client.subscribe(inbox := client.new_inbox(), cb=on_answer)
     await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_heartbeat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
+    await client.publish(subjects.requests(region), LAST_REQUEST, reply=inbox)
     await client.flush()
     before = await _last_stored(client)
     await asyncio.sleep(listen_s)
@@ -160,6 +171,8 @@ def compare(
     """Add what was received, compared with mesh.toml and with what operators have ordered."""
     _replicas(found, topology, observed, now, orders or nothing_ordered(RegionId(found.region)))
     _routers(found, topology, observed)
+    if (flooded := flood(observed.answers.values())) is not None:
+        found.add("tenants", flooded[0], CheckResult.WARNING, flooded[1])
     own = observed.digests_of(found.region)
     failing = {str(peer): why for digest in own for peer, why in digest.avoided_peers.items()}
     for peer in topology.peers(RegionId(found.region)):

@@ -6,6 +6,7 @@
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -233,6 +234,10 @@ class RequestManager:
         """Raise RequestRefused while the router is shutting down."""
         if self._core.draining:
             raise RequestRefused(*SHUTTING_DOWN)
+
+    def held_by_tenant(self) -> Counter[str]:
+        """How many requests of each tenant wait."""
+        return self._core.held.by_tenant()
 
     def readiness(self) -> Readiness:
         warmth = self._core.gossip.siblings.sync

@@ -77,7 +77,7 @@ class RequestQuestions:
         elif question.slowest is not None:
             answer = ended.slowest(question.slowest)
         elif question.recent is not None:
-            answer = ended.recent(question.recent)
+            answer = ended.recent(question.recent, self._requests.held_by_tenant())
         else:
             orders = self._requests.leases.orders
             routing = replace(

@@ -10,6 +10,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
+from mesh.doctor.waiting_tenants import flood
 from mesh.top.rows import (
     CONNECTING,
     STALE_S,
@@ -153,6 +154,11 @@ class Fleet:
             f"{name}: forwards little to {peer}: {why}"
             for name, seen in self._regions.items()
             for peer, why in self._avoided_peers(seen, now).items()
+        ]
+        notes += [
+            f"{name}: the tenant {flooded[0]} has {flooded[1]}"
+            for name, seen in self._regions.items()
+            if (flooded := flood(_answers(seen, now, 10 * STALE_S))) is not None
         ]
         return Frame(
             regions=tuple(self._region(name, replicas[name], now) for name in self._regions),
@@ -356,9 +362,13 @@ def _replica(region: RegionId, name: ReplicaId, seen: RegionSeen, now: float) ->
 
 def _flows(seen: RegionSeen, now: float) -> tuple[list[RequestFlow], float]:
     """The last minute's requests at all routers of a region, and the seconds they count back."""
-    answers = [one.value for one in seen.answers.values() if now - one.at < COUNTED_S]
+    answers = _answers(seen, now, COUNTED_S)
     counted_s = max((one.counted_s or 0.0 for one in answers), default=0.0)
     return [flow for one in answers for flow in one.flows], counted_s
+
+
+def _answers(seen: RegionSeen, now: float, within_s: float) -> list[RouterRequests]:
+    return [one.value for one in seen.answers.values() if now - one.at < within_s]
 
 
 def _request(life: RequestLife) -> RequestRow:

@@ -24,6 +24,7 @@ share; here it is in group 1.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
@@ -206,6 +207,13 @@ class HoldQueue:
     def of_tenants(self, model: ModelId) -> Mapping[str, WaitingRequests]:
         """By tenant, the requests held for that kind of work, by arrival."""
         return self._of_tenants.get(work_name(model), NOBODYS)
+
+    def by_tenant(self) -> Counter[str]:
+        """How many requests are held of each tenant."""
+        held = Counter[str]()
+        for lines in self._of_tenants.values():
+            held.update({tenant: len(line) for tenant, line in lines.items()})
+        return held
 
     @property
     def is_shared(self) -> bool:

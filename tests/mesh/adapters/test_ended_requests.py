@@ -15,14 +15,17 @@ from mesh.core.model.prompt import Prompt
 from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
 from mesh.core.policies.base import Choice, Score, Target
+from mesh.session.cost import Cost
 from mesh.session.record import OpenRequest, Step
 from schemas.decision import CandidateKind, Decision, Placement
 from schemas.explain import (
     ANSWER_BYTES_MAX,
     COUNTED_MAX,
     LIVES_MAX,
+    OTHERS,
     RECENT_MAX,
     SLOWEST_MAX,
+    TENANTS_MAX,
     RequestQuestion,
     decode_answer,
     decode_question,
@@ -208,6 +211,27 @@ def test_the_latest_come_without_steps_and_the_last_minute_is_counted():
     assert [one.ttft_s for one in answer.flows] == [(), (0.1,), (0.1, 0.1)]
     assert ring.find("here").counted_s is None
     assert kept().recent(1).flows == () and kept().recent(1).counted_s == 60.0
+
+
+def test_whose_requests_wait_and_whose_work_was_done_lately():
+    """Of many tenants those that wait most have a name; a key on no list has none."""
+    ring = kept(99)
+    for number, tenant in enumerate(("acme", "acme", "beta", "")):
+        cost = Cost(uncached=100, cached=900, output=10)
+        ring.add(ended(f"r{number}", 40.0, tenant=tenant)._replace(cost=cost))
+    held = {"acme": 7, "key:0123": 2, "": 1}
+    answer = decode_answer(encode_answer(ring.recent(1, held)))
+    assert [(one.tenant, one.waiting, one.tokens) for one in answer.tenants] == [
+        ("acme", 7, 240),
+        ("", 3, 120),
+        ("beta", 0, 120),
+    ]
+    many = {f"t{number:02}": 40 - number for number in range(TENANTS_MAX + 4)}
+    told = decode_answer(encode_answer(ring.recent(1, many))).tenants
+    assert [one.tenant for one in told] == [*list(many)[: TENANTS_MAX - 1], OTHERS]
+    assert sum(one.waiting for one in told) == sum(many.values())
+    assert told[-1].tokens == 480
+    assert ring.find("r1").tenants == ()
 
 
 def test_how_far_back_is_counted_where_requests_were_forgotten():

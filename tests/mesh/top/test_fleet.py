@@ -7,7 +7,7 @@ import pytest
 from mesh.top.fleet import REPLICAS_MAX, REQUESTS_MAX, ROUTERS_MAX, Fleet, percentile
 from mesh.top.rows import STALE_S, Level, level
 from schemas.control import RegionControl
-from schemas.explain import RequestFlow, RequestLife, RouterRequests
+from schemas.explain import RequestFlow, RequestLife, RouterRequests, TenantWork
 from schemas.state import Digest, EngineResults, Heartbeat, Lease, OfflineState, ReplicaState
 
 REGIONS = {"us": ("us-0", "us-1"), "eu": ("eu-0",)}
@@ -222,6 +222,15 @@ def test_a_peer_that_fails_what_is_forwarded_there_has_a_note():
     assert fleet.frame(1.0).notes == (f"us: forwards little to eu: {why}",)
     fleet.digest(digest("us", seq=2), 1.1)
     assert fleet.frame(1.1).notes == ()
+
+
+def test_a_tenant_that_floods_a_region_has_a_note_while_its_routers_say_so():
+    fleet = watched("us", "eu")
+    told = TenantWork(tenant="acme", waiting=90, tokens=30), TenantWork(tenant="beta", tokens=10)
+    fleet.answer(replace(answer(), tenants=told), 1.0)
+    note = "us: the tenant acme has 90 of 90 waiting requests, 75 % of the last minute's work"
+    assert fleet.frame(1.5).notes == (f"{note}; beta: 0, 25 %",)
+    assert fleet.frame(1.0 + 10 * STALE_S).notes == ()
 
 
 def test_who_has_adopted_a_region():
