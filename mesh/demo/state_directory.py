@@ -116,9 +116,15 @@ class RunningMesh(BaseModel):
     def children(self) -> dict[str, int]:
         """Process ids by program, of those that still run.
 
-        After the mesh was killed, its ids in the file may belong to other processes.
+        After the mesh was killed, its ids in the file may belong to other processes. Python
+        programs are children of its preloaded process.
         """
-        return {name: pid for name, pid in self.processes.items() if _parent(pid) == self.pid}
+        parents = {name: _parent(pid) for name, pid in self.processes.items()}
+        return {
+            name: self.processes[name]
+            for name, parent in parents.items()
+            if parent is not None and self.pid in (parent, _parent(parent))
+        }
 
     def fitted(self, topology: Topology) -> Topology:
         """The topology with the replicas and workers that run, whatever the file says."""

@@ -17,7 +17,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
-from infra.nats.region_config import BATCH_OBSERVER, OBSERVER, link_account
+from infra.nats.region_config import BATCH_OBSERVER, OBSERVER, ROUTER, link_account
 from infra.nats.server import Version, advisories
 from infra.process import end_all
 from infra.topology import Topology, server_suffixes
@@ -49,11 +49,15 @@ from schemas.catalog import Role
 from schemas.ids import RegionId
 
 REQUEST_S = 5.0
+CONNECTIONS_MAX = 1024  # of routers, at one server
+NO_OPTIONS: Mapping[str, Any] = {}
 TOOL_INBOX = subjects.INBOX_ROOT
 LEAFZ = "$SYS.REQ.SERVER.PING.LEAFZ"
 ROUTEZ = "$SYS.REQ.SERVER.PING.ROUTEZ"
+CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
 VARZ = "$SYS.REQ.SERVER.PING.VARZ"
 
+ConnectedRouters = dict[RegionId, set[str]]
 LoginChecks = Callable[[RegionFindings, DoctorConnection], Awaitable[None]]
 
 
@@ -91,8 +95,11 @@ async def examine(
     Raises NoServerRuns if no server at all accepts connections.
     """
     regions = {region: RegionFindings(region) for region in topology.regions if region in logins}
+    connected: ConnectedRouters = {}
     tasks = {
-        region: asyncio.create_task(_examine_region(found, topology, logins[region], settings))
+        region: asyncio.create_task(
+            _examine_region(found, topology, logins[region], settings, connected)
+        )
         for region, found in regions.items()
     }
     total_s = settings.listen_s + settings.limits.all_s
@@ -100,6 +107,8 @@ async def examine(
         _, late = await asyncio.wait(tasks.values(), timeout=total_s)
     finally:
         await end_all(tasks.values())
+    for region, found in regions.items():
+        observed_state.late_or_gone(found, connected.get(region))
     unreachable: dict[str, ServerUnreachable] = {}
     for region, task in tasks.items():
         if task in late:
@@ -119,7 +128,11 @@ async def examine(
 
 
 async def _examine_region(
-    found: RegionFindings, topology: Topology, logins: Logins, settings: ExaminationSettings
+    found: RegionFindings,
+    topology: Topology,
+    logins: Logins,
+    settings: ExaminationSettings,
+    connected: ConnectedRouters,
 ) -> list[ServerUnreachable]:
     """Examine one region by those of its servers that answer, and return the others."""
     permission_checks.add_residency(found, topology)
@@ -164,6 +177,7 @@ async def _examine_region(
 
     async def as_system(found: RegionFindings, connection: DoctorConnection) -> None:
         client = connection.client
+        await _note_routers(connected, client, found.region, running)
         if servers > 1:
             await _check_cluster(found, topology, client, running, servers)
         await _check_server_links(found, topology, client, running)
@@ -253,7 +267,9 @@ def described_version(version: Version) -> tuple[str, bool]:
     return (f"{text} has known faults, upgrade it: {faults}" if found else text), bool(found)
 
 
-async def _reports(client: Client, subject: str, servers: int) -> dict[str, dict[str, Any]]:
+async def _reports(
+    client: Client, subject: str, servers: int, options: Mapping[str, Any] = NO_OPTIONS
+) -> dict[str, dict[str, Any]]:
     """What each of so many servers reports, by its name; of one that is silent nothing.
 
     Raises TimeoutError if all are.
@@ -261,7 +277,7 @@ async def _reports(client: Client, subject: str, servers: int) -> dict[str, dict
     found: dict[str, dict[str, Any]] = {}
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
-    await client.publish(subject, reply=inbox)
+    await client.publish(subject, json.dumps(options).encode(), reply=inbox)
     try:
         async with asyncio.timeout(REQUEST_S):
             while len(found) < servers:
@@ -271,6 +287,23 @@ async def _reports(client: Client, subject: str, servers: int) -> dict[str, dict
         if not found:
             raise
     return found
+
+
+async def _note_routers(
+    connected: ConnectedRouters, client: Client, region: str, servers: int
+) -> None:
+    """Note which routers are connected to so many of the region's servers, if all say it."""
+    options = {"auth": True, "user": ROUTER, "limit": CONNECTIONS_MAX}
+    try:
+        reports = await _reports(client, CONNZ, servers, options)
+    except TimeoutError:
+        return
+    if len(reports) == servers and all(reports.values()):
+        clients = (one for report in reports.values() for one in report.get("connections") or ())
+        names = [str(one.get("name")) for one in clients]
+        prefix = f"router {region}/"
+        found = {one.removeprefix(prefix) for one in names if one.startswith(prefix)}
+        connected[RegionId(region)] = found
 
 
 async def _check_cluster(

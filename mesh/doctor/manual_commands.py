@@ -53,7 +53,10 @@ class SystemdCommands:
         )
 
     def program(self, kind: str, region: str, name: str) -> Remedy:
-        what = f"{kind} {name} of {region} sends nothing; see why and restart it on its machine"
+        what = (
+            f"{kind} {name} of {region} sends nothing; see why and, unless its machine is short of "
+            "CPU, restart it there"
+        )
         return Remedy(what, _restart(f"mesh-{kind}@{name}"))
 
     def engine(self, replica: str) -> Remedy:
@@ -154,7 +157,7 @@ class DemoCommands:
         return Remedy(what, f"df -h {shlex.quote(str(self.config))}{kill}")
 
     def _kill(self, program: str) -> Remedy:
-        what = f"{program} hangs or is stopped; kill it, and `mesh up` restarts it"
+        what = f"{program} hangs, is stopped or starved of CPU; kill it, and `mesh up` restarts it"
         return Remedy(what, f"kill -KILL {self.pids[program]}")
 
 

@@ -5,7 +5,7 @@ A lease that is not renewed while we listen has expired: its owner renews it fou
 
 import asyncio
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 REQUEST_S = 5.0
 LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
+UNHEARD = "not heard"  # begins what is found of a router that sends no digest
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
 STRANGERS_MIN = 16  # requests in an engine beside those of its agent
@@ -56,6 +57,7 @@ class ObservedMessages:
     heartbeats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)  # when received
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
     lease: Lease | None = None  # of the region itself
+    listen_s: float = 0.0
     answers: dict[RouterId, RouterRequests] = field(default_factory=dict)  # of its routers
     beats: int = 0  # heartbeats that came
     beats_stored: int | None = None  # by their stream meanwhile; None: it could not be asked
@@ -80,7 +82,7 @@ async def listen(
 
     What routers and agents publish themselves has no headers; what a stream sends has some.
     """
-    observed = ObservedMessages()
+    observed = ObservedMessages(listen_s=listen_s)
 
     async def on_heartbeat(msg: Msg) -> None:
         if not msg.headers and (heartbeat := observed.decode(state.decode_heartbeat, msg)):
@@ -267,7 +269,7 @@ def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessag
     for router in own.routers:
         names = workers_among(router, seen - (set(own.routers) - {router}))
         digests = [observed.digests[region, name] for name in names]
-        verdict, detail = result_if(bool(digests)), "silent"
+        verdict, detail = result_if(bool(digests)), f"{UNHEARD} for {observed.listen_s:g} s"
         if digests and not any(digest.accepting for digest in digests):
             verdict, detail = CheckResult.WARNING, "draining"
         elif digests:
@@ -276,6 +278,20 @@ def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessag
                 detail = f"{len(digests)} of {own.workers} workers send digests, {detail}"
                 verdict = result_if(len(digests) >= own.workers, CheckResult.WARNING)
         found.add("router", router, verdict, detail)
+
+
+def late_or_gone(found: RegionFindings, connected: Set[str] | None) -> None:
+    """Say of routers that were not heard what else is known. `connected`: the names of the
+    connections of the region's routers; None: not known."""
+    for number, one in enumerate(found.findings):
+        if one.check != "router" or not one.detail.startswith(UNHEARD):
+            continue
+        why = ": stopped, cut off or starved of CPU"
+        if connected is not None and workers_among(RouterId(one.about), map(RouterId, connected)):
+            why = ", and connected to its nats-server: stopped, hanging or starved of CPU"
+        elif connected is not None:
+            why = ", and not connected to its nats-server: ended or cut off"
+        found.findings[number] = replace(one, detail=one.detail + why)
 
 
 def _labels(found: RegionFindings, topology: Topology, observed: ObservedMessages) -> None:

@@ -45,6 +45,18 @@ def test_a_reused_process_id_is_not_listed():
     assert running.children() == {}
 
 
+def test_programs_that_the_preloaded_process_forked_run_too():
+    """So what hangs is not said to be down."""
+    forks = "import os, sys; print(os.fork(), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", forks]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as preloaded:
+        first, second = (int(preloaded.stdout.readline()) for _ in range(2))
+        ids = {"router-us-r1": first or second}
+        running = RunningMesh(pid=os.getpid(), config=DEFAULT_FILE, regions={}, processes=ids)
+        assert running.children() == ids
+        preloaded.stdin.close()
+
+
 @pytest.mark.parametrize("text", [None, "", "[]", '{"regions": 3}', '{"config": "x"}'])
 def test_without_a_valid_record_no_demo_runs(state, text):
     if text is not None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from nats.js.api import RePublish
 
 from infra.address import parse_address
+from infra.bus import close, connect
 from infra.nats.region_config import ACCOUNT, OBSERVE_ACCOUNT, OPERATE_ACCOUNT
 from infra.topology import parse
 from mesh.adapters.streams import altered as altered_in
@@ -22,7 +23,7 @@ from mesh.cli.doctor import command as doctor
 from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.doctor.findings import CheckResult, is_healthy
 from schemas.ids import RegionId
-from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
+from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES, inbox_prefix
 from tests.support.examined_mesh import command, examined, ill, looked, running
 from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -122,7 +123,16 @@ async def test_a_router_may_be_several_processes(tmp_path):
         await mesh.routers["us"].close()
         await is_said("r1", CheckResult.WARNING, said.replace("2 of", "1 of"))
         await mesh.routers["us/r1-0"].close()
-        await is_said("r1", CheckResult.BAD, "silent")
+        gone = "not heard for 1.5 s, and not connected to its nats-server: ended or cut off"
+        await is_said("r1", CheckResult.BAD, gone)
+        # One that says nothing any more, and whose connection stays.
+        login = read_logins(topology, tmp_path / "rendered")[RegionId("us")].router
+        stopped = await connect(
+            login, name="router us/r1-0", inbox_prefix=inbox_prefix("us", "r1-0")
+        )
+        late = "not heard for 1.5 s, and connected to its nats-server: "
+        await is_said("r1", CheckResult.BAD, late + "stopped, hanging or starved of CPU")
+        await close(stopped)
 
 
 async def test_it_finds_what_the_bus_accepts_and_must_refuse(tmp_path):

@@ -15,7 +15,13 @@ from mesh.doctor.findings import (
     RegionFindings,
 )
 from mesh.doctor.manual_commands import DemoCommands, SystemdCommands, with_causes
-from mesh.doctor.observed_state import ObservedMessages, compare, listen, prefixes_of
+from mesh.doctor.observed_state import (
+    ObservedMessages,
+    compare,
+    late_or_gone,
+    listen,
+    prefixes_of,
+)
 from schemas import subjects
 from schemas.control import RegionControl
 from schemas.state import EngineResults, Lease, ReplicaState, encode_state
@@ -223,3 +229,20 @@ def test_a_drained_replica_is_a_warning_that_says_who_and_how_to_end_it():
         [finding] = [one for one in found.findings if one.about == name]
         assert finding.verdict is verdict
         assert detail in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("connected", "says"),
+    [
+        (None, ": stopped, cut off or starved of CPU"),
+        ({"r1"}, ", and connected to its nats-server: stopped, hanging or starved of CPU"),
+        ({"r1-0", "r9"}, ", and connected to its nats-server: stopped, hanging or starved of CPU"),
+        ({"r9"}, ", and not connected to its nats-server: ended or cut off"),
+    ],
+)
+def test_of_a_router_that_is_not_heard_it_says_what_is_known(connected, says):
+    found = RegionFindings("us")
+    compare(found, load(DEFAULT_FILE), ObservedMessages(listen_s=8.0), 1.0)
+    late_or_gone(found, connected)
+    told = {one.detail for one in found.findings if one.about == "r1"}
+    assert told == {f"not heard for 8 s{says}"}
