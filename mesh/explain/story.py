@@ -8,10 +8,12 @@ from itertools import pairwise
 from schemas.decision import Decision, Placement, chosen_of, place_name
 from schemas.exchange import Refusal
 from schemas.explain import OPEN, LifeStep, RequestLife
+from schemas.http_statuses import OK
 
 FAR_OFF_S = 0.1  # an error of a prediction below this is none, nor is a hold after an attempt
 CLOCKS_S = 5.0  # by which clocks of hosts may differ
 GONE_TO = (Placement.LOCAL, Placement.PEER)
+FAILED = ("failed", "engine_failed")  # outcomes
 EARLIER = "in attempts that were refused or failed"
 
 
@@ -250,10 +252,29 @@ def summary(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> str:
     total_s, found, broke = waited_s(life), parts(life, at_peers), _break(life)
     if life.outcome == OPEN:
         return f"{broke}It is under way."
+    failed = _failure(life)
     what = "to the first token" if life.is_stream else "to the first byte"
     if life.started_at is None:
-        what = f"until it ended ({life.outcome})"
+        what = "until it ended" if failed else f"until it ended ({life.outcome})"
     worst = largest(found)
+    first = f"{failed} {broke}" if failed else broke
+    if failed and (worst is None or worst.name == "other"):
+        return first.rstrip()
     if total_s is None or worst is None:
-        return f"{broke}It took no time {what}."
-    return f"{broke}Most of its {total_s:.3f} s {what}: {worst.seconds:.3f} s {worst.where}."
+        return f"{first}It took no time {what}."
+    return f"{first}Most of its {total_s:.3f} s {what}: {worst.seconds:.3f} s {worst.where}."
+
+
+def _failure(life: RequestLife) -> str:
+    """Of one that failed: when, how its client saw it, and why. Empty of any other."""
+    if life.outcome not in (*FAILED, "shed", "refused") or life.ended_at is None:
+        return ""
+    if life.started_at is None:
+        when, in_stream = f"after {waited_s(life):.3f} s", life.status == OK
+    else:
+        since_s = max(0.0, life.ended_at - life.started_at)
+        when, in_stream = f"{since_s:.3f} s after the first byte", life.is_stream
+    how = ", with an error event in its stream" if in_stream else ""
+    verb = "failed" if life.outcome in FAILED else "was refused"
+    why = life.detail or life.fault
+    return f"It {verb} {when}{how}{f': {why}' if why else ''}".removesuffix(".") + "."

@@ -20,6 +20,7 @@ from schemas.decision import Candidate, Decision, Placement, candidate_name, cho
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
+_SHOWN = {"others_s": "delay of others"}  # a price, and no part of its own first token
 
 
 def story_lines(story: Story) -> Iterator[str]:
@@ -190,7 +191,7 @@ def _verdict(one: Candidate, best: Candidate | None, of_best: str) -> str:
         dearer_s = one.seconds - best.seconds
         verdict = f"not chosen: {dearer_s:.3f} s more" if dearer_s > NO_TERM_S else "as good"
     sum_of = " + ".join(
-        f"{name.removesuffix('_s')} {value:.3f}"
+        f"{_SHOWN.get(name, name.removesuffix('_s'))} {value:.3f}"
         for name, value in _known(one)
         if name.endswith("_s") and abs(value) >= NO_TERM_S
     )

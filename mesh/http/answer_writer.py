@@ -259,6 +259,7 @@ class AnswerWriter:
         answer = request.answer
         assert answer is not None and answer.head is not None, "an answer that starts has a head"
         self._answer, head = answer, answer.head
+        request.sent_status = head.status
         self._door.started(request)
         self._add_receipt(request)
         headers = {**answer.passed, **self._headers}
@@ -317,6 +318,7 @@ class AnswerWriter:
     def _start_kept_alive(self, request: ClientRequest) -> None:
         """Begin a stream before there is an answer."""
         self._state = AnswerState.KEPT_ALIVE
+        request.sent_status = HTTPStatus.OK
         self._add_receipt(request)
         head = self._stream_head(HTTPStatus.OK, {**self._headers, "content-type": EVENT_STREAM})
         self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)

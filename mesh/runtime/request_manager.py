@@ -422,7 +422,7 @@ class RequestManager:
             kind = record.failure.fault.value.code
         if outcome == "failed" and status < SERVER_ERROR:
             kind = ""  # the client's mistake
-        if self.session.end(record, outcome, status, kind, message):
+        if self.session.end(record, outcome, record.sent_status or status, kind, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING
             log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 

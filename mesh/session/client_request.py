@@ -30,6 +30,7 @@ class ClientRequest(OpenRequest):
     size: TextSize = NO_TEXT  # of the prompt
     wants_decision: bool = False  # as a header of its answer
     first_byte_at: float | None = None
+    sent_status: int = 0  # of the head that its client was sent; 0: none was
     held: Held | None = None  # of its key's limits, until it is over
     limit_headers: Mapping[str, str] | None = None  # of its answer
 

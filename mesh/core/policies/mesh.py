@@ -159,7 +159,7 @@ class MeshPolicy:
             held = best.held
             expected = first_token(best)
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess, expected)
-        reason = f"cheapest is {best.target.name}, first token in {ttft_s:.3f} s, but: {busy}"
+        reason = f"cheapest is {best.target.name}, but: {busy}"
         expected = first_token(min(cheapest, key=own_s))
         return Choice(
             None, reason, 0, scores, is_guess=is_guess, expected=expected, waits_for=best.target

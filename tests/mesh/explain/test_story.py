@@ -101,10 +101,31 @@ def test_one_that_was_never_answered():
         FORWARDED, started_at=None, steps=(decided(111.0, Placement.SHED, held_s=11.0),),
         outcome="shed", status=429,
     )  # fmt: skip
-    assert summary(shed).startswith("Most of its 11.000 s until it ended (shed): 11.000 s waiting")
+    shed = replace(shed, detail="expected wait 12.0 s > limit 10 s")
+    assert summary(shed) == (
+        "It was refused after 11.000 s: expected wait 12.0 s > limit 10 s. "
+        "Most of its 11.000 s until it ended: 11.000 s waiting in us's hold queue."
+    )
+    at_once = replace(shed, steps=(decided(111.0, Placement.SHED),))
+    assert summary(at_once) == "It was refused after 11.000 s: expected wait 12.0 s > limit 10 s."
     refused = replace(FORWARDED, steps=(), started_at=None)
     assert sum(part.seconds for part in parts(refused)) == pytest.approx(11.0)
     assert summary(replace(FORWARDED, outcome="open", ended_at=None)) == "It is under way."
+
+
+def test_a_failure_comes_first_and_as_its_client_saw_it():
+    broke = replace(FORWARDED, outcome="failed", detail="the engine fell silent", ended_at=117.0)
+    assert summary(broke).startswith(
+        "It failed 7.000 s after the first byte, with an error event in its stream: "
+        "the engine fell silent. Most of its 10.000 s to the first token: "
+    )
+    plain = replace(broke, is_stream=False)
+    assert summary(plain).startswith("It failed 7.000 s after the first byte: the engine")
+    held = replace(broke, started_at=None, detail=None, fault="no_replica", steps=())
+    assert summary(held) == (
+        "It failed after 17.000 s, with an error event in its stream: no_replica."
+    )
+    assert summary(replace(held, status=503)) == "It failed after 17.000 s: no_replica."
 
 
 @pytest.mark.parametrize("ended_at", [107.0, None])
@@ -161,6 +182,13 @@ def test_terms_of_who_has_no_price_have_their_units():
     made = replace(FORWARDED.steps[0].decision, candidates=(unpriced,))
     [(_, text)] = verdicts(made)
     assert text == "busy, and waited for: rtt 0.170 s, load 3"
+
+
+def test_the_delay_of_others_is_no_part_of_its_own_first_token():
+    dear = replace(NEAR, seconds=1.0, terms={"queue_s": 0.9, "others_s": 0.1})
+    made = replace(FORWARDED.steps[0].decision, candidates=(dear,))
+    [(_, text)] = verdicts(made)
+    assert text == "1.000 s = queue 0.900 + delay of others 0.100: busy, and waited for"
 
 
 def test_a_terminal_is_told_nothing():

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from mesh.explain.story import summary
 from mesh.session.answer import PLAIN_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ErrorForm, keep_alive_event
 from tests.agents.simserver.support import config, running
@@ -164,6 +165,9 @@ async def test_and_of_their_deadline(waits):
     for text in texts.values():
         with pytest.raises((openai.APIError, anthropic.APIError), match="deadline"):
             await text
+    ended = waits.mesh.routers["us"].requests.ended.slowest(len(texts)).requests
+    assert [one.status for one in ended] == [200] * len(texts), "as they were sent"
+    assert all(", with an error event in its stream: " in summary(one) for one in ended)
 
 
 async def test_the_request_is_still_placed_elsewhere_unseen(waits, nats_server):

@@ -14,6 +14,7 @@ from agents.simserver.requests import RequestParser
 from agents.simserver.server import SimConfig, SimServer
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.core.model.model_targets import ModelRule
+from mesh.explain.story import summary
 from schemas.ids import ModelId
 from schemas.settings import ContinueStreams
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, running
@@ -138,6 +139,9 @@ async def test_where_no_other_engine_is_left_the_engines_words_end_the_stream(na
         assert len(text_of(told)) == 20
         [error] = [one["error"] for one in told if "error" in one]
         assert "the engine core is dead" in error["message"]
+        [life] = mesh.routers["us"].requests.ended.slowest(1).requests
+        assert (life.status, life.outcome) == (200, "failed")
+        assert f"with an error event in its stream: {error['message']}" in summary(life)
 
 
 @pytest.mark.parametrize(

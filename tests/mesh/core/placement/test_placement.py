@@ -175,7 +175,7 @@ def test_held_by_choice_is_not_held_for_want_of_room():
     place = fleet.place()
     assert (place.placement, place.by_choice) == (Placement.HOLD, True)
     assert [one.name for one in place.candidates] == ["a"]
-    assert place.reason.startswith("cheapest is a, first token in ")
+    assert place.reason.startswith("cheapest is a, but: ")
     assert not fleet.place(avoid={"a"}).by_choice
 
 

@@ -139,7 +139,7 @@ def test_it_holds_for_the_best_while_that_one_is_not_open():
         holder = replica("a", prefill_queued_tokens=queued(factor * QUEUE_S))
         choice = policy.choose(asked(2, text), [holder, replica("b")], 0.0)
         assert choice.name == name
-    assert choice.reason.startswith("cheapest is a, first token in ")
+    assert choice.reason.startswith("cheapest is a, but: ")
     assert choice.reason.endswith(f" s of prefill queue there, over {QUEUE_S:g} s")
     assert [score.target.name for score in choice.scores] == ["a", "b"]
 
