@@ -98,12 +98,11 @@ class RouterState:
         self.shares: dict[ModelId, FairShares] = {}
         self.weights: Mapping[str, float] = dict(settings.tenant_weights)
         # How fast queues move, by work, and who was told to retry; attempts begun, held before or
-        # not; held needs that no replica serves now; when none served a held need last.
+        # not; held needs that no replica serves now.
         self.paces: dict[ModelId, ReleasePace] = {}
         self.retry_after: dict[ModelId, RetryAfter] = {}
         self.begun = EventRate(BEGUN_WINDOW_S)
         self.absent: set[Need] = set()
-        self.unserved_at: Mapping[Need, float] = {}
         # Membership: leases; this region's digest; replicas that were handed back; regions whose
         # heartbeats are received.
         self.ownership = Ownership(region, router, peers, settings, self.peers, dice)

@@ -34,12 +34,11 @@ DAGOR's threshold of classes.
 
 When a client may retry: `requests/retry_after.py`.
 
-Reads: absent, begun, dice, held, inflight, paces, retry_after, shares, unserved_at.
-Writes: absent, paces, retry_after, unserved_at.
+Reads: absent, begun, dice, held, inflight, paces, retry_after, shares.
+Writes: absent, inflight, paces, retry_after.
 """
 
 from dataclasses import replace
-from math import inf
 from typing import NamedTuple
 
 from mesh.core.lifecycle import fair_turns, release_order
@@ -48,7 +47,7 @@ from mesh.core.model.rates import ReleasePace
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import work_name
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.requests.hold_queue import Need, need_of
+from mesh.core.requests.hold_queue import need_of
 from mesh.core.requests.record import RequestRecord
 from mesh.core.requests.retry_after import RetryAfter
 from mesh.core.state import RouterState
@@ -62,9 +61,14 @@ class LongWait(NamedTuple):
 
     wait_s: float
     limit_s: float
+    waited_s: float = 0.0  # of it, by one that was let in
 
     def __str__(self) -> str:
-        return f"expected wait {self.wait_s:.1f} s > limit {self.limit_s:g} s"
+        if not self.waited_s:
+            return f"expected wait {self.wait_s:.1f} s > limit {self.limit_s:g} s"
+        more_s = self.wait_s - self.waited_s
+        more = f" and {more_s:.1f} s more expected" if more_s >= 0.05 else ""
+        return f"waited {self.waited_s:.1f} s{more} > twice the limit of {self.limit_s:g} s"
 
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.
@@ -105,12 +109,10 @@ def look(state: RouterState, now: float) -> None:
     for work in state.held.works():
         if (pace := state.paces.get(work)) is not None:
             (pace.waits if work in served else pace.nobody_waits)(now)
-    before = state.unserved_at
-    state.unserved_at = {
-        need: now if need in state.absent else before[need]
-        for need in held
-        if need in state.absent or need in before
-    }
+    if state.absent:
+        for request in state.held:
+            if need_of(request) in state.absent:
+                state.inflight[request.key].nobody_serves(now)
 
 
 def released(state: RouterState, request: Request, now: float) -> None:
@@ -229,23 +231,23 @@ def too_long(
         return None  # it begins
     joins = record.held_since is None and not record.attempt
     need = need_of(request)
-    waited_s = _waited_s(state, record, need, now)
+    waited_s = record.in_line_s(now)
     if not joins and waited_s <= limit_s:
         return None
-    left_s, guess_s = _left_s(state, request, need, place, now, joins=joins)
+    left_s, guess_s = _left_s(state, request, place, now, joins=joins)
     wait_s = waited_s + max(left_s, guess_s)
     if wait_s <= HELD_FACTOR * limit_s and not (joins and left_s > limit_s):
         return None
     ahead = _ahead(state, request)
     if not ahead < serving(state, need, now, ahead + 1):
-        return LongWait(wait_s, limit_s) if serving(state, need, now, 1) else None
+        so_far_s = 0.0 if joins else waited_s
+        return LongWait(wait_s, limit_s, so_far_s) if serving(state, need, now, 1) else None
     return None
 
 
 def _left_s(
     state: RouterState,
     request: Request,
-    need: Need,
     place: PlacementResult | None,
     now: float,
     *,
@@ -262,9 +264,4 @@ def _left_s(
     head = state.held.next_of(request.model, state.absent) if joins else None
     if head is None:
         return 0.0, guess_s
-    return _waited_s(state, state.inflight[head.key], need, now), guess_s
-
-
-def _waited_s(state: RouterState, record: RequestRecord, need: Need, now: float) -> float:
-    """In queues, here and in other regions, since some replica serves its need."""
-    return min(record.queued_s(now), now - state.unserved_at.get(need, -inf))
+    return state.inflight[head.key].in_line_s(now), guess_s

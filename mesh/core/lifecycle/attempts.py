@@ -197,7 +197,7 @@ def _forward(
     if state.peers.failing.places:
         state.peers.failing.tries(peer, request.model, request.key, now)
     state.placer.placed(request, destination, now)
-    state.emit(fx.Forward(request.key, record.attempt, peer, record.queued_s(now)))
+    state.emit(fx.Forward(request.key, record.attempt, peer, record.in_line_s(now)))
 
 
 def began(state: RouterState, record: RequestRecord, now: float, *, shows_ttft: bool) -> None:

@@ -155,6 +155,7 @@ class RequestRecord(Failures):
     held_since: float | None = None
     held_s: float = 0.0
     held_by_peers_s: float = 0.0  # until each of them placed it, or refused it
+    unserved_s: float = 0.0  # of `queued_s`: until a replica served what it needs
     place: PlacementResult | None = None  # the last decision, while held
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
@@ -232,6 +233,13 @@ class RequestRecord(Failures):
     def queued_s(self, now: float) -> float:
         """In hold queues since its arrival: here, in its own region, and in peers that it asked."""
         return self.request.held_before_s + self.held_by_peers_s + self.waited_s(now)
+
+    def in_line_s(self, now: float) -> float:
+        """In hold queues, since a replica serves what it needs."""
+        return self.queued_s(now) - self.unserved_s
+
+    def nobody_serves(self, now: float) -> None:
+        self.unserved_s = self.queued_s(now)
 
     def avoided(self, now: float) -> frozenset[str]:
         """Places that must not be chosen now."""

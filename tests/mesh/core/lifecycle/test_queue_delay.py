@@ -6,10 +6,9 @@ from mesh.core.lifecycle import admission
 from mesh.core.lifecycle.admission import HELD_FACTOR
 from mesh.core.model.rates import ReleasePace
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.policies.base import FirstToken
-from mesh.core.requests.hold_queue import need_of
+from mesh.core.policies.base import Destination, FirstToken
 from mesh.core.requests.record import RequestRecord
-from schemas.decision import Placement
+from schemas.decision import CandidateKind, Placement
 from schemas.exchange import Priority
 from tests.mesh.core.build import MODEL, beat, request, state
 
@@ -177,17 +176,22 @@ def test_while_no_replica_serves_all_wait_and_then_time_begins_anew():
     admission.look(line.state, 40.1)
     assert line.held_one(40.0 + LIMIT_S, 4) is None
     assert line.held_one(40.1 + LIMIT_S, 4).wait_s == pytest.approx(LIMIT_S + 0.1 + 10.0)
-    for key in range(5):
+
+
+def test_time_without_a_replica_does_not_count_after_a_peer_that_had_no_room_for_all():
+    line = Line(5, serving=0)
+    admission.look(line.state, 40.0)
+    line.serve(1)
+    for key, record in line.inflight.items():  # all go to a replica that came back
         line.held.remove(request(key))
-    admission.look(line.state, 60.0)
-    assert line.state.unserved_at == {}, "of no held request"
-
-
-def test_it_knows_the_kinds_that_are_held():
-    line = Line(2, serving=0)
-    line.put(request(7, residency=("eu",)))
-    admission.look(line.state, 1.0)
-    assert line.state.unserved_at.keys() == {need_of(request(0)), (MODEL, ("eu",), False)}
+        record.dispatch(Destination(CandidateKind.PEER, "eu"), None, 40.1)
+    admission.look(line.state, 41.0)
+    for key, record in line.inflight.items():
+        line.held.put(request(key))
+        record.hold(41.0)
+    assert line.inflight[4].in_line_s(41.0) == pytest.approx(0.1)
+    assert line.held_one(41.0 + HELD_FACTOR * LIMIT_S - 0.2, 4) is None
+    assert line.held_one(41.0 + HELD_FACTOR * LIMIT_S, 4) is not None
 
 
 def test_requests_without_replicas_are_no_crowd_for_others():
