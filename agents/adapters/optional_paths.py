@@ -162,7 +162,7 @@ class OptionalPaths:
                 return
             if status is None:  # it has other troubles
                 if self.routes.told_nothing(path, self._clock()):
-                    log.warning(GIVEN_UP, self._api.url, path)
+                    log.info(GIVEN_UP, self._api.url, path)
                 continue
             has = status in SUCCESS or (model is None and status not in PATH_UNKNOWN)
             self.routes.told(path, has=has)

@@ -1,10 +1,10 @@
 """A folder with a random two-layer Llama that vLLM can load: weights, configuration, tokenizer. It
 never ends an answer by itself, as long as the likeliest token is taken.
 
-    python -m tests.engines.tiny_llama FOLDER TEXT…
+    python -m tests.engines.tiny_llama FOLDER FILE…
 
-Run by the Python of vLLM's environment, in the checkout; the tokenizer is trained on the texts. The
-same seed and texts give the same folder.
+Run by the Python of vLLM's environment, in the checkout; the tokenizer is trained on the texts
+in the files. The same seed and texts give the same folder.
 """
 
 import sys
@@ -21,12 +21,12 @@ KV_BYTES_PER_TOKEN = 2 * SHAPE["hidden_size"] * tiny_model.CONFIG["num_hidden_la
 _OF_THE_FILE = ("architectures", "model_type", "torch_dtype")
 
 
-def write(folder: Path, texts: list[str]) -> None:
+def write(folder: Path, files: list[str]) -> None:
     """Make all files."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tiny_model.write(folder, texts)
+    tiny_model.write(folder, files)
     known = {name: value for name, value in tiny_model.CONFIG.items() if name not in _OF_THE_FILE}
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(LlamaConfig(**{**known, **SHAPE}))
@@ -36,4 +36,6 @@ def write(folder: Path, texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not all(Path(file).is_file() for file in sys.argv[2:]):
+        sys.exit(__doc__)
     write(Path(sys.argv[1]), sys.argv[2:])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -157,6 +158,7 @@ async def test_a_client_s_answer_tells_for_its_model() -> None:
 async def test_an_engine_that_tells_of_no_path_is_asked_a_few_times_and_that_is_logged(
     models, caplog
 ) -> None:
+    caplog.set_level(logging.INFO, "agents.adapters.optional_paths")
     now = [0.0]
     async with on_demand(*models, clock=lambda: now[0]) as (client, engine, _):
         engine.script = whole(plain(503, b"busy"))
@@ -168,8 +170,8 @@ async def test_an_engine_that_tells_of_no_path_is_asked_a_few_times_and_that_is_
         asked = Counter(one.path for one in engine.requests)
     paths = (EMBEDDINGS, MESSAGES)
     assert asked == dict.fromkeys(paths, ROUTE_TRIES_MAX)
-    assert [each.getMessage() for each in caplog.records] == [
-        GIVEN_UP % (engine.url, path) for path in paths
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
+        (logging.INFO, GIVEN_UP % (engine.url, path)) for path in paths
     ]
 
 

@@ -1,9 +1,9 @@
 """A folder that passes for a small model without weights: configuration and a real tokenizer.
 
-    python tiny_model.py FOLDER TEXT…
+    python tiny_model.py FOLDER FILE…
 
 Run by the Python of an environment that has `tokenizers`. The tokenizer is trained on the texts
-that are given: nothing is downloaded. It knows whole ASCII characters alone, because an engine
+in the files: nothing is downloaded. It knows whole ASCII characters alone, because an engine
 that makes up tokens would else cut one in two, and hold back an event until it has the rest.
 """
 
@@ -40,7 +40,7 @@ TOKENIZER_CONFIG = {
 }
 
 
-def write(folder: Path, texts: list[str]) -> None:
+def write(folder: Path, files: list[str]) -> None:
     """Train the tokenizer on the files and write everything."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -53,7 +53,7 @@ def write(folder: Path, texts: list[str]) -> None:
         initial_alphabet=[char for char in pre_tokenizers.ByteLevel.alphabet() if char.isascii()],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(map(_ascii, texts), trainer)
+    tokenizer.train_from_iterator(map(_ascii, files), trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -65,4 +65,6 @@ def _ascii(file: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not all(Path(file).is_file() for file in sys.argv[2:]):
+        sys.exit(__doc__)
     write(Path(sys.argv[1]), sys.argv[2:])
