@@ -1,4 +1,4 @@
-"""What an engine is and shows, for `mesh-agent probe`: found with the agent's own code.
+"""What an engine is, shows and answers, for `mesh-agent probe`: found with the agent's own code.
 
 The names on its metrics page show its kind: no two kinds share one. Without that page, a page of
 settings that only one kind has shows it; the engine is then served as any OpenAI-compatible server
@@ -13,14 +13,23 @@ from dataclasses import dataclass, field, fields, replace
 import orjson
 
 from agents.adapters.engine import EngineClient, EngineOptions
-from agents.adapters.engine_kinds import KINDS
-from agents.adapters.exchange import UnexpectedAnswer, fetched
+from agents.adapters.engine_kinds import KINDS, read_object
+from agents.adapters.exchange import UnexpectedAnswer, exchange, fetched
 from agents.adapters.http_client import HttpBroken, origin
 from agents.adapters.listed_models import MODELS_PATH
+from agents.adapters.optional_paths import PATIENCE_S, smallest_request
+from agents.core.engine_health import LOAD_S
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
-from agents.core.loaded_models import NO_STATES, ModelState, States, loads_nothing
-from schemas.http import REGIONS
-from schemas.http_statuses import OK, UNAUTHORIZED
+from agents.core.loaded_models import (
+    NO_STATES,
+    LoadedModels,
+    ModelState,
+    States,
+    loads_nothing,
+)
+from schemas.engine_routes import COMPUTED_PATHS
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, REGIONS
+from schemas.http_statuses import NOT_THIS_PATH, OK, SUCCESS, TOO_MANY, UNAUTHORIZED
 from schemas.ids import ModelId
 from schemas.state import KnownRoutes, ModelCard
 
@@ -36,8 +45,29 @@ WITH_SETTINGS = ("llamacpp", "vllm", "sglang")
 METRICS_BY = {"llamacpp": "--metrics", "sglang": "--enable-metrics", "vllm": "its metrics page"}
 
 
+SAID_CHARS_MAX = 200  # of an error, for a person
+# Until one is answered: what the most engines are for comes first.
+TRIED = tuple(dict.fromkeys((CHAT, COMPLETIONS, EMBEDDINGS, *sorted(COMPUTED_PATHS))))
+
+
 class NoEngine(Exception):
     """There is no engine at that URL; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How the engine answered tiny requests for one of its models. `answered`: the first path that
+    it answered well, if any; `problem`: of `path`, the first that it did not."""
+
+    model: ModelId
+    answered: str | None
+    path: str = ""
+    problem: str = ""
+    is_full: bool = False  # it answered 429: that tells nothing
+
+    @property
+    def serves_nobody(self) -> bool:
+        return self.answered is None and not self.is_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +89,11 @@ class EngineFacts:
     loaded: Mapping[ModelId, bool] | None = None  # of each model; None where it does not say
     failed: Mapping[str, int] = field(default_factory=dict)  # the server error, by path
     unfinished: tuple[ModelId, ...] = ()
+    trial: Trial | None = None  # none where a request might have made it load a model
+
+    @property
+    def serves_nobody(self) -> bool:
+        return self.trial is not None and self.trial.serves_nobody
 
     @property
     def shown(self) -> dict[str, bool]:
@@ -68,8 +103,11 @@ class EngineFacts:
         return {name: getattr(self.reading, name) != getattr(unset, name) for name in names}
 
 
-async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
-    """The engine there. `metrics_url`: its page. Raises NoEngine."""
+async def examined(
+    url: str, metrics_url: str, key: str | None, model: ModelId | None = None
+) -> EngineFacts:
+    """The engine there. `metrics_url`: its page; `model`: one to try, though it may have to load
+    it. Raises NoEngine."""
     page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
     models_status, _ = await _required(url, MODELS_PATH, key)
     if _lists_regions(await _page(url, REGIONS, key)):
@@ -88,7 +126,7 @@ async def examined(url: str, metrics_url: str, key: str | None) -> EngineFacts:
         PLAIN,
     )
     seen = kind if kind != PLAIN else await _by_settings(url, key)
-    return await _scraped(url, metrics_url, key, kind, seen)
+    return await _scraped(url, metrics_url, key, (kind, seen), model)
 
 
 def _lists_regions(page: bytes | None) -> bool:
@@ -119,9 +157,10 @@ async def _settings(url: str, key: str | None, kind: str) -> bytes | None:
 
 
 async def _scraped(
-    url: str, metrics_url: str, key: str | None, kind: str, seen: str
+    url: str, metrics_url: str, key: str | None, kinds: tuple[str, str], asked: ModelId | None
 ) -> EngineFacts:
-    """The same as an agent learns, scrape by scrape."""
+    """The same as an agent learns, scrape by scrape. `kinds`: to serve it as, and which it is."""
+    kind, seen = kinds
     clock = asyncio.get_running_loop().time
     client = EngineClient(
         api_url=url,
@@ -145,6 +184,12 @@ async def _scraped(
             if not client.optional.to_try:
                 break
         unfinished = await _asked_loaded(client, states)
+        trial = None
+        if asked is not None:
+            trial = await _tried(client, asked, LOAD_S)
+            await client.optional.ask_of(asked)
+        elif (known := await _to_try(client)) is not None:
+            trial = await _tried(client, known, PATIENCE_S)
         paths = client.optional.routes.paths
         routes = client.optional.routes.known() or KnownRoutes()
         open_ones = {*client.optional.unknown} & {*routes.unknown}
@@ -163,6 +208,7 @@ async def _scraped(
             {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
             client.optional.failed,
             unfinished,
+            trial,
         )
     finally:
         client.close()
@@ -183,6 +229,51 @@ async def _asked_loaded(client: EngineClient, states: States) -> tuple[ModelId, 
                 if is_safe and await client.optional.ask_of(model):
                     left.remove(model)
     return tuple(left)
+
+
+async def _to_try(client: EngineClient) -> ModelId | None:
+    """A model that it need not load for a request, by the agent's own rule."""
+    client.refresh_models()
+    found = await client.scrape()
+    if not isinstance(found, EngineScraped) or found.models is None:
+        return None
+    names = tuple(name for name in found.models if name not in found.adapters)
+    loaded = LoadedModels()
+    loaded.listed(names, found.cards, found.states, 0.0, unknown=found.states_unknown)
+    return next((name for name in names if loaded.may_ask(name, 0.0) and not loaded.loading), None)
+
+
+async def _tried(client: EngineClient, model: ModelId, timeout_s: float) -> Trial:
+    """One tiny chat; where it answers none, others, to the first that it answers. Raises NoEngine
+    where it requires a key."""
+    first, problem = "", ""
+    is_unknown = is_full = False
+    for path in TRIED:
+        headers, body = smallest_request(path, model)
+        try:
+            status, page = await exchange(client.api, "POST", path, timeout_s, body, headers)
+        except TimeoutError:
+            return Trial(model, None, path, f"no answer within {timeout_s:g} s")
+        except (OSError, HttpBroken, UnexpectedAnswer) as error:
+            return Trial(model, None, path, str(error) or type(error).__name__)
+        if status == UNAUTHORIZED:
+            raise NoEngine(f"{client.api.url} requires an API key: give it with --engine-key-file")
+        if status in SUCCESS:
+            return Trial(model, path, first, problem)
+        if not first or (is_unknown and status not in NOT_THIS_PATH):
+            first, problem = path, f"HTTP {status}{_said(page)}"
+            is_unknown, is_full = status in NOT_THIS_PATH, status == TOO_MANY
+    return Trial(model, None, first, problem, is_full)
+
+
+def _said(page: bytes) -> str:
+    """What an error says, for a person."""
+    fields = read_object(page)
+    error = fields.get("error", fields)
+    words = error.get("message", fields.get("detail")) if isinstance(error, dict) else error
+    text = words if isinstance(words, str) else page.decode("utf-8", "replace")
+    shown = " ".join(text.split())[:SAID_CHARS_MAX]
+    return f": {shown}" if shown else ""
 
 
 async def _version(url: str, key: str | None, kind: str) -> str | None:

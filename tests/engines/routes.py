@@ -147,6 +147,7 @@ async def _until_known(mesh: MeshOverEngines) -> None:
     through: of an engine that loads on demand their answers show it."""
     for replica, engine in mesh.engines.items():
         facts = await examined(engine.url, engine.metrics_url, engine.api_key or None)
+        assert not facts.serves_nobody, facts.trial
         paths = set(facts.paths)
         await mesh.until(
             lambda replica=replica, paths=paths: paths <= _open(mesh.beats[replica]),

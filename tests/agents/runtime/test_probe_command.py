@@ -12,7 +12,7 @@ from agents.adapters.engine_probe import LOADED_ASKED_MAX
 from agents.cli import main
 from agents.simserver.metrics import PageKind
 from schemas.engine_routes import TRANSCRIPTIONS
-from schemas.http import EMBEDDINGS, MESSAGES, POOLING
+from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, POOLING, RERANK
 from tests.agents.simserver.support import config, running
 from tests.support.ports import free_ports
 from tests.support.small_mesh import small_mesh
@@ -25,9 +25,9 @@ async def probe(*words: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, ["probe", *words])
 
 
-async def found(url: str, *words: str) -> dict:
+async def found(url: str, *words: str, rc: int = 0) -> dict:
     result = await probe(url, "--json", *words)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == rc, result.output
     return orjson.loads(result.output)
 
 
@@ -52,14 +52,18 @@ async def test_each_flavour_of_the_simulated_engine(page, kind):
 
 
 class Recorded:
-    """A server with the pages of an engine."""
+    """A server with the pages of an engine, which answers chats."""
 
     def __init__(self, pages: dict[str, bytes], key: str = "") -> None:
         self._pages, self._key = pages, key
+        self.chats: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         if self._key and request.headers.get("authorization") != f"Bearer {self._key}":
             return web.Response(status=401)
+        if (request.method, request.path) == ("POST", CHAT):
+            self.chats.append(orjson.loads(await request.read())["model"])
+            return web.json_response({})
         page = self._pages.get(request.path) if request.method == "GET" else None
         return web.Response(status=404) if page is None else web.Response(body=page)
 
@@ -151,22 +155,93 @@ async def test_a_router_is_no_engine(nats_server):
     assert (result.exit_code, "is a router of a mesh" in result.output) == (1, True)
 
 
-class Failing(Recorded):
-    """An engine whose pages answer and whose requests fail."""
+class Answering(Recorded):
+    """An engine whose pages answer, and whose requests as told by path; others with 404."""
+
+    def __init__(self, answers: dict[str, int], other: int = 404) -> None:
+        super().__init__(MODELS)
+        self.answers, self.other = answers, other
 
     async def answer(self, request: web.Request) -> web.Response:
-        if request.method == "POST":
-            return web.Response(status=500)
-        return await super().answer(request)
+        if request.method != "POST":
+            return await super().answer(request)
+        status = self.answers.get(request.path, self.other)
+        return web.json_response({"error": {"message": "no\n such"}}, status=status)
 
 
-async def test_an_engine_that_fails_requests_has_a_note():
-    async with Failing(MODELS) as url:
-        facts = await found(url)
+async def test_an_engine_that_fails_a_chat_is_not_to_be_installed():
+    async with Answering({}, other=500) as url:
+        facts = await found(url, rc=1)
         result = await probe(url)
-    assert set(facts["failed"].values()) == {500}
-    assert MESSAGES in facts["failed"]
-    assert "note: it fails requests: HTTP 500 to a tiny one on /" in result.output
+    assert facts["trial"]["problem"] == "HTTP 500: no such"
+    assert (facts["trial"]["answered"], facts["environment"]) == (None, [])
+    assert result.exit_code == 1
+    assert "\nm fails a chat: HTTP 500: no such; it serves nobody: read its log\n" in result.output
+    assert "install" not in result.output and "/v1/audio" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({CHAT: 200}, "m answers a chat"),
+        (
+            {CHAT: 400, COMPLETIONS: 200},
+            "m answers a completion, but not a chat: HTTP 400: no such",
+        ),
+        ({EMBEDDINGS: 200}, "m answers an embedding, but not a chat: HTTP 404: no such"),
+        ({RERANK: 200}, f"m answers {RERANK}, but not a chat: HTTP 404: no such"),
+        ({CHAT: 429}, "m takes no more at present, a chat: HTTP 429: no such"),
+    ],
+)
+async def test_what_it_answers_of_a_chat_and_what_comes_instead_is_told(answers, says):
+    async with Answering(answers) as url:
+        result = await probe(url)
+    assert result.exit_code == 0
+    assert f"\n{says}\n" in result.output and "to install its agent" in result.output
+
+
+async def test_it_fails_by_the_request_that_it_knows_and_fails():
+    async with Answering({COMPLETIONS: 503}) as url:
+        result = await probe(url)
+    assert (result.exit_code, "m fails a completion: HTTP 503" in result.output) == (1, True)
+
+
+async def test_a_route_that_is_not_found_out_is_one_calm_line():
+    """transformers serve without python-multipart fails a transcription, which nobody sends."""
+    async with Answering({CHAT: 200, TRANSCRIPTIONS: 500}) as url:
+        text, facts = (await probe(url)).output, await found(url)
+    assert facts["failed"] == {TRANSCRIPTIONS: 500}
+    [line] = [each for each in text.splitlines() if TRANSCRIPTIONS in each]
+    assert line == f"  not found out, which clients' requests will show: {TRANSCRIPTIONS}"
+    assert "it fails requests" not in text
+
+
+async def test_a_key_that_requests_alone_need_is_asked_for():
+    """llama.cpp lists its models to everybody."""
+    async with Answering({}, other=401) as url:
+        result = await probe(url)
+    assert (result.exit_code, "requires an API key" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("states", [{"a": "unloaded"}, {"a": "loaded", "b": "loading"}])
+async def test_no_model_is_sent_a_chat_that_might_have_to_be_loaded_unless_asked(states):
+    server = Recorded(listed(**states))
+    async with server as url:
+        text = (await probe(url)).output
+        assert (
+            "\nnot sent a chat, as it might load a model for it: --model NAME tries one\n" in text
+        )
+        assert server.chats == []
+        text = (await probe(url, "--model", "a")).output
+    assert "\na answers a chat\n" in text
+    assert server.chats == ["a"]
+
+
+async def test_several_models_of_which_it_does_not_say_which_is_loaded_are_sent_no_chat():
+    server = Recorded({"/v1/models": b'{"data": [{"id": "a"}, {"id": "b"}]}'})
+    async with server as url:
+        assert (await found(url))["trial"] is None
+    assert server.chats == []
 
 
 @pytest.mark.parametrize("page", [b'{"error": "no such path"}', b"<html>", b'{"data": []}', b"[1]"])
@@ -316,7 +391,7 @@ async def test_what_models_tell_is_found_out():
         text, facts = (await probe(url)).output, await found(url)
     assert (facts["paths"], facts["unsettled"]) == ([EMBEDDINGS, MESSAGES], [])
     assert (facts["failed"], facts["unfinished"]) == ({}, [])
-    assert "not found out" not in text and "it fails requests" not in text
+    assert "not found out" not in text
 
 
 class Ill(OfModels):
