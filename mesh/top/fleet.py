@@ -230,8 +230,12 @@ class Fleet:
             return seen.unseen if since is None or now - since <= STALE_S else SILENT
         if seen.orders is not None and seen.orders.all_drained:
             return "drained"
-        is_accepting = any(one.value.accepting for one in digests)
-        return "serving" if is_accepting else "draining"
+        if not any(one.value.accepting for one in digests):
+            return "draining"
+        known = (
+            one.value for each in self._regions.values() for one in self._current_digests(each, now)
+        )
+        return "serving" if any(one.replicas_ready for one in known) else "no replica"
 
     def _adopter(self, name: RegionId, now: float) -> RegionId | None:
         lease = self._regions[name].lease

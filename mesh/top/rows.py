@@ -25,8 +25,8 @@ class RegionRow:
     """connecting, connected, away, or none: no credentials, so that its state comes by its peers'
     buses."""
     state: str
-    """What its routers say: serving, draining, adopted by another region, or silent; connecting or
-    unknown where nothing was received yet."""
+    """What its routers say: serving, no replica (ready, in any region), draining, adopted by
+    another region, or silent; connecting or unknown where nothing was received yet."""
     replicas: int
     ready: int | None
     pending: int | None

@@ -10,6 +10,8 @@ Reads: inflight, replicas, settings.
 Writes: nothing.
 """
 
+from collections.abc import Collection
+
 from mesh.core.lifecycle import attempts, ends, queue_scheduler, timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -51,5 +53,13 @@ def read(state: RouterState, event: ev.ContinuationRead, now: float) -> None:
             queue_scheduler.hold(state, record, now)
             queue_scheduler.place_waiting(state, now)
             return
-    none = "" if event.prompt is None else "; no other replica can go on with it"
+    none = "" if event.prompt is None else f"; {_nowhere(state, record, event.kinds)}"
     ends.fail(state, record, now, Fault.ENGINE_FAILED, event.detail + none)
+
+
+def _nowhere(state: RouterState, record: RequestRecord, kinds: Collection[str]) -> str:
+    """Why no other replica goes on with it, which ends it."""
+    record.forgives(frozenset())
+    if timeouts.others_serve(state, record):
+        return f"a chat goes on from engines of kind {', '.join(kinds)} alone, and no other is left"
+    return "no other replica serves its model at present"

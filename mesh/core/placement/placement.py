@@ -42,8 +42,11 @@ from schemas.decision import Candidate, CandidateKind, Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.settings import PushingKind
+from schemas.state import ReplicaState
 
-NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # reasons in a receipt
+READY = ReplicaState.READY.value
+# Reasons in a receipt that a place is down, not busy.
+NOT_READY = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA, *ReplicaState} - {READY})
 
 NONE: frozenset[str] = frozenset()  # places
 NO_RECEIPT: tuple[tuple[Candidate, ...], int] = (), 0
@@ -238,8 +241,8 @@ class Placer:
         if not (self._may_forward and (kind.may_leave or goes_back)):
             if local.free:
                 return self._choose(pair, pair.local, request, local.free, now, local)
-            within = self.residency.within(request)
-            return self._held(request, pair, f"no local replica{within} is free", local)
+            within, what = self.residency.within(request), _lacks(local)
+            return self._held(request, pair, f"no local replica{within} is {what}", local)
         judges_load = pair.local.judges_load
         queue_max = queue if pair.compares_queues else None
         remote = self._candidates.of_peers(
@@ -253,9 +256,10 @@ class Placer:
     def _none_free(self, request: Request, *layers: CandidateLayer) -> str:
         """Why it must wait: all places that may serve it are busy, or away."""
         within = self.residency.within(request)
-        if within and all(why in NOT_THERE for layer in layers for _, why in layer.busy):
-            return f"no replica{within} is ready, and no peer: they are away, not forbidden"
-        return f"no replica and no peer{within} is free"
+        if (what := _lacks(*layers)) == READY:
+            not_forbidden = ": they are away, not forbidden" if within else " has one"
+            return f"no replica{within} is ready, and no peer{not_forbidden}"
+        return f"no replica and no peer{within} is {what}"
 
     def _pair_of(self, request: Request) -> PolicyPair:
         """By its model, or else by its class."""
@@ -440,6 +444,12 @@ class Placer:
             considered=considered,
             unlisted=kept,
         )
+
+
+def _lacks(*layers: CandidateLayer) -> str:
+    """What none of these places is: ready, or else free."""
+    down = all(why in NOT_READY for layer in layers for _, why in layer.busy)
+    return READY if down else "free"
 
 
 def _prefill_tokens(request: Request, choice: Choice) -> int:

@@ -152,6 +152,17 @@ def test_a_region_without_credentials_is_shown_by_its_digest():
     assert replicas(fleet, 9.0)["eu-0"].state == "unknown"
 
 
+def test_a_region_does_not_serve_while_no_replica_of_any_region_is_ready():
+    fleet = watched("us")
+    fleet.digest(digest(replicas_ready=0, queue=7), 1.0)
+    row = region(fleet)
+    assert (row.state, row.held, level(row)) == ("no replica", 7, Level.BAD)
+    fleet.digest(digest("eu", replicas_ready=1), 1.0)  # which answers for it
+    assert region(fleet).state == "serving"
+    fleet.digest(digest(seq=2, replicas_ready=0, accepting=False), 1.0)
+    assert region(fleet).state == "draining"
+
+
 def test_drained_draining_and_down():
     fleet = watched("us")
     orders = RegionControl(region="us", drained=("us-0",), by="ann@host", reason="new fan",

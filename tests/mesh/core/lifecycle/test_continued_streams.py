@@ -91,14 +91,20 @@ def test_it_is_the_requests_end_where_nothing_is_kept_or_nobody_can() -> None:
     unarmed = Story()
     unarmed.started(may_continue=False)
     assert isinstance(unarmed.failed()[0], fx.Fail)
-    for engines, kinds in ((("vllm",), ()), (("vllm", "openai", "openai"), ("vllm",))):
+    gone = "no other replica serves its model at present"
+    unable = "a chat goes on from engines of kind vllm alone, and no other is left"
+    for engines, kinds, why in (
+        (("vllm",), (), gone),
+        (("vllm",), ("vllm",), gone),
+        (("vllm", "openai", "openai"), ("vllm",), unable),
+    ):
         story = Story(engines)
         while story.replica != "us-0":  # it goes to any of them
             story = Story(engines)
         story.started()
         story.failed()
         [failed] = story.read(*kinds)
-        assert isinstance(failed, fx.Fail)
+        assert isinstance(failed, fx.Fail) and failed.message == f"cut; {why}"
         assert not story.core.inflight
     refused = Story()
     refused.started()

@@ -99,7 +99,7 @@ def test_a_request_held_by_choice_blocks_no_other(region):
 
 
 def test_who_waits_for_want_of_room_is_joined_by_those_of_its_model(region):
-    assert region.ask(1, "b", OTHER).reason == "no replica and no peer is free"
+    assert region.ask(1, "b", OTHER).reason == "no replica is ready, and no peer has one"
     assert region.ask(2, "a", OTHER).placement is Placement.HOLD
     assert region.ask(3, "a").placement is Placement.LOCAL
 
