@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from infra.nats.bundle import CONFIG
 from infra.topology import Topology
+from mesh.core.view.outliers import LATE
 from mesh.doctor.batch_runners import CHECK as BATCH_RUNNER
 from mesh.doctor.connectivity import ServerUnreachable
 from mesh.doctor.findings import (
@@ -69,8 +70,10 @@ class SystemdCommands:
     def engine_page(self, replica: str, detail: str) -> Remedy:
         return _page_remedy(detail, f"journalctl -n 30 -u mesh-agent@{replica}")
 
-    def engine_results(self, replica: str) -> Remedy:
-        what = f"{_fails(replica)} and restart it as you start it; what the agent saw"
+    def engine_results(self, replica: str, detail: str) -> Remedy:
+        what = (
+            f"{_results_advice(replica, detail, 'restart it as you start it')}; what the agent saw"
+        )
         return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
 
     def stream(self, region: str) -> Remedy:
@@ -138,11 +141,11 @@ class DemoCommands:
         log = str(self.logs / f"agent-{replica}.log")
         return _page_remedy(detail, shlex.join(["tail", "-n", "30", log]))
 
-    def engine_results(self, replica: str) -> Remedy:
+    def engine_results(self, replica: str, detail: str) -> Remedy:
         is_ours = f"engine-{replica}" in self.pids
         program = f"engine-{replica}" if is_ours else f"agent-{replica}"
         whose = "the end of its log" if is_ours else "what the agent saw"
-        what = f"{_fails(replica)} and restart it; {whose}"
+        what = f"{_results_advice(replica, detail, 'restart it')}; {whose}"
         log = str(self.logs / f"{program}.log")
         return Remedy(what, shlex.join(["tail", "-n", "30", log]))
 
@@ -184,10 +187,19 @@ def _page_remedy(detail: str, command: str) -> Remedy:
     return Remedy(f"{what}; what the agent saw", command)
 
 
-def _fails(replica: str) -> str:
+def _results_advice(replica: str, detail: str, restart: str) -> str:
+    """Of an engine that is up. A restart cuts what it computes, so it takes a failure."""
+    if detail.startswith(LATE):
+        return (
+            f"the engine of {replica} computes others first, and needs no restart: tell its agent "
+            "how many it computes at once, --batch-max 1 (mesh up: batch-max=1) if one after the "
+            "other, as transformers serve and Ollama do"
+        )
+    if not detail.startswith("fail"):
+        return f"the engine of {replica} answers its agent: read its own log"
     return (
         f"the engine of {replica} answers its agent and fails requests: send it one yourself, read "
-        "its own log,"
+        f"its own log, and {restart}"
     )
 
 
@@ -237,7 +249,7 @@ def _engine_remedy(one: Finding, commands: ManualCommands) -> Remedy:
     if one.check == ENGINE_PAGE:
         return commands.engine_page(one.about, one.detail)
     if one.check == ENGINE_RESULTS:
-        return commands.engine_results(one.about)
+        return commands.engine_results(one.about, one.detail)
     return commands.engine(one.about)
 
 

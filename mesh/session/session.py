@@ -17,6 +17,7 @@ from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.prefill_stages import opened, outcome, room_of, stage_headers
 from mesh.session.record import (
+    STEPS_MAX,
     Bus,
     Decide,
     Failure,
@@ -24,6 +25,7 @@ from mesh.session.record import (
     Identifiers,
     Observer,
     OpenRequest,
+    Step,
 )
 from mesh.session.silent_streams import SilentStreams
 from schemas import exchange, subjects
@@ -385,6 +387,9 @@ class Session:
             return
         # A replica that is not known yet gets a cancel when its first frame comes.
         self.stop_listening(record)
+        if effect.why and len(record.steps) < STEPS_MAX:
+            moved = ev.AttemptFailed(effect.key, effect.attempt, effect.why)
+            record.steps += (Step(self.clock(), moved),)
         if effect.replica is not None:
             # A peer may have placed it on a replica of a region that it has adopted.
             region = record.answer.region or effect.region

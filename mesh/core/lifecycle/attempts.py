@@ -261,10 +261,12 @@ def failed(
     *,
     is_sure: bool,
     weight: int = 1,
+    is_late: bool = False,
     in_prefill: bool = False,
 ) -> None:
     """The attempt under way failed. `is_sure`: by its place's fault; else an answer elsewhere
-    has to show it. `weight`: of the failure, SEEN at least inside an answer. `in_prefill`: in the
+    has to show it. `weight`: of the failure, SEEN at least inside an answer. `is_late`: the place
+    went on with others, and only this one waited too long. `in_prefill`: in the
     prefill stage of a pair. An error that the decode engine of a pair answers with may be of the
     transfer, and so of either one: neither is judged."""
     stage, place = record.prefill, record.peer or record.replica
@@ -277,7 +279,8 @@ def failed(
         record.suspect(Suspect(place, what, is_peer=is_peer))
     elif _is_there(state, place, is_peer=is_peer):
         weight = max(weight, SEEN) if record.has_started else weight
-        _failing_of(state, record).failed(place, record.request.model, what, now, weight=weight)
+        table, model = _failing_of(state, record), record.request.model
+        table.failed(place, model, what, now, weight=weight, is_late=is_late)
 
 
 def _is_there(state: RouterState, place: str, *, is_peer: bool) -> bool:
@@ -332,15 +335,16 @@ def rest(
         state.replicas.refused(record.replica, now)
 
 
-def cancel(state: RouterState, record: RequestRecord) -> None:
-    """Cancel the attempt at the place that answers it; `leave` cancels its prefill stage."""
+def cancel(state: RouterState, record: RequestRecord, why: str = "") -> None:
+    """Cancel the attempt at the place that answers it; `leave` cancels its prefill stage. `why`:
+    for people, where it goes elsewhere for its place's sake."""
     if record.is_prefilling:
         return
     region, replica = record.peer, record.replica
     if region is None and replica is not None:
         region, replica = split_replica_name(replica)
     state.emit(
-        fx.CancelAttempt(record.request.key, record.attempt, region or state.region, replica)
+        fx.CancelAttempt(record.request.key, record.attempt, region or state.region, replica, why)
     )
 
 

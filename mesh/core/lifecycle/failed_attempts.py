@@ -119,12 +119,26 @@ def place_overdue_again(state: RouterState, now: float) -> None:
         if not (slow.may_place_again and is_first):
             continue
         if timeouts.others_serve(state, record, besides=record.replica):
-            why = f"nothing in {now - record.attempted_at:.1f} s, while others answered"
+            silence = f"nothing in {now - record.attempted_at:.1f} s"
+            is_late = slow.heard_since_sent(key) or _brings_to_others(state, record)
+            does = "while it went on with others" if is_late else "while others answered"
+            what = f"{silence}, {does}"
+            how = " and went on with others" if is_late else ""
+            why = f"{record.replica} brought {silence}{how}, while other replicas answered: moved"
             slow.placed_again(key, now)
-            attempts.cancel(state, record)
-            attempts.failed(state, record, why, now, is_sure=True, weight=SILENT)
-            failed(state, record, why, now)
+            attempts.cancel(state, record, why)
+            attempts.failed(state, record, what, now, is_sure=True, weight=SILENT, is_late=is_late)
+            failed(state, record, what, now)
             queue_scheduler.place_waiting(state, now)
+
+
+def _brings_to_others(state: RouterState, record: RequestRecord) -> bool:
+    """Whether frames of another stream of its replica have come since it was sent there."""
+    since, place = record.attempted_at, record.replica
+    return any(
+        other.replica == place and other.has_started and other.last_frame_at > since
+        for other in state.inflight.values()
+    )
 
 
 def _note(state: RouterState, record: RequestRecord, event: ev.AttemptFailed, now: float) -> None:

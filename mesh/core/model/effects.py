@@ -89,12 +89,14 @@ class Retargeted:
 
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """Cancel this attempt at the replica, if that is known yet."""
+    """Cancel this attempt at the replica, if that is known yet. `why`: for people, where it goes
+    elsewhere."""
 
     key: int
     attempt: int
     region: RegionId
     replica: ReplicaId | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ A replica that answers every request at once with an error is idle and quick, so
 the work. As in Envoy's outlier detection, a place is left out after IN_A_ROW failures one after the
 other, or when the weights of its last WINDOW answers come to SHARE_MIN: for OUT_S, twice as long
 each time, OUT_S_MAX at most. A failure weighs 1, SEEN where it came inside a client's answer, and
-SILENT where the whole place fell silent (`slowness.py`): one such is enough. Then it gets one
+SILENT where a request waited too long in silence (`slowness.py`): one such is enough. A place that
+went on with others meanwhile does not fail, it is late: that is for people. Then it gets one
 request; each that it answers doubles how many it may have at a time, until WIDTH_MAX, when it is
 like any other again; a failure leaves it out once more. One that was silent once and answers a
 request that it still has was only held up: its time is over at once. Every router judges by the
@@ -33,6 +34,7 @@ REASON_CHARS_MAX = 60  # of a failure, in receipts of other requests
 STUCK_S = 10.0  # an attempt bars others for so long at most: an answer may take minutes
 FORGET_S = 300.0
 ALL = ModelId("")  # whatever model a place serves
+LATE = "late: "
 
 Key = tuple[str, ModelId]
 
@@ -49,6 +51,7 @@ class FailingPlace:
     out_until: float = float("-inf")
     told_until: float = float("-inf")  # to people: as long again
     is_silent: bool = False  # that is why it was left out
+    is_late: bool = False  # at the last failure it went on with others
     width: int = 0  # requests that it may have at a time; 0: any number
     trying: dict[int, float] = field(default_factory=dict)  # since when each of these is there
     told: EngineResults | None = None  # what its agent reported, if that put it out
@@ -59,7 +62,8 @@ class FailingPlace:
         if self.told is not None:
             return f"failing: {self.told.words}"
         what = f", {self.what}" if self.what else ""
-        return f"failing: {sum(map(bool, self.ends))} of its last {len(self.ends)}{what}"
+        kind = LATE if self.is_late else "failing: "
+        return f"{kind}{sum(map(bool, self.ends))} of its last {len(self.ends)}{what}"
 
     def is_out(self, now: float) -> bool:
         return now < self.out_until
@@ -105,11 +109,20 @@ class FailingPlaces:
     def __init__(self) -> None:
         self.places: dict[Key, FailingPlace] = {}
 
-    def failed(self, name: str, model: ModelId, what: str, now: float, *, weight: int = 1) -> None:
+    def failed(
+        self,
+        name: str,
+        model: ModelId,
+        what: str,
+        now: float,
+        *,
+        weight: int = 1,
+        is_late: bool = False,
+    ) -> None:
         """An attempt there has failed by the place's fault."""
         place = self._made(name, model)
         if place is not None:
-            place.what, place.told = what[:REASON_CHARS_MAX], None
+            place.what, place.is_late, place.told = what[:REASON_CHARS_MAX], is_late, None
             place.count(now, weight)
         if (both := self.places.get((name, ALL))) is not None:
             both.count(now, weight)

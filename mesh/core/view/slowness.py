@@ -303,6 +303,11 @@ class SlowPlaces:
                 found.append(request)
         return found
 
+    def heard_since_sent(self, request: int) -> bool:
+        """Whether its place has begun or answered another one since it was sent there."""
+        sent = self._sent.get(request)
+        return sent is not None and sent.place.heard_at > sent.sent_at
+
     @property
     def may_place_again(self) -> bool:
         """Whether another request may be taken from its place."""

@@ -31,7 +31,8 @@ class World:
         self.given: list[str] = []
         self.where: dict[tuple[int, int], str] = {}  # attempts under way
         self.waited_s: dict[int, float] = {}  # by request: to its first token
-        self.again: set[int] = set()
+        self.again: dict[int, str] = {}  # why each was moved
+        self.begun: set[tuple[int, int]] = set()  # attempts that bring tokens
         self.digests: list[fx.PublishDigest] = []
 
     def run(self, seconds: float) -> None:
@@ -45,6 +46,7 @@ class World:
                     self.left(event.key, event.attempt)
                 elif (event.key, event.attempt) in self.where:
                     self.waited_s[event.key] += self.now
+                    self.begun.add((event.key, event.attempt))
                 self.take(self.router.handle(event, self.now))
             elif tick_at <= self.now:
                 tick_at += 0.1
@@ -53,6 +55,9 @@ class World:
                     count, taken = self.inside[name], {ROUTER: self.taken[name]}
                     now = beat(name, self.seq, outstanding=count, running=count, taken=taken)
                     self.take(self.router.handle(ev.HeartbeatSeen(now), self.now))
+                for key, attempt in self.begun & self.where.keys():
+                    progressed = ev.AttemptProgressed(key, attempt)
+                    self.take(self.router.handle(progressed, self.now))
                 self.take(self.router.handle(ev.Tick(), self.now))
             else:
                 asked_at += 1.0 / PER_S
@@ -78,7 +83,7 @@ class World:
                 self.at(first_at + self.rest_s[one.replica], answered)
             if isinstance(one, fx.CancelAttempt):
                 self.left(one.key, one.attempt)
-                self.again.add(one.key)
+                self.again[one.key] = one.why
 
     def left(self, key: int, attempt: int) -> None:
         if (name := self.where.pop((key, attempt), None)) is not None:
@@ -137,6 +142,26 @@ def test_what_waits_at_a_silent_one_is_answered_by_others(policy):
     world.run(200.0)
     assert world.digests[-1].digest.avoided == {}
     assert world.given[-60:].count(name) >= 5
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_one_that_goes_on_with_a_stream_is_late_and_does_not_fail(goes_on):
+    world = World("round-robin")
+    world.run(20.0)
+    [name, *_] = world.given
+    world.rest_s[name] = 60.0
+    world.run(3.0)
+    world.ttft_s[name] = float("inf")
+    world.run(0.5)
+    if not goes_on:  # its streams have stopped
+        world.begun = {one for one in world.begun if world.where.get(one) != name}
+    world.again.clear()
+    world.run(10.0)
+    kind, how = ("late", " and went on with others") if goes_on else ("failing", "")
+    assert world.digests[-1].digest.avoided[name].startswith(f"{kind}: ")
+    why = [*world.again.values()][-1]
+    assert why.startswith(f"{name} brought nothing in ")
+    assert why.endswith(f" s{how}, while other replicas answered: moved")
 
 
 @pytest.mark.parametrize("policy", ["mesh", "least-load"])

@@ -46,6 +46,20 @@ def test_an_engine_that_is_down_is_ended_or_its_agents_log_is_shown():
     assert there.command == "journalctl -n 30 -u mesh-agent@eu-0"
 
 
+def test_only_an_engine_that_fails_is_to_be_restarted():
+    there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered"))
+    for commands in (demo(), demo(engine_eu_0=44), there):
+        for detail in (
+            "failing: 3 of its last 3, HTTP 500",
+            "fails: its last 3 requests, HTTP 500",
+        ):
+            assert "and restart it" in commands.engine_results("eu-0", detail).what
+        for detail in ("slow: tokens 7.0× its like", "late: 1 of its last 1, nothing in 1.2 s"):
+            what = commands.engine_results("eu-0", detail).what
+            assert "and restart it" not in what
+        assert "--batch-max 1 (mesh up: batch-max=1)" in what
+
+
 def test_of_ended_programs_the_end_of_the_log_is_shown():
     for kind, name, program in (("router", "r1", "router-eu-r1"), ("agent", "eu-0", "agent-eu-0")):
         remedy = demo().program(kind, "eu", name)

@@ -114,6 +114,12 @@ def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
     assert router.observer.calls == [("attempt_failed", "the bus does not take it")]
 
 
+def test_an_attempt_that_is_taken_from_its_place_says_why_in_its_requests_story():
+    why = "us-0 brought nothing in 1.2 s, while other replicas answered: moved"
+    router = Router(RequestArrived=[PLACE, fx.CancelAttempt(1, 1, US, ReplicaId("us-0"), why)])
+    assert router.admitted().steps[-1].what == ev.AttemptFailed(1, 1, why)
+
+
 @pytest.mark.parametrize(
     ("effect", "region"), [(PLACE, US), (fx.Forward(1, 1, EU), EU)], ids=["here", "at a peer"]
 )
