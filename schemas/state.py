@@ -86,7 +86,7 @@ class ModelCard:
     """Most tokens of prompt and answer together."""
 
 
-PAGE_PROBLEM_CHARS_MAX = 80
+PAGE_PROBLEM_CHARS_MAX, DOWN_DETAIL_CHARS_MAX = 80, 160
 PATHS_MAX = 16  # that a heartbeat or digest names
 OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_MAX)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
@@ -317,6 +317,9 @@ class Heartbeat:
     system_first: bool = False
     """Whether its engine moves the system turns among the messages of `/v1/messages` to the end of
     the system prompt."""
+    down_detail: Annotated[str, Field(max_length=DOWN_DETAIL_CHARS_MAX)] | None = None
+    """What its agent met when it last asked an engine that is starting or unreachable: "no answer
+    within 1 s"; null in other states."""
 
     @property
     def is_failing(self) -> bool:
@@ -511,7 +514,8 @@ def rounded(value: float | None) -> float | None:
 # The last keys of a heartbeat and of a digest, of which hardly any has one, and what stands for
 # them where all are null or false: inside a text their quotes would be escaped.
 _LEFT_OUT = (
-    b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false',
+    b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false'
+    b',"down_detail":null',
     b"",
 )
 _NONE_AVOIDED = b',"avoided":{},"avoided_peers":{}', b""

@@ -71,6 +71,7 @@ class EngineHealth:
     def __init__(self) -> None:
         self.state = ReplicaState.STARTING
         self.asleep = False  # it is down because it was put to sleep
+        self.detail: str | None = None  # of the last scrape, if that failed
         self._failures = 0
         self._down_since = float("-inf")
         self._last_content_at = float("-inf")
@@ -78,19 +79,19 @@ class EngineHealth:
 
     def succeeded(self, *, wants_proof: bool = False) -> None:
         self._failures = 0
-        self.state, self.asleep = ReplicaState.READY, False
+        self.state, self.asleep, self.detail = ReplicaState.READY, False, None
         self.wants_proof = wants_proof
 
     def slept(self, now: float) -> None:
         """A good scrape of an engine that sleeps: it computes nothing until it is woken up."""
         if not self.asleep:
             self._down_since = now
-        self._failures = 0
+        self._failures, self.detail = 0, None
         self.state, self.asleep, self.wants_proof = ReplicaState.DOWN, True, False
 
     def failed(self, event: ScrapeFailed, now: float) -> None:
         self._last_content_at = max(self._last_content_at, event.last_content_at)
-        self.wants_proof = event.wants_proof
+        self.wants_proof, self.detail = event.wants_proof, event.detail
         if event.is_up:
             self._failures = 0
             return

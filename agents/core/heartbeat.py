@@ -20,6 +20,7 @@ from schemas.ids import ModelId
 from schemas.state import (
     ADAPTERS_MAX,
     CARDS_MAX,
+    DOWN_DETAIL_CHARS_MAX,
     DownReason,
     Heartbeat,
     ModelCard,
@@ -143,6 +144,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         too_many=engine.limit.most if engine.limit.is_lowered and is_open else None,
         results=engine.results.report(now) if is_open else None,
         system_first=engine.system_first,
+        down_detail=_down_detail(state, taken),
     )
 
 
@@ -150,6 +152,13 @@ def _down_reason(state: AgentState) -> DownReason:
     if state.health.state is not ReplicaState.DOWN:
         return DownReason.HUNG
     return DownReason.ASLEEP if state.health.asleep else DownReason.UNREACHABLE
+
+
+def _down_detail(state: AgentState, taken: ReplicaState) -> str | None:
+    health = state.health
+    if taken is ReplicaState.READY or taken is not health.state or health.detail is None:
+        return None
+    return health.detail[:DOWN_DETAIL_CHARS_MAX]
 
 
 def _loadable(state: AgentState, now: float) -> LoadSeconds:

@@ -92,7 +92,14 @@ def _demo_commands(credentials: Path, running: RunningMesh) -> DemoCommands:
             return Path(server.NAME)
 
     state = StateDirectory(credentials.parent)
-    return DemoCommands(running.config, state.config, state.logs, running.children(), nats_server)
+    return DemoCommands(
+        running.config,
+        state.config,
+        state.logs,
+        running.children(),
+        nats_server,
+        running.engines_given,
+    )
 
 
 def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str:

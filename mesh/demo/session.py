@@ -92,7 +92,7 @@ class DemoSession:
         self, topology: Topology, options: DemoOptions, state: StateDirectory, console: Console
     ) -> None:
         self._topology = topology
-        self._config = options.config
+        self._config, self._engines_given = options.config, bool(options.engines)
         self._records = [state.running, *([options.ready_file] if options.ready_file else [])]
         self._state = state
         self._ca = state.config / CA if options.tls else None
@@ -177,6 +177,7 @@ class DemoSession:
             "ca": str(self._ca) if self._ca else None,
             "regions": regions,
             "processes": self._mesh.pids,
+            "engines_given": self._engines_given,
         }
         for path in self._records:
             write_atomically(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))

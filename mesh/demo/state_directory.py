@@ -112,6 +112,7 @@ class RunningMesh(BaseModel):
     config: Path
     regions: dict[RegionId, RunningRegion]
     processes: dict[str, int] = {}
+    engines_given: bool = False
 
     def children(self) -> dict[str, int]:
         """Process ids by program, of those that still run.

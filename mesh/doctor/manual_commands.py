@@ -95,6 +95,7 @@ class DemoCommands:
     logs: Path
     pids: Mapping[str, int]  # by program
     binary: Callable[[], Path]
+    engines_given: bool = False  # by --engine: none is simulated
 
     def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
         name = f"nats-{region}{unreachable.suffix}"
@@ -129,11 +130,10 @@ class DemoCommands:
         program = f"engine-{replica}"
         if program in self.pids:
             return self._kill(program)
-        what = (
-            f"the engine of {replica} does not answer its agent; `mesh up` restarts a simulated "
-            "one, unless it has reported that it does not any more; one of --engine is yours to "
-            "restart; what the agent saw"
-        )
+        who = "`mesh up` restarts it, unless it has reported that it does not any more"
+        if self.engines_given:
+            who = "its own log says why: restart it as you start it"
+        what = f"the engine of {replica} does not answer its agent; {who}; what the agent saw"
         log = str(self.logs / f"agent-{replica}.log")
         return Remedy(what, shlex.join(["tail", "-n", "30", log]))
 

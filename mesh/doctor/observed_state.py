@@ -44,6 +44,7 @@ LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wa
 UNHEARD = "not heard"  # begins what is found of a router that sends no digest
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
+AWAY = (ReplicaState.DOWN, ReplicaState.STARTING)  # the engine does not answer its agent
 STRANGERS_MIN = 16  # requests in an engine beside those of its agent
 SOME_FAILED = 3  # requests within half a minute: to be looked into, though it answers others
 # What a stream's messages are, where it is not just messages.
@@ -209,11 +210,11 @@ def _replicas(
             found.add("heartbeat", replica, CheckResult.BAD, "silent")
             continue
         beat, received_at = observed.heartbeats[replica]
-        reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
+        reason = ": ".join(filter(None, (beat.down_reason, beat.down_detail)))
         requests = f", {beat.outstanding} requests in it"
         if beat.results is not None:
             requests += f", failed {beat.results.words}"
-        detail = f"{beat.state}{reason}{requests}"
+        detail = f"{beat.state}{f' ({reason})' if reason else ''}{requests}"
         verdict = result_if(beat.state is ReplicaState.READY, without)
         if beat.state is ReplicaState.DRAINING and orders.drains(replica):
             who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
@@ -222,10 +223,10 @@ def _replicas(
         elif beat.state is ReplicaState.DRAINING:
             detail += "; no order says so: its agent is being stopped, or keeps an order whose "
             detail += "store was lost (the next `mesh drain` or `mesh undrain` writes it again)"
-        elif beat.state is not ReplicaState.READY:
+        elif beat.state is not ReplicaState.READY and beat.down_detail is None:
             detail += "; its agent's log says why"
         age_ms = round((now - received_at) * 1000, 1)
-        check = "engine" if beat.state is ReplicaState.DOWN else "heartbeat"
+        check = "engine" if beat.state in AWAY else "heartbeat"
         found.add(check, replica, verdict, detail, age_ms, "ms old")
         if beat.page_problem is not None:
             found.add(ENGINE_PAGE, replica, CheckResult.WARNING, _page_detail(beat.page_problem))

@@ -286,6 +286,7 @@ def test_scrapes_that_fail_in_part_do_not_make_an_engine_down() -> None:
     bench.read()
     for _ in range(2):
         failed(bench)
+    assert bench.beat.down_detail is None, "it is ready"
     for _ in range(10):
         failed(bench, is_up=True)
     failed(bench)
@@ -309,7 +310,9 @@ def test_where_only_an_answer_shows_that_it_is_up_one_small_request_is_sent() ->
     assert bench.tick(1.0) == [probe]
     bench.feed(events.ProbeEnded(answered=False))
     assert bench.beat.down_reason == "unreachable", "it is not hung"
+    assert bench.beat.down_detail == "x"
     assert bench.tick(1.5) == [probe]
     bench.feed(events.ProbeEnded(answered=True))
     bench.read()
     assert (bench.beat.state, bench.tick(2.0)) == (ReplicaState.READY, [])
+    assert bench.beat.down_detail is None

@@ -227,6 +227,7 @@ async def test_an_engine_without_metrics_is_named_and_keeps_nobody_away(tmp_path
             said = " ".join(mesh.output.split())
             assert f"agent-us-1: {url} does not serve yet: {url}/nothing/here" in said
             assert "HTTP 404; if that server has no metrics, use --engine-kind openai" in said
+            assert mesh.record["engines_given"]
             assert await mesh.stop() == 0
 
 

@@ -42,6 +42,11 @@ def test_an_engine_that_is_down_is_ended_or_its_agents_log_is_shown():
     assert demo(engine_eu_0=44).engine("eu-0").command == "kill -KILL 44"
     ended = demo(engine_eu_1=44).engine("eu-0")
     assert shlex.split(ended.command) == ["tail", "-n", "30", "/a b/logs/agent-eu-0.log"]
+    assert "`mesh up` restarts it" in ended.what and "as you start it" not in ended.what
+    given = DemoCommands(DEFAULT_FILE, CONFIG, LOGS, {}, lambda: SERVER, engines_given=True)
+    yours = given.engine("eu-0")
+    assert yours.command == ended.command
+    assert "restart it as you start it" in yours.what and "`mesh up`" not in yours.what
     there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).engine("eu-0")
     assert there.command == "journalctl -n 30 -u mesh-agent@eu-0"
 

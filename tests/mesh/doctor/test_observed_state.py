@@ -73,9 +73,41 @@ def test_an_engine_that_is_down_beside_a_ready_one_has_a_finding_of_its_own():
     [down, starting, *ready] = [
         (one.check, one.verdict) for one in found.findings if one.about in names
     ]
-    assert down == ("engine", CheckResult.WARNING)
-    assert starting == ("heartbeat", CheckResult.WARNING)
+    assert down == starting == ("engine", CheckResult.WARNING)
     assert set(ready) == {("heartbeat", CheckResult.OK)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        (
+            {"state": ReplicaState.DOWN, "down_reason": "unreachable"},
+            "down (unreachable), 0 requests in it; its agent's log says why",
+        ),
+        (
+            {
+                "state": ReplicaState.DOWN,
+                "down_reason": "unreachable",
+                "down_detail": "no answer within 1 s",
+            },
+            "down (unreachable: no answer within 1 s), 0 requests in it",
+        ),
+        (
+            {"state": ReplicaState.STARTING, "down_detail": "no connection to h:8: refused"},
+            "starting (no connection to h:8: refused), 0 requests in it",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_answer_is_found_with_what_its_agent_met(fields, detail):
+    topology = load(DEFAULT_FILE)
+    name = topology.region("us").replicas[0]
+    observed = ObservedMessages(heartbeats={name: (beat(name, **fields), 1.0)})
+    found = RegionFindings("us")
+    compare(found, topology, observed, 1.1)
+    commands = SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
+    [one] = [one for one in with_causes(found.findings, {}, commands) if one.about == name]
+    assert one.detail == detail
+    assert one.remedy.command == f"journalctl -n 30 -u mesh-agent@{name}"
 
 
 def test_a_page_that_fails_while_its_engine_answers_is_named_with_what_to_do():
