@@ -87,6 +87,7 @@ class ModelCard:
 
 
 PAGE_PROBLEM_CHARS_MAX, DOWN_DETAIL_CHARS_MAX = 80, 160
+LOOKS_LIKE = "looks like "  # of an engine of another kind than its agent was told
 PATHS_MAX = 16  # that a heartbeat or digest names
 OptionalPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=PATH_CHARS_MAX)]
 Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]

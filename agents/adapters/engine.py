@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from agents.adapters.engine_kinds import EngineDialect, MetricsPage
+from agents.adapters.engine_kinds import (
+    KINDS,
+    EngineDialect,
+    MetricsPage,
+    kind_of_page,
+    looks_like,
+)
 from agents.adapters.exchange import UnexpectedAnswer, UnexpectedStatus, exchange
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
 from agents.adapters.listed_models import MODELS_PATH, NO_CARDS, NOT_READ, ListedModels, served
@@ -50,6 +56,16 @@ CLIENT_ERRORS_OF_ENGINE = (401, 403, 404)
 UNREADABLE = PageFault(FaultKind.UNREADABLE, "no series of the engine's kind")
 NONE_CACHED = TokenUsage(cached_tokens=0)
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
+
+
+class OtherKind(UnexpectedAnswer):
+    """The engine is not of the kind that its agent was told; the message says of which it is."""
+
+    kind = FaultKind.OTHER_KIND
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
 
 class FailedRead(NamedTuple):
@@ -122,6 +138,7 @@ class EngineClient:
         self.left_out = NO_USAGE  # what counts stand for that its answers leave out
         self._batch_max: int | None = None
         self._moves_turns: bool | None = False if not kind.may_move_turns else None
+        self._lists_as: str | None = None  # another kind, by its list of models
         self._has_rank = True  # as far as its page shows
         self._has_refused_key = False
         # Relays write these:
@@ -318,6 +335,9 @@ class EngineClient:
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         self.base_models = known.base
+        owners = {card.owned_by for card in known.cards.values()}
+        owner = owners.pop() if len(owners) == 1 else None
+        self._lists_as = looks_like(owner if owner in KINDS else None, self.kind)
         return known
 
     async def _get_quietly(self, path: str) -> bytes | None:
@@ -331,11 +351,19 @@ class EngineClient:
     async def _reading(self) -> EngineReading:
         if self._page is None or self.kind.read is None:
             return NOTHING_KNOWN
-        page = await self._get(self._page, "")
+        try:
+            page = await self._get(self._page, "")
+        except UnexpectedStatus as problem:
+            if self._lists_as is not None and problem.kind is not FaultKind.LOGIN:
+                raise OtherKind(self._lists_as) from problem
+            raise
         only = (
             None if self._options.rank is None else (self.kind.rank_label, str(self._options.rank))
         )
-        reading = self.kind.read(MetricsPage(page.decode("utf-8", "replace"), only))
+        text = page.decode("utf-8", "replace")
+        reading = self.kind.read(MetricsPage(text, only))
+        if self._fault(reading) and (other := looks_like(kind_of_page(text), self.kind)):
+            raise OtherKind(other)
         self._log_rank(has_rank=reading != NOTHING_KNOWN)
         if self._clock() >= self._settings_due_at:
             await self._read_settings()

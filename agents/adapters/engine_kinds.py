@@ -33,7 +33,7 @@ from agents.config import BATCH_MAX_MOST
 from agents.core.engine_load import BLIND_OUTSTANDING_MAX
 from agents.core.events import EngineReading
 from schemas.numbers import WHOLE_MAX
-from schemas.state import CARD_CHARS_MAX
+from schemas.state import CARD_CHARS_MAX, LOOKS_LIKE
 
 COUNT_CHARS_MAX = 12  # of a count that a label has as text
 SERIES_MAX = 4096  # label sets of one name; more is no engine's page
@@ -138,6 +138,7 @@ class EngineDialect:
 
     read: Callable[[MetricsPage], EngineReading] | None  # None: it has no page
     outstanding_max: int  # unless the operator sets it
+    series: str = ""  # how the names on its page begin: no two kinds share one
     # Where it shows its settings, the first path that exists, and the batch size in them.
     settings_paths: tuple[str, ...] = ()
     batch_max: Callable[..., int | None] = lambda page, rank=None: None  # rank: of one alone
@@ -296,6 +297,7 @@ KINDS: dict[str, EngineDialect] = {
     "vllm": EngineDialect(
         read_vllm,
         outstanding_max=256,
+        series="vllm:",
         settings_paths=("/version",),
         ends_streams=True,
         takes_response_ids=True,
@@ -309,6 +311,7 @@ KINDS: dict[str, EngineDialect] = {
     "sglang": EngineDialect(
         read_sglang,
         outstanding_max=256,
+        series="sglang:",
         settings_paths=("/server_info", "/get_server_info"),  # the second one is its old name
         batch_max=_sglang_batch_max,
         cached_field="enable_cache_report",  # 0.5.21 and older leave out a count of 0
@@ -325,6 +328,7 @@ KINDS: dict[str, EngineDialect] = {
     "llamacpp": EngineDialect(  # has the counts in every stream, and moves them where it is asked
         read_llamacpp,
         outstanding_max=256,
+        series="llamacpp:",
         settings_paths=("/props",),
         batch_max=lambda page, rank=None: batch_size(read_object(page).get("total_slots")),
         ends_streams=True,
@@ -332,3 +336,19 @@ KINDS: dict[str, EngineDialect] = {
     ),
     "openai": EngineDialect(None, outstanding_max=BLIND_OUTSTANDING_MAX),
 }
+
+
+def kind_of_page(text: str) -> str | None:
+    """The kind whose series a page of metrics has; None where it has those of none."""
+    page = "\n" + text
+    return next(
+        (name for name, kind in KINDS.items() if kind.series and f"\n{kind.series}" in page), None
+    )
+
+
+def looks_like(other: str | None, told: EngineDialect) -> str | None:
+    """Words for an engine that is recognisably of another kind than its agent was `told`."""
+    if other is None or not KINDS[other].has_metrics or KINDS[other] is told:
+        return None
+    own = next(name for name, kind in KINDS.items() if kind is told)
+    return f"{LOOKS_LIKE}{other}, not {own}: give --engine-kind {other}"

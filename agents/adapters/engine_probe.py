@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 import orjson
 
 from agents.adapters.engine import EngineClient, EngineOptions
-from agents.adapters.engine_kinds import KINDS, read_object
+from agents.adapters.engine_kinds import KINDS, kind_of_page, read_object
 from agents.adapters.exchange import UnexpectedAnswer, exchange, fetched
 from agents.adapters.http_client import HttpBroken, origin
 from agents.adapters.listed_models import MODELS_PATH
@@ -38,9 +38,8 @@ SCRAPES_MAX = 40  # each finds out about some paths
 LOADED_ASKED_MAX = 8  # models that an engine which loads on demand has loaded
 LOADED_ASKED_S = 60.0  # all of them
 PLAIN = "openai"
-# How a page of metrics begins its names; which kinds have a page of settings, in the order in which
-# they are asked: vLLM in its development mode has SGLang's too.
-PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "llamacpp": "llamacpp:"}
+# Kinds that have a page of settings, in the order in which they are asked: vLLM in its development
+# mode has SGLang's too.
 WITH_SETTINGS = ("llamacpp", "vllm", "sglang")
 METRICS_BY = {"llamacpp": "--metrics", "sglang": "--enable-metrics", "vllm": "its metrics page"}
 
@@ -119,12 +118,7 @@ async def examined(
             f"{url}{MODELS_PATH} answers HTTP {models_status}: there is a server, but no engine "
             "with OpenAI's API; give the URL without /v1"
         )
-    text = "" if page is None else page.decode("utf-8", "replace")
-    lines = tuple(line for line in text.splitlines() if not line.startswith("#"))
-    kind = next(
-        (kind for kind, name in PREFIXES.items() if any(line.startswith(name) for line in lines)),
-        PLAIN,
-    )
+    kind = PLAIN if page is None else kind_of_page(page.decode("utf-8", "replace")) or PLAIN
     seen = kind if kind != PLAIN else await _by_settings(url, key)
     return await _scraped(url, metrics_url, key, (kind, seen), model)
 

@@ -38,6 +38,7 @@ class FaultKind(Enum):
     LOGIN = auto()  # 401 or 403
     BAD_ANSWER = auto()  # another status, or not what the page should hold
     UNREADABLE = auto()  # of metrics: none of the series of its kind
+    OTHER_KIND = auto()  # of metrics: none, and the engine is of another kind
     NO_MODEL = auto()  # of models: a good list without any
 
 
@@ -178,8 +179,9 @@ class EnginePages:
 
     def _without_metrics(self, look: Look, fault: PageFault, now: float) -> ScrapeResult:
         """Its list of models is good, or was not asked."""
-        if fault.kind is FaultKind.UNREADABLE:
-            self._metrics.failed(fault, now, 0.0 if self._metrics.is_known else UNREADABLE_S)
+        if fault.kind in (FaultKind.UNREADABLE, FaultKind.OTHER_KIND):
+            may_come = fault.kind is FaultKind.UNREADABLE and not self._metrics.is_known
+            self._metrics.failed(fault, now, UNREADABLE_S if may_come else 0.0)
             return ScrapeResult.UP  # it has answered
         if not look.asked_models:
             return ScrapeResult.FAILED if self._metrics.problem is None else ScrapeResult.UP

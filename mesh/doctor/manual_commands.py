@@ -26,6 +26,7 @@ from mesh.doctor.findings import (
     Remedy,
 )
 from schemas.ids import RegionId
+from schemas.state import LOOKS_LIKE
 
 # What a region's routers send now: a server counts a lost link as up for seconds more.
 SERVER, SERVER_LINK = ("bus", "server"), "server link"
@@ -177,6 +178,8 @@ def _page_remedy(detail: str, command: str) -> Remedy:
     """For a page that fails while its engine answers requests: no restart is needed."""
     if "HTTP 401" in detail or "HTTP 403" in detail:
         what = "it asks for a login: give the agent --engine-key-file, or open the page to it"
+    elif LOOKS_LIKE in detail:
+        what = "start its agent as of that kind (--engine-kind, or ENGINE_KIND)"
     elif "/v1/models" in detail:
         what = "mend the list of models, or name them to the agent with --model"
     else:

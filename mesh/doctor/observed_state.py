@@ -35,7 +35,7 @@ from schemas.control import RegionControl, nothing_ordered
 from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
-from schemas.state import Digest, Heartbeat, Lease, ReplicaState
+from schemas.state import LOOKS_LIKE, Digest, Heartbeat, Lease, ReplicaState
 
 T = TypeVar("T")
 
@@ -258,6 +258,8 @@ def _results_detail(beat: Heartbeat, avoided: str | None) -> str | None:
 def _page_detail(problem: str) -> str:
     """What an operator reads about a page of an engine that answers all the same."""
     page, _, why = problem.partition(": ")
+    if why.startswith(LOOKS_LIKE):
+        return f"its engine {why}; until then its agent counts its own requests"
     if page == "models":
         return f"/v1/models fails ({why}); its agent takes the models last listed"
     return f"its page of metrics fails ({why}); its agent counts its own requests"

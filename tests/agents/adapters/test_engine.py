@@ -16,6 +16,7 @@ from agents.adapters.exchange import UnexpectedAnswer
 from agents.adapters.listed_models import served
 from agents.adapters.loaded_pages import PAGES
 from agents.adapters.optional_paths import CONFIRMED_S
+from agents.core.engine_pages import FAILURES_MAX
 from agents.core.events import (
     NOTHING_KNOWN,
     PAGES_GOOD,
@@ -33,11 +34,15 @@ async def _no_answers(talk: Conversation) -> None:
     raise AssertionError("no request is sent")
 
 
+IDLE = {"sglang": "sglang:num_queue_reqs 0\n", "llamacpp": "llamacpp:requests_deferred 0\n"}
+
+
 @contextlib.asynccontextmanager
 async def looking(
     kind="vllm", metrics_path="/metrics", scrape_timeout_s=30.0, clock=time.monotonic, **known
 ) -> AsyncIterator[tuple[EngineClient, ScriptedEngine]]:
     async with running(_no_answers) as server:
+        server.metrics = IDLE.get(kind, server.metrics)
         client = EngineClient(
             api_url=server.url,
             metrics_url=server.url + metrics_path,
@@ -174,13 +179,42 @@ async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     assert asked == 2 + once, "two lists of models, and each path and page that some have"
 
 
+@pytest.mark.parametrize(
+    ("told", "page", "owner", "problem"),
+    [
+        ("vllm", plain(200, b"llamacpp:requests_deferred 0\n"), "me", "llamacpp, not vllm"),
+        ("vllm", plain(501, b"{}"), "llamacpp", "llamacpp, not vllm"),
+        ("llamacpp", plain(404, b"{}"), "sglang", "sglang, not llamacpp"),
+        ("vllm", plain(200, b""), "vllm", None),
+        ("sglang", plain(200, b""), "openai", None),
+        ("vllm", plain(401, b"{}"), "llamacpp", None),
+    ],
+)
+async def test_an_engine_that_is_recognisably_of_another_kind_is_named(
+    told, page, owner, problem
+) -> None:
+    """By the series of its page, and by who its list of models says owns them."""
+    async with looking(told) as (client, server):
+        server.raw_pages["/metrics"] = page
+        listed = {"data": [{"id": "m", "owned_by": owner}]}
+        server.raw_pages["/v1/models"] = plain(200, orjson.dumps(listed))
+        for _ in range(FAILURES_MAX):
+            scraped = await client.scrape()
+    if problem is None:
+        assert client._pages.seen.problem is None
+        return
+    assert isinstance(scraped, EngineScraped), "it is up at once"
+    kind = problem.partition(",")[0]
+    assert scraped.pages.problem == f"metrics: looks like {problem}: give --engine-kind {kind}"
+    assert scraped.pages.is_blind
+
+
 KEY = "sk-s3cret"
 
 
 async def test_every_scrape_sends_the_key() -> None:
     async with looking("llamacpp", key=KEY) as (client, server):
         server.key, server.pages["/props"] = KEY, b'{"total_slots": 4}'
-        server.metrics = "llamacpp:requests_deferred 0\n"
         scraped = await client.scrape()
         assert isinstance(scraped, EngineScraped), scraped
         asked = {request.path: request.headers.get("authorization") for request in server.scrapes}

@@ -211,6 +211,13 @@ def test_a_page_of_a_new_format_is_broken_once_there_was_something_to_show() -> 
     assert engine.pages.seen == PagesSeen("metrics: no series of the engine's kind", is_blind=True)
 
 
+def test_an_engine_of_another_kind_is_up_and_named_at_once() -> None:
+    engine = Engine()
+    engine.metrics = PageFault(FaultKind.OTHER_KIND, "looks like llamacpp, not vllm")
+    assert engine.run(1.0) == {ScrapeResult.UP}
+    assert engine.pages.seen == PagesSeen("metrics: looks like llamacpp, not vllm", is_blind=True)
+
+
 def test_a_page_that_showed_numbers_and_shows_none_is_broken_at_once(engine) -> None:
     engine.last_content_at = engine.now
     engine.run(1.0)

@@ -141,6 +141,19 @@ def test_a_page_that_fails_while_its_engine_answers_is_named_with_what_to_do():
         assert remedy in what
 
 
+def test_an_engine_of_another_kind_than_its_agent_was_told_is_named():
+    topology = load(DEFAULT_FILE)
+    name = topology.region("us").replicas[0]
+    other = "looks like llamacpp, not vllm: give --engine-kind llamacpp"
+    seen = {name: (beat(name, page_problem=f"metrics: {other}"), 1.0)}
+    found = RegionFindings("us")
+    compare(found, topology, ObservedMessages(heartbeats=seen), 1.1)
+    commands = SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
+    [page] = [one for one in with_causes(found.findings, {}, commands) if one.check == ENGINE_PAGE]
+    assert page.detail == f"its engine {other}; until then its agent counts its own requests"
+    assert "ENGINE_KIND" in page.remedy.what
+
+
 def test_an_engine_that_fails_its_requests_is_named_with_what_to_do():
     topology = load(DEFAULT_FILE)
     [fails, well, *others] = topology.region("us").replicas
