@@ -37,7 +37,7 @@ NOT_RUN = {
     "docker compose ": "tests/containers/test_composed.py runs the stack",
     "docker run ": "needs an image of Jaeger; tests/tools asks one without",
     "for n in $(seq 8); do pkill ": "tests/mesh/demo/test_up.py runs it",
-    ".venv/bin/mesh up --engine-kind vllm ": "needs engines: tests/engines",
+    ".venv/bin/mesh up --engine us=": "needs engines: tests/engines",
     ".venv/bin/mesh-agent profile ": "minutes; tests/agents/profiler runs it",
     "set -a; . .mesh/config/us/credentials/observer.env": NATS,
     "set -a; . rendered/us/credentials/observer.env": NATS,

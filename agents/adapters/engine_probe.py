@@ -29,7 +29,7 @@ from agents.core.loaded_models import (
 )
 from schemas.engine_routes import COMPUTED_PATHS
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, REGIONS
-from schemas.http_statuses import NOT_THIS_PATH, OK, SUCCESS, TOO_MANY, UNAUTHORIZED
+from schemas.http_statuses import NOT_THIS_PATH, OK, SERVER_ERROR, SUCCESS, TOO_MANY, UNAUTHORIZED
 from schemas.ids import ModelId
 from schemas.state import KnownRoutes, ModelCard
 
@@ -118,9 +118,25 @@ async def examined(
             f"{url}{MODELS_PATH} answers HTTP {models_status}: there is a server, but no engine "
             "with OpenAI's API; give the URL without /v1"
         )
-    kind = PLAIN if page is None else kind_of_page(page.decode("utf-8", "replace")) or PLAIN
-    seen = kind if kind != PLAIN else await _by_settings(url, key)
-    return await _scraped(url, metrics_url, key, (kind, seen), model)
+    return await _scraped(url, metrics_url, key, await _kinds(page, url, key), model)
+
+
+async def recognised(url: str, metrics_url: str, key: str | None) -> str | None:
+    """The kind of the engine there; None while none answers."""
+    try:
+        status, _ = await _required(url, MODELS_PATH, key)
+    except NoEngine:
+        return None
+    if status >= SERVER_ERROR:  # it loads
+        return None
+    page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
+    return (await _kinds(page, url, key))[1]
+
+
+async def _kinds(page: bytes | None, url: str, key: str | None) -> tuple[str, str]:
+    """The kind to serve it as, by its page of metrics, and the kind that it is."""
+    kind = None if page is None else kind_of_page(page.decode("utf-8", "replace"))
+    return (PLAIN, await _by_settings(url, key)) if kind is None else (kind, kind)
 
 
 def _lists_regions(page: bytes | None) -> bool:
@@ -136,7 +152,8 @@ def _lists_regions(page: bytes | None) -> bool:
 
 async def _by_settings(url: str, key: str | None) -> str:
     for kind in WITH_SETTINGS:
-        if await _settings(url, key, kind) is not None:
+        page = await _settings(url, key, kind)
+        if page is not None and KINDS[kind].version(page):  # some answer 200 to any path
             return kind
     return PLAIN
 

@@ -140,8 +140,7 @@ OWN_SECRETS = (
 @click.option(
     "--engine-kind",
     type=click.Choice([kind.value for kind in GivenEngineKind]),
-    default=GivenEngineKind.VLLM.value,
-    show_default=True,
+    show_default="what each shows at the start; vllm where it does not answer yet",
     help="The kind of the given engines, for their metrics; openai has none.",
 )
 @click.option(
@@ -178,7 +177,7 @@ def command(
     profile: str | None,
     engines: tuple[GivenEngine, ...],
     engine_key_file: Path | None,
-    engine_kind: str,
+    engine_kind: str | None,
     **others: Any,
 ) -> None:
     """Run every region on this machine, until Ctrl-C.
@@ -198,7 +197,7 @@ def command(
         time_scale=1.0 if time_scale is None else time_scale,
         profile=profile,
         engines=_with_key(engines, engine_key_file),
-        engine_kind=GivenEngineKind(engine_kind),
+        engine_kind=None if engine_kind is None else GivenEngineKind(engine_kind),
         **others,
     )
     for name in OWN_SECRETS:

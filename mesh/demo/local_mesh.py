@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS
+from agents.adapters.engine_probe import recognised
 from agents.core.events import EngineScraped, ScrapeFailed
 from infra.address import Address
 from infra.bus import BusUnreachable
@@ -236,7 +237,7 @@ class LocalMesh:
     async def _start_given(
         self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
     ) -> None:
-        kind = self._options.engine_kind
+        kind = self._options.engine_kind or await recognised_kind(engine)
         agent = commands.agent(region, replica, engine, kind, self._profiles.get(region))
         supervised = self._supervisor.launch(agent)
         if await _ready_within(supervised, GIVEN_ENGINE_WITHIN_S):
@@ -295,6 +296,16 @@ def _pages(region: RegionTable, free: FreeAddresses) -> dict[RouterId, Address]:
     return pages | {router: free.first(host, workers) for router in others}
 
 
+async def recognised_kind(given: GivenEngine) -> GivenEngineKind:
+    """As which kind an agent is to serve it, by what it shows."""
+    page, key = given.metrics_page, given.key
+    seen = await recognised(given.url, page, None if key is None else key.get_secret_value())
+    if seen is None:
+        text = "%s does not answer yet: its agent takes it for %s (--engine-kind)"
+        log.warning(text, given.url, GivenEngineKind.VLLM)
+    return GivenEngineKind(seen or GivenEngineKind.VLLM)
+
+
 async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:
     """Why a given engine does not serve as one of that kind, and what to do. Takes 2 s at most.
 
@@ -314,7 +325,7 @@ async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:
 async def _read_engine(given: GivenEngine, kind: GivenEngineKind) -> EngineScraped | ScrapeFailed:
     engine = EngineClient(
         api_url=given.url,
-        metrics_url=given.metrics_url or f"{given.url}/metrics",
+        metrics_url=given.metrics_page,
         kind=KINDS[kind],
         clock=asyncio.get_running_loop().time,
         options=EngineOptions(

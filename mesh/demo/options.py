@@ -45,6 +45,10 @@ class GivenEngine:
     key: SecretStr | None = None  # its API key
     load_s: float | None = None  # patience before a first answer; None: its agent's default
 
+    @property
+    def metrics_page(self) -> str:
+        return self.metrics_url or f"{self.url}/metrics"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
@@ -58,7 +62,7 @@ class DemoOptions:
     time_scale: float = 1.0
     profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()
-    engine_kind: GivenEngineKind = GivenEngineKind.VLLM
+    engine_kind: GivenEngineKind | None = None  # of all of them; None: as each shows
     # Of every router; None: as the configuration says, or the router's own default.
     policy: str | None = None
     pushing: str | None = None

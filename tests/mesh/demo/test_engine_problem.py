@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.demo.local_mesh import engine_problem
+from mesh.demo.local_mesh import engine_problem, recognised_kind
 from mesh.demo.options import GivenEngine, GivenEngineKind
 from tests.agents.scripted_engine import Conversation, plain, running
 from tests.support.ports import free_ports
@@ -33,3 +33,33 @@ async def test_where_nobody_listens_no_kind_is_recommended() -> None:
     said = await engine_problem(GivenEngine("us", f"http://127.0.0.1:{port}"), GivenEngineKind.VLLM)
     assert str(port) in said
     assert HINT not in said
+
+
+@pytest.mark.parametrize(
+    ("pages", "kind"),
+    [
+        ({"/metrics": b"sglang:num_queue_reqs 0\n"}, GivenEngineKind.SGLANG),
+        (
+            {"/metrics": b"# HELP llamacpp:requests\nllamacpp:requests 0\n"},
+            GivenEngineKind.LLAMACPP,
+        ),
+        ({"/metrics": b"", "/server_info": b'{"version": "0.5.23"}'}, GivenEngineKind.SGLANG),
+        ({"/metrics": b"", "/props": b'{"build_info": "b1"}'}, GivenEngineKind.LLAMACPP),
+        (
+            {"/metrics": b"other 1\n", "/props": b'{"error": "no such path"}'},
+            GivenEngineKind.OPENAI,
+        ),
+    ],
+)
+async def test_the_kind_of_an_engine_is_what_it_shows(pages, kind) -> None:
+    async with running(nobody_asks) as engine:
+        engine.raw_pages |= {path: plain(200, page) for path, page in pages.items()}
+        assert await recognised_kind(GivenEngine("us", engine.url)) is kind
+
+
+async def test_an_engine_that_does_not_answer_yet_is_taken_for_vllm_with_a_word(caplog) -> None:
+    async with running(nobody_asks) as engine:
+        engine.raw_pages["/v1/models"] = plain(503, b"loading")
+        assert await recognised_kind(GivenEngine("us", engine.url)) is GivenEngineKind.VLLM
+    [record] = caplog.records
+    assert "does not answer yet: its agent takes it for vllm (--engine-kind)" in record.getMessage()
