@@ -16,7 +16,7 @@ from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, kind_of_page, read_object
 from agents.adapters.exchange import UnexpectedAnswer, exchange, fetched
 from agents.adapters.http_client import HttpBroken, origin
-from agents.adapters.listed_models import MODELS_PATH
+from agents.adapters.listed_models import MODELS_PATH, ListsNoModel, served
 from agents.adapters.optional_paths import PATIENCE_S, smallest_request
 from agents.core.engine_health import LOAD_S
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
@@ -88,6 +88,7 @@ class EngineFacts:
     loaded: Mapping[ModelId, bool] | None = None  # of each model; None where it does not say
     failed: Mapping[str, int] = field(default_factory=dict)  # the server error, by path
     unfinished: tuple[ModelId, ...] = ()
+    is_listed: bool = True  # else its one model is the one that was to be tried
     trial: Trial | None = None  # none where a request might have made it load a model
 
     @property
@@ -108,7 +109,7 @@ async def examined(
     """The engine there. `metrics_url`: its page; `model`: one to try, though it may have to load
     it. Raises NoEngine."""
     page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
-    models_status, _ = await _required(url, MODELS_PATH, key)
+    models_status, listed = await _required(url, MODELS_PATH, key)
     if _lists_regions(await _page(url, REGIONS, key)):
         raise NoEngine(f"{url} is a router of a mesh: give the URL of an engine behind it")
     if models_status == UNAUTHORIZED:
@@ -118,7 +119,17 @@ async def examined(
             f"{url}{MODELS_PATH} answers HTTP {models_status}: there is a server, but no engine "
             "with OpenAI's API; give the URL without /v1"
         )
-    return await _scraped(url, metrics_url, key, await _kinds(page, url, key), model)
+    given = () if model is None or _lists_some(listed) else (model,)
+    options = EngineOptions(key=key, scrape_timeout_s=TIMEOUT_S, models=given)
+    kind, seen = await _kinds(page, url, key)
+    clock = asyncio.get_running_loop().time
+    client = EngineClient(url, metrics_url, KINDS[kind], clock, options)
+    try:
+        facts = await _scraped(client, kind, seen, model)
+    finally:
+        client.close()
+    version = facts.version or await _version(url, key, seen)
+    return replace(facts, version=version, is_listed=not given)
 
 
 async def recognised(url: str, metrics_url: str, key: str | None) -> str | None:
@@ -137,6 +148,15 @@ async def _kinds(page: bytes | None, url: str, key: str | None) -> tuple[str, st
     """The kind to serve it as, by its page of metrics, and the kind that it is."""
     kind = None if page is None else kind_of_page(page.decode("utf-8", "replace"))
     return (PLAIN, await _by_settings(url, key)) if kind is None else (kind, kind)
+
+
+def _lists_some(page: bytes) -> bool:
+    try:
+        return bool(served(page, MODELS_PATH).names)
+    except ListsNoModel:
+        return False
+    except UnexpectedAnswer:
+        return True  # that is told
 
 
 def _lists_regions(page: bytes | None) -> bool:
@@ -168,62 +188,48 @@ async def _settings(url: str, key: str | None, kind: str) -> bytes | None:
 
 
 async def _scraped(
-    url: str, metrics_url: str, key: str | None, kinds: tuple[str, str], asked: ModelId | None
+    client: EngineClient, kind: str, seen: str, asked: ModelId | None
 ) -> EngineFacts:
-    """The same as an agent learns, scrape by scrape. `kinds`: to serve it as, and which it is."""
-    kind, seen = kinds
-    clock = asyncio.get_running_loop().time
-    client = EngineClient(
-        api_url=url,
-        metrics_url=metrics_url,
-        kind=KINDS[kind],
-        clock=clock,
-        options=EngineOptions(key=key, scrape_timeout_s=TIMEOUT_S),
-    )
+    """The same as an agent learns, scrape by scrape. `asked`: first try this model."""
     models: tuple[ModelId, ...] = ()
     cards: Mapping[ModelId, ModelCard] = {}
     reading, states = NOTHING_KNOWN, NO_STATES
-    try:
-        for _ in range(SCRAPES_MAX):
-            client.refresh_models()
-            found = await client.scrape()
-            if isinstance(found, ScrapeFailed):
-                raise NoEngine(found.detail)
-            if found.models is not None:
-                models, cards, states = found.models, found.cards, found.states
-            reading = found.reading
-            if not client.optional.to_try:
-                break
-        unfinished = await _asked_loaded(client, states)
-        trial = None
-        if asked is not None:
-            trial = await _tried(client, asked, LOAD_S)
-            await client.optional.ask_of(asked)
-        elif (known := await _to_try(client)) is not None:
-            trial = await _tried(client, known, PATIENCE_S)
-        paths = client.optional.routes.paths
-        routes = client.optional.routes.known() or KnownRoutes()
-        open_ones = {*client.optional.unknown} & {*routes.unknown}
-        unsettled = tuple(sorted(open_ones.difference(paths)))
-        facts = EngineFacts(
-            kind,
-            seen,
-            client.version,
-            models,
-            cards,
-            paths,
-            unsettled,
-            reading,
-            tuple(path for path in routes.unknown if path not in unsettled),
-            routes.lacking,
-            {name: states.get(name) is ModelState.LOADED for name in models} if states else None,
-            client.optional.failed,
-            unfinished,
-            trial,
-        )
-    finally:
-        client.close()
-    return replace(facts, version=facts.version or await _version(url, key, seen))
+    trial = None if asked is None else await _tried(client, asked, LOAD_S)
+    for _ in range(SCRAPES_MAX):
+        client.refresh_models()
+        found = await client.scrape()
+        if isinstance(found, ScrapeFailed):
+            raise NoEngine(found.detail)
+        if found.models is not None:
+            models, cards, states = found.models, found.cards, found.states
+        reading = found.reading
+        if not client.optional.to_try:
+            break
+    unfinished = await _asked_loaded(client, states)
+    if asked is None and (known := await _to_try(client)) is not None:
+        trial = await _tried(client, known, PATIENCE_S)
+    elif asked is not None and states.get(asked) is not ModelState.LOADED:
+        await client.optional.ask_of(asked)
+    paths = client.optional.routes.paths
+    routes = client.optional.routes.known() or KnownRoutes()
+    open_ones = {*client.optional.unknown} & {*routes.unknown}
+    unsettled = tuple(sorted(open_ones.difference(paths)))
+    return EngineFacts(
+        kind=kind,
+        seen_kind=seen,
+        version=client.version,
+        models=models,
+        cards=cards,
+        paths=paths,
+        unsettled=unsettled,
+        reading=reading,
+        untold=tuple(path for path in routes.unknown if path not in unsettled),
+        lacking=routes.lacking,
+        loaded={name: states.get(name) is ModelState.LOADED for name in models} if states else None,
+        failed=client.optional.failed,
+        unfinished=unfinished,
+        trial=trial,
+    )
 
 
 async def _asked_loaded(client: EngineClient, states: States) -> tuple[ModelId, ...]:

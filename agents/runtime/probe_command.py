@@ -1,6 +1,7 @@
 """`mesh-agent probe URL`: what an agent learns from an engine, and how to install the agent."""
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +52,7 @@ def _model(name: str) -> ModelId:
     "--model",
     metavar="NAME",
     callback=lambda ctx, param, value: value if value is None else _model(value),
-    help="Try this one, though the engine may have to load it.",
+    help="Try this one, though the engine may have to load it, or lists none.",
     show_default="one that is loaded",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -89,7 +90,8 @@ def command(
 def _environment(facts: EngineFacts, url: str, metrics_url: str) -> list[str]:
     """Of the agent's file in /etc/mesh/agents."""
     lines = [f"ENGINE_KIND={facts.kind}", f"ENGINE_URL={url}"]
-    return [*lines, f"METRICS_URL={metrics_url}"] if metrics_url else lines
+    lines += [f"METRICS_URL={metrics_url}"] if metrics_url else []
+    return lines if facts.is_listed else [*lines, f"MESH_ENGINE_MODELS={facts.models[0]}"]
 
 
 def _advice(facts: EngineFacts) -> Iterator[str]:
@@ -176,5 +178,5 @@ def _as_text(facts: EngineFacts, url: str, environment: list[str]) -> Iterator[s
         yield f"note: {line}"
     yield ""
     yield "to install its agent (docs/install.md), with REPLICA as a name of mesh.toml:"
-    yield f"  printf '%s\\n' {' '.join(environment)} > /etc/mesh/agents/REPLICA.env"
+    yield f"  printf '%s\\n' {shlex.join(environment)} > /etc/mesh/agents/REPLICA.env"
     yield "  systemctl enable --now mesh-agent@REPLICA"

@@ -237,6 +237,13 @@ async def test_no_model_is_sent_a_chat_that_might_have_to_be_loaded_unless_asked
     assert server.chats == ["a"]
 
 
+async def test_a_model_that_the_engine_can_not_list_is_tried_and_given_to_its_agent():
+    async with Recorded({"/v1/models": b'{"data": []}'}) as url:
+        facts = await found(url, "--model", "m")
+    assert (facts["models"], facts["trial"]["answered"]) == (["m"], CHAT)
+    assert "MESH_ENGINE_MODELS=m" in facts["environment"]
+
+
 async def test_several_models_of_which_it_does_not_say_which_is_loaded_are_sent_no_chat():
     server = Recorded({"/v1/models": b'{"data": [{"id": "a"}, {"id": "b"}]}'})
     async with server as url:
