@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import Asked, ModelRule
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
+from mesh.core.model.served_names import served_name
 from mesh.core.router import RouterCore
 from schemas.exchange import Refusal
-from schemas.http import Fault
+from schemas.http import MESSAGES, Fault
+from schemas.settings import ContinueStreams
 from tests.mesh.core import build
 
 RULES = (ModelRule(name="chat", to=(("stable", 0.5), ("canary", 0.5))),)
@@ -84,7 +88,31 @@ def test_it_breaks_so_often_and_no_more() -> None:
         assert isinstance(story.read()[0], fx.Dispatch)
         story.reported()  # those that failed it before may have it again
     story.started()
-    assert story.failed() == [fx.Fail(1, Fault.ENGINE_FAILED, "cut", None, None)]
+    message = "cut; it has gone on from 3 other engines, and does no more"
+    assert story.failed() == [fx.Fail(1, Fault.ENGINE_FAILED, message, None, None)]
+
+
+OFF = ModelRule(name=build.MODEL, continue_streams=ContinueStreams.OFF)
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "why"),
+    [
+        (
+            {"model": served_name(build.MODEL, MESSAGES)},
+            {},
+            "; a stream of this API does not go on",
+        ),
+        ({}, {"models": (OFF,)}, "; continue_streams of its model is off"),
+        ({}, {}, "; it does not go on from another engine: it is too long"),
+        ({"streams": False}, {}, ""),
+    ],
+)
+def test_what_can_not_go_on_at_all_says_why(fields, settings, why) -> None:
+    story = Story(settings=settings, **fields)
+    story.started(may_continue=False)
+    [failed] = story.failed()
+    assert failed.message.startswith(f"cut{why}") and (why or failed.message == "cut")
 
 
 def test_it_is_the_requests_end_where_nothing_is_kept_or_nobody_can() -> None:
