@@ -79,7 +79,7 @@ def leaves_room(state: RouterState, request: Request, place: PlacementResult, no
 def kept_from(
     state: RouterState, request: Request, now: float, found: dict[ModelId, frozenset[str]]
 ) -> frozenset[str]:
-    """Replicas that have work, and are left to tenants who were given less than its own.
+    """Replicas that have work, and are kept for tenants who were given less than its own.
 
     `found`: what is kept of each kind of work, since the last placement."""
     work = work_name(request.model)
@@ -93,8 +93,8 @@ def kept_from(
     return found[work]
 
 
-def all_leave(state: RouterState, request: Request, now: float) -> bool:
-    """Whether all tenants that wait for its work leave replicas to others, as its own does."""
+def kept_from_all(state: RouterState, request: Request, now: float) -> bool:
+    """Whether replicas are kept from all tenants that wait for its work, as from its own."""
     shares = state.shares.get(work_name(request.model))
     tenants = state.held.of_tenants(request.model)
     return shares is not None and all(shares.is_behind_others(one, now) for one in tenants)

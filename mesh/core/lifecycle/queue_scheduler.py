@@ -89,8 +89,8 @@ def place_new(state: RouterState, request: Request, now: float) -> PlacementResu
     ahead, queue = state.held.waiting(request.model), len(state.held) + 1
     if shares is not None:
         ahead = fair_turns.ahead(state, request)
-    left = fair_turns.kept_from(state, request, now, {}) if state.shares else NONE
-    place = state.placer.place(request, (), now, ahead, queue, left=left)
+    kept = fair_turns.kept_from(state, request, now, {}) if state.shares else NONE
+    place = state.placer.place(request, (), now, ahead, queue, kept_from=kept)
     if must_wait and place.placement is Placement.LOCAL:
         return state.placer.held(request, OTHERS_WAIT)
     place = _within_its_share(state, request, place, now)
@@ -128,18 +128,20 @@ def place_waiting(state: RouterState, now: float) -> None:
     stuck: set[tuple[Need, str, frozenset[str], frozenset[str]]] = set()
     done: set[tuple[Need, str]] = set()  # none of whose requests can be placed
     needs = len(state.held.held_needs) * state.placer.policy_count
-    kept: dict[ModelId, frozenset[str]] = {}  # by work
+    found: dict[ModelId, frozenset[str]] = {}  # what is kept, by work
     ahead: Counter[ModelId] = Counter()  # requests by work that stay held, up to here
     for request in fair_turns.in_order(state, now):
         record = state.inflight[request.key]
         need, avoid = (need_of(request), state.placer.policy_name(request)), record.avoided(now)
         work = work_name(request.model)
-        left = fair_turns.kept_from(state, request, now, kept) if state.shares else NONE
-        if not stuck.isdisjoint(((*need, NONE, NONE), (*need, avoid, left))):
+        kept = fair_turns.kept_from(state, request, now, found) if state.shares else NONE
+        if not stuck.isdisjoint(((*need, NONE, NONE), (*need, avoid, kept))):
             ahead[work] += 1
             continue
         queue = len(state.held)
-        place = state.placer.place(request, avoid, now, ahead[work], queue, is_held=True, left=left)
+        place = state.placer.place(
+            request, avoid, now, ahead[work], queue, is_held=True, kept_from=kept
+        )
         place = _within_its_share(state, request, place, now)
         record.decided(place)
         ahead[work] += place.target is None
@@ -147,13 +149,13 @@ def place_waiting(state: RouterState, now: float) -> None:
             _sent_to(state, place)
             state.held.release(request)
             begin(state, record, place, now)
-            kept.clear()
+            found.clear()
             continue
         if place.by_choice and len(state.choosy) < CHOOSY_MAX:
             state.choosy[request.key] = need_of(request)
             continue
-        stuck.add((*need, avoid, left))
-        if not avoid and (not left or fair_turns.all_leave(state, request, now)):
+        stuck.add((*need, avoid, kept))
+        if not avoid and (not kept or fair_turns.kept_from_all(state, request, now)):
             done.add(need)
             if len(done) == needs:
                 return

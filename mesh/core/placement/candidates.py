@@ -22,11 +22,10 @@ from mesh.core.view.replica_table import OTHER_MODEL, ReplicaTable
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.residency import Label
-from schemas.state import Heartbeat
 
 KEPT_MAX = 64  # models
 REFUSED_BEFORE = "it refused or failed before"
-LEFT = "it is left to tenants that have had less"
+FOR_OTHERS = "it is kept for tenants that have had less"
 NOT_LOADED = "another replica has the adapter"
 NO_LOAD_FOR_COPY = "a copy loads no adapter"
 
@@ -44,12 +43,12 @@ class CandidateLayer:
     def __len__(self) -> int:
         return len(self.free) + len(self.busy)
 
-    def without(self, left: Collection[str]) -> "CandidateLayer":
-        """One in which these are not free, as they are left to other tenants."""
-        if not left:
+    def without(self, kept_from: Collection[str]) -> "CandidateLayer":
+        """One in which these are not free, as they are kept for other tenants."""
+        if not kept_from:
             return self
-        busy = [(target, LEFT) for target in self.free if target.name in left]
-        free = [target for target in self.free if target.name not in left]
+        busy = [(target, FOR_OTHERS) for target in self.free if target.name in kept_from]
+        free = [target for target in self.free if target.name not in kept_from]
         return CandidateLayer(self.kind, free, self.busy + busy)
 
 
@@ -94,9 +93,9 @@ class CandidateCache:
         *,
         sampling: Sampling | None,
         busy_too: bool,
-        left: Collection[str] = (),
+        kept_from: Collection[str] = (),
     ) -> CandidateLayer:
-        """The local replicas; valid until the next call. Those in `left` are not free.
+        """The local replicas; valid until the next call. Those in `kept_from` are not free.
 
         Of a large fleet a sample, if the policy names the replicas that it must contain
         (`sampling`) and any of the sample is available. A request that requires labels gets all:
@@ -115,9 +114,9 @@ class CandidateCache:
             # The hold queue is shared by all replicas: these few get their part of it.
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
-            layer = layer.without(left)
+            layer = layer.without(kept_from)
             if layer.free:
-                layer = self._judged(layer, request, avoid, now)
+                layer = self._judged(layer, request, avoid, now, busy_too=busy_too)
                 if layer.free:
                     return layer
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
@@ -125,7 +124,7 @@ class CandidateCache:
             layer = self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         else:
             layer = self._of_all(model, now)
-        return self._judged(layer.without(left), request, avoid, now)
+        return self._judged(layer.without(kept_from), request, avoid, now, busy_too=busy_too)
 
     def of_peers(
         self,
@@ -164,11 +163,19 @@ class CandidateCache:
         return layer
 
     def _judged(
-        self, layer: CandidateLayer, request: Request, avoid: Collection[str], now: float
+        self,
+        layer: CandidateLayer,
+        request: Request,
+        avoid: Collection[str],
+        now: float,
+        *,
+        busy_too: bool,
     ) -> CandidateLayer:
         """Local replicas without those that fail, and without slow ones that have their share."""
         if self._replicas.failing.places:
             layer = self._without_failing(layer, request, avoid, now)
+        if not busy_too and request.model in self._replicas.unloaded:
+            layer = _loaded_first(layer, request.model)
         if (slow := self._replicas.slow).by_key and len(layer.free) > 1:
             barred = {
                 target.name: (target, why)
@@ -281,8 +288,6 @@ class CandidateCache:
         if avoid:
             others += [(one, REFUSED_BEFORE) for one in free if one.heartbeat.replica in avoid]
             free = [one for one in free if one.heartbeat.replica not in avoid]
-        if not busy_too and model in self._replicas.unloaded:
-            free, others = _loaded_first(model, free, others)
         kind = CandidateKind.REPLICA
         busy = [
             (Target(replica.heartbeat.replica, replica.load, kind, None, replica), why)
@@ -318,15 +323,18 @@ def targets_of(replicas: Sequence[Replica]) -> list[Target]:
     return _targets(replicas, {one.heartbeat.region: 0.0 for one in replicas}, 0)
 
 
-def _loaded_first(
-    adapter: ModelId, free: list[Replica], others: list[tuple[Replica, str]]
-) -> tuple[list[Replica], list[tuple[Replica, str]]]:
+def _loaded_first(layer: CandidateLayer, adapter: ModelId) -> CandidateLayer:
     """For a policy that prices no load: those that have it loaded; where none is free, those that
     are loading it; else all."""
-    loads = [_loads(one.heartbeat, adapter) for one in free]
+    loads = [_loads(target.replica, adapter) for target in layer.free]
     least = min(loads, default=0)
-    later = [(one, NOT_LOADED) for one, load in zip(free, loads, strict=True) if load > least]
-    return [one for one, load in zip(free, loads, strict=True) if load == least], others + later
+    found = CandidateLayer(layer.kind, busy=layer.busy.copy())
+    for target, load in zip(layer.free, loads, strict=True):
+        if load == least:
+            found.free.append(target)
+        else:
+            found.busy.append((target, NOT_LOADED))
+    return found
 
 
 def of_loaded(layer: CandidateLayer, adapter: ModelId) -> CandidateLayer:
@@ -341,8 +349,10 @@ def of_loaded(layer: CandidateLayer, adapter: ModelId) -> CandidateLayer:
     return found
 
 
-def _loads(beat: Heartbeat, adapter: ModelId) -> int:
+def _loads(replica: Replica | None, adapter: ModelId) -> int:
     """0: it has the adapter; 1: it is loading it; 2: it would have to."""
+    assert replica is not None, "a local one"
+    beat = replica.heartbeat
     return 2 if adapter in beat.loadable else int(adapter in beat.loading)
 
 

@@ -58,10 +58,10 @@ class Pairs:
         *,
         judges_load: bool,
         prices_pairs: bool,
-        left: Collection[str] = (),
+        kept_from: Collection[str] = (),
     ) -> CandidateLayer:
         """The layer with pairs in place of their decode replicas, or beside them, and first; with
-        none of the prefill replicas in `left`."""
+        none of the prefill replicas in `kept_from`."""
         by_kind: dict[str, Prefill | None] = {}
         pairs: list[Target] = []
         free: list[Target] = []
@@ -73,7 +73,7 @@ class Pairs:
                 continue
             if kind not in by_kind:
                 by_kind[kind] = self._prefill(
-                    request, kind, avoid, now, judges_load=judges_load, left=left
+                    request, kind, avoid, now, judges_load=judges_load, kept_from=kept_from
                 )
             prefill, is_whole = by_kind[kind], _takes_whole(target.replica)
             may_pair = prefill is not None and request.kind.may_pair
@@ -93,7 +93,7 @@ class Pairs:
         now: float,
         *,
         judges_load: bool,
-        left: Collection[str],
+        kept_from: Collection[str],
     ) -> Prefill | None:
         """The prefill replicas of that kind that may get the request now; None if none may."""
         name = prefill_name(request.model, kind)
@@ -106,7 +106,7 @@ class Pairs:
             one
             for one in free
             if one.heartbeat.replica not in avoid
-            and one.heartbeat.replica not in left
+            and one.heartbeat.replica not in kept_from
             and self._residency.takes_replica(wanted, one)
         ]
         if not found or not request.is_whole_here:

@@ -223,17 +223,17 @@ class Placer:
         queue: int = 1,
         *,
         is_held: bool = False,
-        left: frozenset[str] = NONE,
+        kept_from: frozenset[str] = NONE,
     ) -> PlacementResult:
         """Choose a place; changes no state. Places in `avoid` failed this request before, replicas
-        in `left` are left to other tenants.
+        in `kept_from` are kept for other tenants.
 
         `ahead`: requests that are held here and go before it. `queue`: all that look for a place
         here, held ones and this one. `is_held`: it is one of them; of a peer's request, a peer is
         chosen if it is to be handed back, for a region that serves it sooner than a replica here.
         """
         pair = self._pair_of(request)
-        local = self._local_layer(pair, request, avoid, now, ahead, left)
+        local = self._local_layer(pair, request, avoid, now, ahead, kept_from)
         if local.free and not pair.local.joint:
             return self._choose(pair, pair.local, request, local.free, now, local)
         kind = request.kind
@@ -367,11 +367,17 @@ class Placer:
         avoid: Collection[str],
         now: float,
         ahead: int,
-        left: frozenset[str] = NONE,
+        kept_from: frozenset[str] = NONE,
     ) -> CandidateLayer:
         judges_load = pair.local.judges_load
         layer = self._candidates.of_replicas(
-            request, avoid, now, ahead, sampling=pair.sampling, busy_too=judges_load, left=left
+            request,
+            avoid,
+            now,
+            ahead,
+            sampling=pair.sampling,
+            busy_too=judges_load,
+            kept_from=kept_from,
         )
         if not request.kind.loads_adapters and request.model in self._replicas.unloaded:
             layer = of_loaded(layer, request.model)
@@ -382,7 +388,7 @@ class Placer:
             layer,
             avoid,
             now,
-            left=left,
+            kept_from=kept_from,
             judges_load=judges_load,
             prices_pairs=pair.prices_pairs,
         )

@@ -19,7 +19,7 @@ and what estimates were wrong by. It is not counted while nobody else waits: idl
 anybody's. Each router counts for itself: among n routers the bound is n times as wide.
 
 A prompt that an engine computes delays whoever comes next, whatever the shares. So tenants are
-kept apart: as many replicas as those who were given less use, to the nearest, are left to them,
+kept apart: as many replicas as those who were given less use, to the nearest, are kept for them,
 once these have been given all that they can compute.
 
 Rejected: requests in place of seconds (long prompts would take all), a share of requests that may
@@ -162,7 +162,7 @@ class FairShares:
         )
 
     def kept(self, now: float) -> frozenset[str]:
-        """Replicas that who was given more leaves to the others."""
+        """Replicas for those who were given less."""
         if now - self._kept[0] >= LOOK_S:
             self._fade(now)
             used_s = sum(use.first_s for use in self._uses.values())

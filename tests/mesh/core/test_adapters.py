@@ -7,6 +7,7 @@ from mesh.core.membership.region_digest import ADAPTERS_PUBLISHED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import served_name
+from mesh.core.placement.candidates import FOR_OTHERS
 from mesh.core.view.replica import LOAD_START_S
 from schemas.decision import Placement
 from schemas.exchange import Refusal
@@ -65,6 +66,31 @@ def test_a_replica_that_has_the_adapter_goes_first_then_one_that_loads_it(policy
     region.says("b", state=ReplicaState.DOWN)
     assert region.ask().replica == "c"
     region.says("c", state=ReplicaState.DOWN)
+    assert region.ask().replica == "a"
+
+
+@pytest.mark.parametrize("policy", ["mesh", "least-load", "skywalker", "round-robin"])
+def test_where_the_one_that_has_it_is_kept_for_others_another_loads_it(policy) -> None:
+    """It waits only where no other may: for its share, as its tenant has had more."""
+    region = Region(policy)
+    region.says("a", loadable={SQL: 0.5})
+    region.says("b", has=(SQL,))
+    placer, asked = region.core.state.placer, request(1, model=SQL)
+    assert placer.place(asked, (), region.now, kept_from=frozenset("b")).target == "a"
+    region.says("a")
+    held = placer.place(asked, (), region.now, kept_from=frozenset("b"))
+    assert held.placement is Placement.HOLD
+    assert [(one.name, one.why) for one in held.candidates] == [("b", FOR_OTHERS)]
+
+
+@pytest.mark.parametrize("policy", ["mesh", "least-load", "skywalker", "round-robin"])
+def test_where_the_one_that_has_it_fails_another_loads_it(policy) -> None:
+    region = Region(policy)
+    region.says("a", loadable={SQL: 0.5})
+    region.says("b", has=(SQL,))
+    failing = region.core.replicas.failing
+    while not failing.bars("b", SQL, region.now, has_failed=False):
+        failing.failed("b", SQL, "HTTP 500", region.now)
     assert region.ask().replica == "a"
 
 

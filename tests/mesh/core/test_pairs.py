@@ -354,7 +354,7 @@ def test_who_leaves_a_prefill_replica_to_others_may_try_one_that_failed(monkeypa
     )
     asked = build.request(1, "", region.now, prompt=build.prompt("ABCD", 8000))
     placer = region.core.state.placer
-    place = placer.place(asked, (), region.now, left=frozenset({"p2"}))
+    place = placer.place(asked, (), region.now, kept_from=frozenset({"p2"}))
     assert place.prefill.replica == "p1"
 
 

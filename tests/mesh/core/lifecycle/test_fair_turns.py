@@ -16,7 +16,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Served
-from mesh.core.placement.candidates import LEFT
+from mesh.core.placement.candidates import FOR_OTHERS
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.fair_shares import (
     ANSWER_FACTOR,
@@ -246,10 +246,10 @@ def test_who_has_had_more_goes_to_a_kept_replica_only_if_it_has_no_work():
     assert fair_turns.kept_from(state, beta, engines.now, {}) == set()
     engines.end("b", 1)
     engines.end("a", 1)
-    place = state.placer.place(acme, (), engines.now, left=frozenset({"a"}))
+    place = state.placer.place(acme, (), engines.now, kept_from=frozenset({"a"}))
     assert place.target == "b"
     whys = {one.name: one.why for one in place.candidates}
-    assert whys["a"] == LEFT
+    assert whys["a"] == FOR_OTHERS
 
 
 def test_where_all_who_wait_leave_replicas_to_others_a_try_ends_with_the_first(monkeypatch):

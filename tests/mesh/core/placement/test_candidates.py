@@ -165,7 +165,7 @@ def test_replicas_that_are_left_to_others_take_nobodys_place_in_a_sample(region)
     for one in names[::20]:
         layer = region.layers.of_replicas(
             request(1), (), region.now, 0,
-            sampling=NoHolders(), busy_too=True, left=set(region.replicas.by_name) - {one},
+            sampling=NoHolders(), busy_too=True, kept_from=set(region.replicas.by_name) - {one},
         )  # fmt: skip
         assert [target.name for target in layer.free] == [one]
 
