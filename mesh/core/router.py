@@ -347,7 +347,7 @@ def _hold_expired(state: RouterState, record: RequestRecord, now: float) -> None
 HANDLERS: Mapping[type, Handler] = {
     ev.RequestArrived: _on_request,
     ev.ClientGone: _on_client_gone,
-    ev.CostEstimated: lambda state, event, now: fair_turns.estimated(state, event),
+    ev.CostEstimated: fair_turns.estimated,
     ev.HeartbeatSeen: cluster_events.on_heartbeat,
     ev.DigestSeen: cluster_events.on_digest,
     ev.RttMeasured: cluster_events.on_round_trip,

@@ -218,7 +218,7 @@ def served(state: RouterState, record: RequestRecord, served: Served | None, now
     if record.suspects or replicas.failing.places or state.peers.failing.places:
         _judge(state, record, served, now)
     if state.shares:
-        fair_turns.served(state, request, served)
+        fair_turns.served(state, request, served, now)
     replicas.slow.served(request.key, served, now)
     if record.destination is not None:
         state.placer.served(request, record.destination, served, now)

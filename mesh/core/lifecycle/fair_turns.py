@@ -117,18 +117,18 @@ def placed(state: RouterState, request: Request, place: PlacementResult, now: fl
     s_per_token = release_order.s_per_token(state, request.model)
     estimate = Placed(request.tenant, place.prefill_tokens, answer_tokens, s_per_token)
     if place.placement is Placement.LOCAL:
-        there = estimate if place.prefill is None else estimate._replace(answer_tokens=0.0)
-        shares.computes(_computes(place), there, now)
+        generates = place.prefill is None
+        estimate = shares.computes(_computes(place), estimate, now, generates=generates)
     shares.placed(request.key, estimate, is_followed=request.kind.ends_here)
 
 
-def came_back(state: RouterState, request: Request) -> None:
+def came_back(state: RouterState, request: Request, now: float) -> None:
     """It is held again."""
     if (shares := state.shares.get(work_name(request.model))) is not None:
-        shares.came_back(request.key)
+        shares.came_back(request.key, now)
 
 
-def served(state: RouterState, request: Request, served: Served) -> None:
+def served(state: RouterState, request: Request, served: Served, now: float) -> None:
     """What its engine reported at its end."""
     shares = state.shares.get(work_name(request.model))
     if shares is None:
@@ -136,14 +136,14 @@ def served(state: RouterState, request: Request, served: Served) -> None:
     prompt_tokens: float | None = None
     if served.prompt_tokens is not None and served.cached_tokens is not None:
         prompt_tokens = max(0, served.prompt_tokens - served.cached_tokens)
-    shares.served(request.key, prompt_tokens, served.output_tokens)
+    shares.served(request.key, prompt_tokens, served.output_tokens, now)
 
 
-def estimated(state: RouterState, event: ev.CostEstimated) -> None:
+def estimated(state: RouterState, event: ev.CostEstimated, now: float) -> None:
     """Its client left, or its deadline passed: what was computed until then counts."""
     shares = state.shares.get(work_name(event.model))
     if shares is not None:
-        shares.served(event.key, event.uncached, event.output)
+        shares.served(event.key, event.uncached, event.output, now)
 
 
 def expire(state: RouterState, now: float) -> None:

@@ -167,7 +167,7 @@ def hold(state: RouterState, record: RequestRecord, now: float) -> None:
         return
     attempts.leave(state, record, now)
     if state.shares:
-        fair_turns.came_back(state, record.request)
+        fair_turns.came_back(state, record.request, now)
     record.hold(now)
     state.held.put(record.request, comes_back=record.attempt > 0)
     admission.waits(state, record.request, now)

@@ -69,8 +69,13 @@ class Use:
     at: float
 
     def fade(self, now: float) -> None:
-        left = math.exp((self.at - now) / USE_S)
+        left = _left(self.at, now)
         self.first_s, self.more_s, self.at = self.first_s * left, self.more_s * left, now
+
+
+def _left(since: float, now: float) -> float:
+    """The part that has not faded of what was given then."""
+    return math.exp((since - now) / USE_S)
 
 
 class Placed(NamedTuple):
@@ -80,10 +85,21 @@ class Placed(NamedTuple):
     prompt_tokens: float
     answer_tokens: float
     s_per_token: float
+    # Where it is in the use of a replica:
+    replica: str = ""
+    generates: bool = True  # the answer too
+    is_first: bool = False
+    at: float = 0.0
 
     @property
     def seconds(self) -> float:
         return engine_s(self.prompt_tokens, self.answer_tokens, self.s_per_token)
+
+    @property
+    def use_s(self) -> float:
+        """Of its seconds, those of the replica."""
+        answer_tokens = self.answer_tokens if self.generates else 0.0
+        return engine_s(self.prompt_tokens, answer_tokens, self.s_per_token)
 
 
 def engine_s(prompt_tokens: float, answer_tokens: float, s_per_token: float) -> float:
@@ -173,14 +189,26 @@ class FairShares:
             self._kept = now, frozenset(full)
         return self._kept[1]
 
-    def computes(self, replica: str, placed: Placed, now: float) -> None:
-        """It is placed there."""
-        use = self._uses.setdefault(replica, Use(0.0, 0.0, now))
+    def computes(
+        self, replica: str, placed: Placed, now: float, *, generates: bool = True
+    ) -> Placed:
+        """It is placed there: count it in the replica's use. `generates`: the answer too."""
+        is_first = not self.is_behind_others(placed.tenant, now)
+        counted = placed._replace(replica=replica, generates=generates, is_first=is_first, at=now)
+        self._uses.setdefault(replica, Use(0.0, 0.0, now))
+        self._use(counted, counted.use_s, now)
+        return counted
+
+    def _use(self, placed: Placed, seconds: float, now: float) -> None:
+        """So much more of its replica's time."""
+        use = self._uses.get(placed.replica)
+        if use is None:
+            return
         use.fade(now)
-        if self.is_behind_others(placed.tenant, now):
-            use.more_s += placed.seconds
+        if placed.is_first:
+            use.first_s = max(0.0, use.first_s + seconds)
         else:
-            use.first_s += placed.seconds
+            use.more_s = max(0.0, use.more_s + seconds)
 
     def _fade(self, now: float) -> None:
         for name, use in list(self._uses.items()):
@@ -201,27 +229,34 @@ class FairShares:
             if len(self._open) > OPEN_MAX:
                 del self._open[next(iter(self._open))]
 
-    def came_back(self, key: int) -> None:
+    def came_back(self, key: int, now: float) -> None:
         """It was not computed where it had been placed."""
-        placed = self._open.pop(key, None)
-        share = None if placed is None else self._shares.get(placed.tenant)
-        if placed is not None and share is not None:
-            share.given_s -= placed.seconds / share.weight
+        self._correct(key, 0.0, 0.0, now)
 
-    def served(self, key: int, prompt_tokens: float | None, answer_tokens: float | None) -> None:
+    def served(
+        self, key: int, prompt_tokens: float | None, answer_tokens: float | None, now: float
+    ) -> None:
         """What was computed for it, as far as its engine reported that."""
-        placed = self._open.pop(key, None)
+        placed = self._open.get(key)
         share = None if placed is None else self._shares.get(placed.tenant)
-        if placed is None or share is None:
-            return
-        if answer_tokens is not None:
+        if share is not None and answer_tokens is not None:
             share.answer_tokens += ANSWER_WEIGHT * (answer_tokens - share.answer_tokens)
-        seconds = engine_s(
-            placed.prompt_tokens if prompt_tokens is None else prompt_tokens,
-            placed.answer_tokens if answer_tokens is None else answer_tokens,
-            placed.s_per_token,
+        self._correct(key, prompt_tokens, answer_tokens, now)
+
+    def _correct(
+        self, key: int, prompt_tokens: float | None, answer_tokens: float | None, now: float
+    ) -> None:
+        """It took so much, as far as that is known, and not what was estimated."""
+        placed = self._open.pop(key, None)
+        if placed is None:
+            return
+        took = placed._replace(
+            prompt_tokens=placed.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            answer_tokens=placed.answer_tokens if answer_tokens is None else answer_tokens,
         )
-        share.given_s += (seconds - placed.seconds) / share.weight
+        if (share := self._shares.get(placed.tenant)) is not None:
+            share.given_s += (took.seconds - placed.seconds) / share.weight
+        self._use(placed, (took.use_s - placed.use_s) * _left(placed.at, now), now)
 
     def expire(self, waiting: Collection[str], now: float) -> bool:
         """Forget tenants that have had no request for long; whether fewer than two are left."""

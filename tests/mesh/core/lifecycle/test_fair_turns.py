@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
+from math import exp
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.lifecycle import fair_turns
-from mesh.core.lifecycle.queue_scheduler import UNCHANGED_S, place_waiting
+from mesh.core.lifecycle.queue_scheduler import RETRY_S, UNCHANGED_S, place_waiting
 from mesh.core.lifecycle.release_order import SORTED_MAX
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -21,19 +22,22 @@ from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.fair_shares import (
     ANSWER_FACTOR,
     CREDIT_S,
+    FADED_S,
     KEPT_S,
     LOOK_S,
+    USE_S,
     FairShares,
     Placed,
     engine_s,
 )
 from mesh.core.requests.hold_queue import HoldQueue
 from schemas.decision import Placement
-from schemas.exchange import Priority
+from schemas.exchange import Priority, Refusal
 from schemas.settings import Pushing, PushingKind
-from tests.mesh.core.build import MODEL, beat, core, foreign, request
+from tests.mesh.core.build import MODEL, US, beat, core, foreign, request
 
 S_PER_TOKEN = 0.001
+ANSWER_TOKENS, ANSWER_S_PER_TOKEN = 200, 0.01
 REPLICAS = ("a", "b", "c")
 TENANTS = ("acme", "beta")
 POLICIES = ("mesh", "least-load")
@@ -70,9 +74,12 @@ class Engines:
     def handle(self, event):
         for effect in self.core.handle(event, self.now):
             if isinstance(effect, fx.Dispatch):
-                assert effect.replica not in self.busy
-                self.busy[effect.replica] = effect.key
                 self.given.append(self.asked[effect.key])
+                self.take(effect)
+
+    def take(self, dispatched):
+        assert dispatched.replica not in self.busy
+        self.busy[dispatched.replica] = dispatched.key
 
     def ask(self, tenant, tokens, **fields):
         self.key += 1
@@ -84,12 +91,14 @@ class Engines:
 
     def end(self, name, answer_tokens):
         """That replica has answered."""
-        key = self.busy.pop(name)
+        self.answered(self.busy.pop(name), answer_tokens)
+        self.wait()
+
+    def answered(self, key, answer_tokens):
         served = Served(self.asked[key].prompt.tokens, 0, answer_tokens)
         attempt = self.core.inflight[key].attempt
         self.handle(ev.AnswerStarted(key, attempt, shows_ttft=False))
         self.handle(ev.AnswerEnded(key, attempt, served))
-        self.wait()
 
     def wait(self, seconds=UNCHANGED_S):
         self.now += seconds
@@ -153,6 +162,105 @@ def test_no_engine_idles_while_anybody_waits(policy, work, seed):
     assert len(engines.given) == len(work)
 
 
+class Batches(Engines):
+    """Replicas that compute one prompt after the other, and up to `width` answers together."""
+
+    def __init__(self, policy, weights, widths):
+        self.widths = {f"r{number}": width for number, width in enumerate(widths)}
+        self.prompts = {name: [] for name in self.widths}  # (key, tokens to compute), in order
+        self.answers = {name: {} for name in self.widths}  # by key: seconds to its end
+        super().__init__(policy, weights, tuple(self.widths))
+
+    def tell(self, name):
+        self.seq += 1
+        inside, width = len(self.prompts[name]) + len(self.answers[name]), self.widths[name]
+        self.handle(ev.HeartbeatSeen(beat(
+            name, seq=self.seq, prefill_s_per_token=S_PER_TOKEN, prefill_base_s=0.0,
+            prefill_queued_tokens=round(sum(tokens for _, tokens in self.prompts[name])),
+            outstanding=inside, outstanding_max=width, running=inside, batch_max=width,
+            full=inside >= width,
+        )))  # fmt: skip
+
+    def take(self, dispatched):
+        asked, name = self.asked[dispatched.key], dispatched.replica
+        self.prompts[name].append((asked.key, asked.prompt.tokens))
+        assert len(self.prompts[name]) + len(self.answers[name]) <= self.widths[name]
+
+    def compute(self, seconds=UNCHANGED_S):
+        for name, prompts in self.prompts.items():
+            answers = {key: left_s - seconds for key, left_s in self.answers[name].items()}
+            for key in (*answers, *(key for key, _ in prompts)):
+                self.handle(ev.AttemptProgressed(key, self.core.inflight[key].attempt))
+            room = seconds / S_PER_TOKEN
+            while prompts and room:
+                key, tokens = prompts[0]
+                done, room = min(tokens, room), max(0.0, room - tokens)
+                prompts[0] = key, tokens - done
+                if done == tokens:
+                    prompts.pop(0)
+                    answers[key] = ANSWER_TOKENS * ANSWER_S_PER_TOKEN
+            self.answers[name] = {key: left_s for key, left_s in answers.items() if left_s > 0.0}
+            for key in answers.keys() - self.answers[name].keys():
+                self.answered(key, ANSWER_TOKENS)
+        self.wait(seconds - 2 * RETRY_S)
+        self.now += 2 * RETRY_S
+        self.handle(ev.Tick())
+
+    @property
+    def idle(self):
+        return [name for name in self.widths if not self.prompts[name] and not self.answers[name]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=4)
+@given(
+    weights=st.sampled_from([(1.0, 1.0), (3.0, 1.0), (0.5, 4.0)]),
+    widths=st.lists(st.integers(1, 32), min_size=1, max_size=3),
+    longest=st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
+    other_s=st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.9]),
+    seed=st.integers(0, 2**32),
+)
+def test_beside_a_backlog_nobody_gets_more_than_is_said_and_no_engine_idles(
+    policy, weights, widths, longest, other_s, seed
+):
+    """acme always waits; beta too, or it asks for `other_s` of each second of each engine."""
+    dice, by_tenant = Random(seed), dict(zip(TENANTS, weights, strict=True))
+    most = dict(zip(TENANTS, longest, strict=True))
+    engines = Batches(policy, tuple(by_tenant.items()), widths)
+    since, other_left_s = None, 0.0
+    for _ in range(150):
+        for tenant in TENANTS if other_s == 0.0 else TENANTS[:1]:
+            while len(engines.core.held.of_tenants(MODEL).get(tenant, ())) <= sum(widths):
+                engines.ask(tenant, dice.randint(1, most[tenant]))
+        other_left_s += other_s * len(widths) * UNCHANGED_S
+        while other_left_s > 0.0:
+            tokens = dice.randint(1, most["beta"])
+            other_left_s -= engine_s(tokens, ANSWER_TOKENS, S_PER_TOKEN)
+            engines.ask("beta", tokens)
+        since = len(engines.given) if since is None else since
+        engines.compute()
+        assert not engines.idle
+    ahead = list(accumulate(
+        (engine_s(one.prompt.tokens, ANSWER_TOKENS, S_PER_TOKEN) / by_tenant[one.tenant]
+         * (1 if one.tenant == "beta" else -1) for one in engines.given[since:]),
+        initial=0.0,
+    ))  # fmt: skip
+    dearest = sum(engine_s(most[one], ANSWER_TOKENS, S_PER_TOKEN) / by_tenant[one] for one in most)
+    bound = 2 * CREDIT_S + dearest + 1e-6
+    assert (
+        max(now - least for now, least in zip(ahead, accumulate(ahead, min), strict=True)) <= bound
+    )
+    if other_s == 0.0:
+        assert (
+            max(most - now for now, most in zip(ahead, accumulate(ahead, max), strict=True))
+            <= bound
+        )
+    while len(engines.core.held):  # nobody starves
+        engines.compute()
+        assert not (engines.idle and len(engines.core.held))
+    assert len(engines.given) == len(engines.asked)
+
+
 def backlogged(engines, tenant="acme", count=12, tokens=2000):
     for _ in range(count):
         engines.ask(tenant, tokens)
@@ -210,6 +318,44 @@ def test_as_many_replicas_are_kept_as_those_use_who_were_given_less():
     assert shares.kept(2.0) == set()
     shares.expire(["acme", "beta"], 200.0)
     assert not shares._uses
+
+
+@pytest.mark.parametrize(
+    ("is_over", "generates", "left_s"),
+    [
+        (lambda shares, now: shares.came_back(9, now), True, 0.0),
+        (lambda shares, now: shares.served(9, 0.0, 0.0, now), True, 0.0),  # its client left
+        (lambda shares, now: shares.served(9, 4.0, 5.0, now), True, 14.0),
+        (lambda shares, now: shares.served(9, 4.0, 5.0, now), False, 4.0),
+        (lambda shares, now: shares.served(9, None, None, now), False, 10.0),
+    ],
+)
+def test_a_replica_s_use_is_what_was_computed_there(is_over, generates, left_s):
+    """As if that had been known when it was placed, whoever had been given more."""
+    for tenant in TENANTS:
+        shares = of_two()[0]
+        asked = Placed(tenant, 10.0, 100.0, 1.0)
+        placed = shares.computes("c", asked, 1.0, generates=generates)
+        shares.placed(9, placed, is_followed=True)
+        other = shares.computes("c", Placed("acme", 3.0, 0.0, 1.0), 2.0)
+        is_over(shares, 5.0)
+        use = shares._uses["c"]
+        assert other.use_s == 3.0 and use.at == 5.0
+        expected = left_s * exp(-4.0 / USE_S) + 3.0 * exp(-3.0 / USE_S)
+        assert use.first_s + use.more_s == pytest.approx(expected)
+
+
+def test_what_a_replica_refuses_is_not_in_its_use():
+    engines = Engines("mesh")
+    backlogged(engines)
+    engines.ask("beta", 100)
+    shares = engines.core.state.shares[MODEL]
+    engines.end("a", 200)
+    key = engines.busy.pop("a")
+    record = engines.core.inflight[key]
+    assert record.request.tenant == "beta" and shares._uses["a"].first_s > 0.3
+    engines.handle(ev.AttemptRefused(key, record.attempt, Refusal.FULL, US, "a", 0, 1))
+    assert shares._uses["a"].first_s < FADED_S
 
 
 def test_for_a_trickle_no_replica_is_kept():
