@@ -38,7 +38,8 @@ _OPTIONS = (
         "--batch-max",
         type=int,
         envvar="MESH_BATCH_MAX",
-        help="Most requests the engine runs at once (vLLM: --max-num-seqs). [MESH_BATCH_MAX]",
+        help="Most requests the engine runs at once (vLLM: --max-num-seqs; 1 if one after the "
+        "other). [MESH_BATCH_MAX]",
         show_default="what llama.cpp and SGLang show; unknown for others",
     ),
     click.option(

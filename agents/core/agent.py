@@ -128,6 +128,8 @@ def _time_passed(state: AgentState, event: events.TimerFired, now: float) -> Non
         state.cuts.update(now)
     if state.engine.limit.is_lowered:
         state.engine.limit.update(now)
+    if state.engine.width is not None and state.engine.width.known is not None:
+        state.engine.bound(now)
     answers.end_all(state, requests.overdue(now), Outcome.DEADLINE, "the deadline passed")
     for router in state.routers.silent(now):
         answers.orphan(state, router, SILENT_ROUTER)

@@ -36,6 +36,9 @@ def began(state: AgentState, event: RelayBegan, now: float) -> None:
         hangs.begun(record.prompt_tokens, record.sent_at, now)
         if engine.counts_own:
             hangs.answered(work.model, now)
+        if engine.width is not None and record.is_stream:
+            engine.width.began(record, _others(state, record), now)
+            engine.bound(now)
 
 
 def ended(state: AgentState, event: RelayEnded, now: float) -> None:
@@ -53,6 +56,9 @@ def ended(state: AgentState, event: RelayEnded, now: float) -> None:
         engine.loaded.failed(work.model, now)
     if state.replica.counts_own and work.generates:
         _count_cut(state, record, event, record.sent_at, now)
+    if engine.width is not None and record.is_stream:
+        engine.width.ended(record, _others(state, record), now)
+        engine.bound(now)
     if state.offline is not None:
         offline_work.ended(state.offline, record, event, now)
     state.routers.leave(record.router)
@@ -65,6 +71,12 @@ def ended(state: AgentState, event: RelayEnded, now: float) -> None:
         _take_verdict(state, event.verdict, now)
     if event.outcome in _DOUBTFUL:
         state.emit(ScrapeNow())
+
+
+def _others(state: AgentState, record: AgentRequest) -> list[AgentRequest]:
+    """What the engine has besides."""
+    every = state.requests.all()
+    return [one for one in every if one.sent_at is not None and one is not record]
 
 
 def _count_cut(

@@ -18,6 +18,9 @@ Room is `batch_max - running - waiting`, or the answers of usual size that fit t
 the smaller of the two. Where an engine shows neither, new requests are taken to fit until the next
 scrape. An engine that shows no queue has no pending; only `outstanding_max` bounds it.
 
+An engine of a kind without a page is given what its streams show that it computes at once
+(`engine_width.py`), unless its operator has said that.
+
 An engine whose page of metrics is broken is one that shows nothing, until the page is back. It is
 given at most what it was seen to run at once, or its batch, and no less than an engine of unknown
 size is.
@@ -30,6 +33,7 @@ from typing import NamedTuple
 
 from agents.core.engine_limit import EngineLimit
 from agents.core.engine_results import RecentResults
+from agents.core.engine_width import EngineWidth
 from agents.core.events import (
     NOTHING_KNOWN,
     PAGES_GOOD,
@@ -152,7 +156,8 @@ class EngineLoad:
 
         `counts_own`: the engine shows no counts; it runs what this agent sent to it.
         """
-        self._outstanding_most = outstanding_max
+        self._outstanding_most = self._usual = outstanding_max
+        self.width = EngineWidth() if counts_own and batch_max is None else None
         self.limit = EngineLimit(outstanding_max)
         self.results = RecentResults()
         self.pages = PAGES_GOOD
@@ -209,8 +214,20 @@ class EngineLoad:
                 reading = replace(reading, batch_max=self.reading.batch_max)
             known = max(BLIND_OUTSTANDING_MAX, self._running_most, reading.batch_max or 0)
             outstanding_max = min(outstanding_max, known)
-        self.limit.set_usual(outstanding_max, event.began_at)
+        self._usual = outstanding_max
+        self.bound(event.began_at)
         return reading
+
+    def bound(self, now: float) -> None:
+        """What its width shows, or the time that has passed, may bound what it is given."""
+        most = None if self.width is None else self.width.most(now)
+        self.limit.set_usual(self._usual if most is None else min(self._usual, most), now)
+
+    @property
+    def batch_max(self) -> int | None:
+        """Most requests that it runs at once."""
+        known = self.reading.batch_max
+        return self.width.known if known is None and self.width is not None else known
 
     def serves(self, model: ModelId, path: str) -> bool:
         """Whether it has the model and answers on that path; a call about a response names none."""

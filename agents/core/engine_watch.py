@@ -74,6 +74,9 @@ def _forget_answers(state: AgentState, now: float) -> None:
     state.cuts.clear()
     state.engine.results.clear()
     state.engine.limit.clear(now)
+    if state.engine.width is not None:
+        state.engine.width.clear()
+        state.engine.bound(now)
 
 
 def probe_ended(state: AgentState, event: ProbeEnded, now: float) -> None:

@@ -93,6 +93,11 @@ class AgentRequest:
         stage = self.work.stage
         return stage is not None and (self.work.is_decode or stage.prefill_address is not None)
 
+    @property
+    def is_stream(self) -> bool:
+        """Of an engine whose plain answers are counted: whether its tokens show as they come."""
+        return self.work.generates and not self.work.offline and self.answer_tokens is None
+
     def relay(self, body: bytes) -> StartRelay:
         """What sends it to the engine, with its whole body."""
         return StartRelay(self.inbox, self.work, self.headers, body)

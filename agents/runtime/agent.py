@@ -104,6 +104,7 @@ class Agent:
         self._why_due_at = float("-inf")
         self._pages_seen = PAGES_GOOD
         self._results_log = ResultsLog()
+        self._logged_width: int | None = None
         self._registered: tuple[tuple[ModelId, ...], str | None] | None = None
         self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
@@ -331,6 +332,11 @@ class Agent:
         await self._bus.publish_heartbeat(beat)
         if beat.results is not None or self._results_log.is_told:
             self._log_results(beat)
+        width = self._core.state.engine.width
+        if width is not None and width.known != self._logged_width:
+            text = "%s/%s: engine computes %s at once, as its streams show"
+            log.info(text, beat.region, beat.replica, width.known or "more than that")
+            self._logged_width = width.known
         self.announced.set()
 
     async def _request_scrape(self, effect: effects.ScrapeNow) -> None:
