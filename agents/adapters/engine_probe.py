@@ -289,7 +289,8 @@ def _said(page: bytes) -> str:
     error = fields.get("error", fields)
     words = error.get("message", fields.get("detail")) if isinstance(error, dict) else error
     text = words if isinstance(words, str) else page.decode("utf-8", "replace")
-    shown = " ".join(text.split())[:SAID_CHARS_MAX]
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    shown = " ".join(shown.split())[:SAID_CHARS_MAX]
     return f": {shown}" if shown else ""
 
 

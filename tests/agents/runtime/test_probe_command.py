@@ -166,17 +166,19 @@ class Answering(Recorded):
         if request.method != "POST":
             return await super().answer(request)
         status = self.answers.get(request.path, self.other)
-        return web.json_response({"error": {"message": "no\n such"}}, status=status)
+        return web.json_response({"error": {"message": "no\n \x1b[2Jsuch"}}, status=status)
 
 
 async def test_an_engine_that_fails_a_chat_is_not_to_be_installed():
     async with Answering({}, other=500) as url:
         facts = await found(url, rc=1)
         result = await probe(url)
-    assert facts["trial"]["problem"] == "HTTP 500: no such"
+    assert facts["trial"]["problem"] == "HTTP 500: no [2Jsuch"
     assert (facts["trial"]["answered"], facts["environment"]) == (None, [])
     assert result.exit_code == 1
-    assert "\nm fails a chat: HTTP 500: no such; it serves nobody: read its log\n" in result.output
+    assert (
+        "\nm fails a chat: HTTP 500: no [2Jsuch; it serves nobody: read its log\n" in result.output
+    )
     assert "install" not in result.output and "/v1/audio" not in result.output
 
 
@@ -186,11 +188,11 @@ async def test_an_engine_that_fails_a_chat_is_not_to_be_installed():
         ({CHAT: 200}, "m answers a chat"),
         (
             {CHAT: 400, COMPLETIONS: 200},
-            "m answers a completion, but not a chat: HTTP 400: no such",
+            "m answers a completion, but not a chat: HTTP 400: no [2Jsuch",
         ),
-        ({EMBEDDINGS: 200}, "m answers an embedding, but not a chat: HTTP 404: no such"),
-        ({RERANK: 200}, f"m answers {RERANK}, but not a chat: HTTP 404: no such"),
-        ({CHAT: 429}, "m takes no more at present, a chat: HTTP 429: no such"),
+        ({EMBEDDINGS: 200}, "m answers an embedding, but not a chat: HTTP 404: no [2Jsuch"),
+        ({RERANK: 200}, f"m answers {RERANK}, but not a chat: HTTP 404: no [2Jsuch"),
+        ({CHAT: 429}, "m takes no more at present, a chat: HTTP 429: no [2Jsuch"),
     ],
 )
 async def test_what_it_answers_of_a_chat_and_what_comes_instead_is_told(answers, says):
@@ -251,7 +253,9 @@ async def test_several_models_of_which_it_does_not_say_which_is_loaded_are_sent_
     assert server.chats == []
 
 
-@pytest.mark.parametrize("page", [b'{"error": "no such path"}', b"<html>", b'{"data": []}', b"[1]"])
+@pytest.mark.parametrize(
+    "page", [b'{"error": "no [2Jsuch path"}', b"<html>", b'{"data": []}', b"[1]"]
+)
 async def test_an_engine_that_answers_any_path_is_no_router(page):
     async with Recorded({"/v1/regions": page, **MODELS}) as url:
         assert (await found(url))["models"] == ["m"]
