@@ -11,12 +11,12 @@ NAMED_MAX = 3
 
 def flood(answers: Iterable[RouterRequests]) -> tuple[str, str] | None:
     """The tenant that more than half of the waiting requests are of, and what that is beside the
-    others' in words; None where few wait, there is no such tenant, or none are told apart."""
+    others' in words; None where few wait, there is no such tenant, or no other."""
     waiting, work = Counter[str](), Counter[str]()
     for one in (one for answer in answers for one in answer.tenants):
         waiting[one.tenant] += one.waiting
         work[one.tenant] += one.tokens
-    if waiting.total() < WAITING_MIN or waiting.keys() == {""}:
+    if waiting.total() < WAITING_MIN or len(waiting) < 2:
         return None
     first, *others = sorted(waiting, key=lambda one: (one == OTHERS, -waiting[one], -work[one]))
     if 2 * waiting[first] <= waiting.total():

@@ -41,9 +41,10 @@ def test_the_doctor_names_the_tenant_that_floods_by_all_routers_of_the_region():
         (("acme", WAITING_MIN - 1, 9),),
         (("acme", 100, 9), ("beta", 100, 9)),
         (("", 500, 9),),
+        (("acme", 500, 9),),
         (("acme", 9, 9), ("beta", 9, 9), (OTHERS, 400, 9)),
     ],
-    ids=["of an older router", "few", "two alike", "not told apart", "many tenants"],
+    ids=["of an older router", "few", "two alike", "not told apart", "no other", "many tenants"],
 )
 def test_nobody_is_named_where_none_floods(tenants):
     assert flood([answer(*tenants)]) is None
