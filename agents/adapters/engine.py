@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from agents.adapters.engine_kinds import (
-    KINDS,
     EngineDialect,
     MetricsPage,
     kind_of_page,
@@ -335,9 +334,7 @@ class EngineClient:
                 await self._get(self.api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         self.base_models = known.base
-        owners = {card.owned_by for card in known.cards.values()}
-        owner = owners.pop() if len(owners) == 1 else None
-        self._lists_as = looks_like(owner if owner in KINDS else None, self.kind)
+        self._lists_as = looks_like(known.owner, self.kind)
         return known
 
     async def _get_quietly(self, path: str) -> bytes | None:

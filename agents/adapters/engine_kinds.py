@@ -348,7 +348,8 @@ def kind_of_page(text: str) -> str | None:
 
 def looks_like(other: str | None, told: EngineDialect) -> str | None:
     """Words for an engine that is recognisably of another kind than its agent was `told`."""
-    if other is None or not KINDS[other].has_metrics or KINDS[other] is told:
+    seen = None if other is None else KINDS.get(other)
+    if seen is None or not seen.has_metrics or seen is told:
         return None
     own = next(name for name, kind in KINDS.items() if kind is told)
     return f"{LOOKS_LIKE}{other}, not {own}: give --engine-kind {other}"

@@ -121,7 +121,7 @@ async def examined(
         )
     given = () if model is None or _lists_some(listed) else (model,)
     options = EngineOptions(key=key, scrape_timeout_s=TIMEOUT_S, models=given)
-    kind, seen = await _kinds(page, url, key)
+    kind, seen = await _kinds(page, listed, url, key)
     clock = asyncio.get_running_loop().time
     client = EngineClient(url, metrics_url, KINDS[kind], clock, options)
     try:
@@ -135,19 +135,25 @@ async def examined(
 async def recognised(url: str, metrics_url: str, key: str | None) -> str | None:
     """The kind of the engine there; None while none answers."""
     try:
-        status, _ = await _required(url, MODELS_PATH, key)
+        status, listed = await _required(url, MODELS_PATH, key)
     except NoEngine:
         return None
     if status >= SERVER_ERROR:  # it loads
         return None
     page = await _page(metrics_url, "", key if origin(url) == origin(metrics_url) else None)
-    return (await _kinds(page, url, key))[1]
+    return (await _kinds(page, listed, url, key))[1]
 
 
-async def _kinds(page: bytes | None, url: str, key: str | None) -> tuple[str, str]:
+async def _kinds(page: bytes | None, listed: bytes, url: str, key: str | None) -> tuple[str, str]:
     """The kind to serve it as, by its page of metrics, and the kind that it is."""
     kind = None if page is None else kind_of_page(page.decode("utf-8", "replace"))
-    return (PLAIN, await _by_settings(url, key)) if kind is None else (kind, kind)
+    if kind is not None:
+        return kind, kind
+    try:
+        owner = served(listed, MODELS_PATH).owner
+    except UnexpectedAnswer:
+        owner = None
+    return PLAIN, await _by_settings(url, key, owner)
 
 
 def _lists_some(page: bytes) -> bool:
@@ -170,8 +176,9 @@ def _lists_regions(page: bytes | None) -> bool:
         return False
 
 
-async def _by_settings(url: str, key: str | None) -> str:
-    for kind in WITH_SETTINGS:
+async def _by_settings(url: str, key: str | None, owner: str | None) -> str:
+    """`owner`: as its models are listed. Others have such pages too: TensorRT-LLM has vLLM's."""
+    for kind in WITH_SETTINGS if owner is None else {*WITH_SETTINGS} & {owner}:
         page = await _settings(url, key, kind)
         if page is not None and KINDS[kind].version(page):  # some answer 200 to any path
             return kind

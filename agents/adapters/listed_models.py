@@ -40,6 +40,12 @@ class ListedModels(NamedTuple):
         """The names that are no adapters, which come and go."""
         return tuple(name for name in self.names if name not in self.adapters)
 
+    @property
+    def owner(self) -> str | None:
+        """The one that all its models are said to be `owned_by`, which many a kind names itself."""
+        owners = {card.owned_by for card in self.cards.values()}
+        return owners.pop() if len(owners) == 1 else None
+
 
 NOT_READ = ListedModels((), NO_CARDS)
 

@@ -45,6 +45,14 @@ async def test_where_nobody_listens_no_kind_is_recommended() -> None:
         ),
         ({"/metrics": b"", "/server_info": b'{"version": "0.5.23"}'}, GivenEngineKind.SGLANG),
         ({"/metrics": b"", "/props": b'{"build_info": "b1"}'}, GivenEngineKind.LLAMACPP),
+        (  # as TensorRT-LLM shows itself
+            {
+                "/metrics": b"[]",
+                "/version": b'{"version": "1.0.0"}',
+                "/v1/models": b'{"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}',
+            },
+            GivenEngineKind.OPENAI,
+        ),
         (
             {"/metrics": b"other 1\n", "/props": b'{"error": "no such path"}'},
             GivenEngineKind.OPENAI,
