@@ -32,6 +32,10 @@ from schemas.state import LOOKS_LIKE
 SERVER, SERVER_LINK = ("bus", "server"), "server link"
 CHECKS_OF_ROUTERS = ("link", "round trip")
 CHECKS_OF_ENGINES = ("engine", ENGINE_PAGE, ENGINE_RESULTS)
+RESTART = (
+    "its own log says why: unless it loads its model or was put to sleep, restart it as you start "
+    "it"
+)
 MAKE_ROOM = "make room on the disk of its nats-server, then restart that"
 PROGRAM_OF_CHECK = {"router": "router", "heartbeat": "agent"}
 
@@ -62,10 +66,7 @@ class SystemdCommands:
         return Remedy(what, _restart(f"mesh-{kind}@{name}"))
 
     def engine(self, replica: str) -> Remedy:
-        what = (
-            f"the engine of {replica} does not answer its agent; its own log says why: restart it "
-            "as you start it; what the agent saw"
-        )
+        what = f"the engine of {replica} does not answer its agent; {RESTART}; what the agent saw"
         return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
 
     def engine_page(self, replica: str, detail: str) -> Remedy:
@@ -133,7 +134,7 @@ class DemoCommands:
             return self._kill(program)
         who = "`mesh up` restarts it, unless it has reported that it does not any more"
         if self.engines_given:
-            who = "its own log says why: restart it as you start it"
+            who = RESTART
         what = f"the engine of {replica} does not answer its agent; {who}; what the agent saw"
         log = str(self.logs / f"agent-{replica}.log")
         return Remedy(what, shlex.join(["tail", "-n", "30", log]))
@@ -161,7 +162,10 @@ class DemoCommands:
         return Remedy(what, f"df -h {shlex.quote(str(self.config))}{kill}")
 
     def _kill(self, program: str) -> Remedy:
-        what = f"{program} hangs, is stopped or starved of CPU; kill it, and `mesh up` restarts it"
+        what = (
+            f"{program} hangs, is stopped or starved of CPU; unless this machine is short of CPU, "
+            "kill it, and `mesh up` restarts it"
+        )
         return Remedy(what, f"kill -KILL {self.pids[program]}")
 
 

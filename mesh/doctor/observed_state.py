@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 REQUEST_S = 5.0
 LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
-UNHEARD = "not heard"  # begins what is found of a router that sends no digest
 WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
 WRITES_FAIL = "its streams take no writes; is the disk full?"
 AWAY = (ReplicaState.DOWN, ReplicaState.STARTING)  # the engine does not answer its agent
@@ -272,7 +271,7 @@ def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessag
     for router in own.routers:
         names = workers_among(router, seen - (set(own.routers) - {router}))
         digests = [observed.digests[region, name] for name in names]
-        verdict, detail = result_if(bool(digests)), f"{UNHEARD} for {observed.listen_s:g} s"
+        verdict, detail = result_if(bool(digests)), f"not heard for {observed.listen_s:g} s"
         if digests and not any(digest.accepting for digest in digests):
             verdict, detail = CheckResult.WARNING, "draining"
         elif digests:
@@ -287,7 +286,7 @@ def late_or_gone(found: RegionFindings, connected: Set[str] | None) -> None:
     """Say of routers that were not heard what else is known. `connected`: the names of the
     connections of the region's routers; None: not known."""
     for number, one in enumerate(found.findings):
-        if one.check != "router" or not one.detail.startswith(UNHEARD):
+        if one.check != "router" or one.verdict is not CheckResult.BAD:
             continue
         why = ": stopped, cut off or starved of CPU"
         if connected is not None and workers_among(RouterId(one.about), map(RouterId, connected)):

@@ -32,7 +32,9 @@ def test_an_unknown_process_on_the_port_is_identified_first():
 
 def test_a_router_and_an_agent_of_the_demo_that_hang_are_ended():
     both = demo(router_eu_r1=42, agent_eu_0=43)
-    assert both.program("router", "eu", "r1").command == "kill -KILL 42"
+    router = both.program("router", "eu", "r1")
+    assert router.command == "kill -KILL 42"
+    assert "unless this machine is short of CPU, kill it" in router.what
     assert both.program("agent", "eu", "eu-0").command == "kill -KILL 43"
     runner = demo(batch_runner_eu_batch_0=44).program("batch-runner", "eu", "batch-0")
     assert runner.command == "kill -KILL 44"
@@ -48,6 +50,8 @@ def test_an_engine_that_is_down_is_ended_or_its_agents_log_is_shown():
     assert yours.command == ended.command
     assert "restart it as you start it" in yours.what and "`mesh up`" not in yours.what
     there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).engine("eu-0")
+    for remedy in (yours, there):  # of an engine that loads its model, too
+        assert "unless it loads its model or was put to sleep, restart it" in remedy.what
     assert there.command == "journalctl -n 30 -u mesh-agent@eu-0"
 
 
