@@ -83,6 +83,7 @@ class FailingPlace:
 
     def answered(self) -> None:
         self.in_a_row = 0
+        self.is_late = self.is_late or self.is_silent  # it went on with this one
         if self.is_silent and self.times == 1:
             self.out_until = float("-inf")
         self.ends = [*self.ends[1 - WINDOW :], 0]

@@ -111,6 +111,17 @@ def test_one_that_was_silent_is_back_with_its_first_answer() -> None:
     assert places.bars(A, M, 0.1) is not None, "it has failed besides"
 
 
+def test_one_that_was_silent_and_answers_another_was_late() -> None:
+    places = FailingPlaces()
+    for now in (0.0, 0.2):
+        places.failed(A, M, "nothing in 0.6 s", now, weight=SILENT)
+    assert places.words(A, M) == "failing: 2 of its last 2, nothing in 0.6 s"
+    places.answered(A, M)
+    assert places.words(A, M) == "late: 2 of its last 3, nothing in 0.6 s"
+    places.failed(A, M, "HTTP 500", 0.3)
+    assert places.words(A, M) == "failing: 3 of its last 4, HTTP 500"
+
+
 def test_a_request_that_failed_elsewhere_is_not_the_one_that_tries_it() -> None:
     places = FailingPlaces()
     fail(places)
