@@ -104,9 +104,11 @@ def _break(life: RequestLife) -> str:
         return ""
     *broken, last = [one.replica or one.peer or "its place" for one in sent]
     after_s = later[0].at - begun_at
+    tried = [one for one in later if one.decision is None or one.decision.placement in GONE_TO]
+    how = "went on at" if tried[-1].what in ("decided", "placed") else "was sent on to"
     return (
         f"Its stream broke at {' and '.join(broken)}, {after_s:.3f} s after the first byte, "
-        f"and went on at {last}. "
+        f"and {how} {last}. "
     )
 
 

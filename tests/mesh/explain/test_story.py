@@ -303,5 +303,7 @@ def test_the_wait_for_the_first_token_ends_before_a_stream_goes_on_elsewhere():
     assert "broke at us-0 and eu, 0.750 s after the first byte, and went on at us-1." in summary(
         twice
     )
+    lost = replace(went_on, outcome="failed", steps=(*went_on.steps, *again[:2]))  # held, in vain
+    assert "after the first byte, and was sent on to eu." in summary(lost)
     held = replace(went_on, outcome="open", steps=(*went_on.steps[:3], again[1]))
     assert summary(held) == "It is under way."  # and does not go on yet
