@@ -232,7 +232,7 @@ def _on_progressed(state: RouterState, event: ev.AttemptProgressed, now: float) 
 def _on_started(state: RouterState, event: ev.AnswerStarted, now: float) -> None:
     record = _current(state, event.key, event.attempt)
     if record is not None:
-        record.start(now, may_continue=event.may_continue)
+        record.start(now, may_continue=event.may_continue, why_not=event.why_not)
         attempts.began(state, record, now, shows_ttft=event.shows_ttft)
         if state.held.group_of:
             queue_scheduler.offer(state, record.replica, now)

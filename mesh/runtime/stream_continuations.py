@@ -38,6 +38,10 @@ STREAM_BYTES_MAX = 1024 * 1024  # of one stream: its body and what was said
 GROWN_BYTES = 32 * 1024  # of an answer, between two looks at what is kept of it
 CHUNK_BYTES = 64  # that keeping a piece takes beside it
 NOT_KEPT = "it has said more than is kept"
+# Why the stream of a request is not kept, in its error event.
+OTHER_API = "a stream of this API does not go on from another engine"
+SWITCHED_OFF = "continue_streams of its model is off"
+NO_ROOM = "it is not kept to go on from another engine: it is too long, or the router lacks memory"
 
 
 class StreamContinuations:
@@ -63,12 +67,16 @@ class StreamContinuations:
         if answer is None or not answer.is_event_stream:
             return
         if record.said is None:
-            if record.path not in (CHAT, COMPLETIONS) or self._rule(record) is ContinueStreams.OFF:
-                return
             if answer.head is None or answer.head.status != OK:
                 return
             kept = len(record.body) + GROWN_BYTES
-            if not self._has_room(record, kept):
+            if record.path not in (CHAT, COMPLETIONS):
+                record.why_not = OTHER_API
+            elif self._rule(record) is ContinueStreams.OFF:
+                record.why_not = SWITCHED_OFF
+            elif not self._has_room(record, kept):
+                record.why_not = NO_ROOM
+            if record.why_not:
                 return
             self._keep(record, kept)
             record.said = Said(record.body, is_chat=record.path == CHAT)

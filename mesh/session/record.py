@@ -156,6 +156,7 @@ class OpenRequest:
     kept_bytes: int = 0  # that its body takes of the memory for bodies
     answer: AnswerReceiver | None = None  # of the attempt under way
     said: Said | None = None  # of a stream that may go on elsewhere if it breaks
+    why_not: str = ""  # for people, of a stream that may not
     splice: Splice | None = None  # once it broke: joins the next answers to what was said
     decided: fx.Decided | None = None  # the last one
     steps: tuple[Step, ...] = ()  # the first STEPS_MAX, as its observer notes

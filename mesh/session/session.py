@@ -164,8 +164,9 @@ class Session:
         what was said."""
         answer, request = record.answer, record.request
         assert answer is not None
-        may_continue = record.said is not None
-        self.feed(ev.AnswerStarted(request.key, answer.attempt, answer.shows_ttft, may_continue))
+        may_continue, why_not = record.said is not None, record.why_not
+        shows_ttft = answer.shows_ttft
+        self.feed(ev.AnswerStarted(request.key, answer.attempt, shows_ttft, may_continue, why_not))
         if not may_continue:
             self.forget(record)
 

@@ -6,7 +6,7 @@ it: while the deadline lasts, another place serves the model, and it broke no mo
 like any other, its prompt being the one it had and what was said. Where no engine could go on
 exactly, the stream ends with its error event.
 
-Reads: inflight, replicas, settings, targets.
+Reads: inflight, replicas, settings.
 Writes: nothing.
 """
 
@@ -15,11 +15,9 @@ from collections.abc import Collection
 from mesh.core.lifecycle import attempts, ends, queue_scheduler, timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.served_names import model_of
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import RouterState
 from schemas.http import Fault
-from schemas.settings import ContinueStreams
 
 
 def may_go_on(state: RouterState, record: RequestRecord) -> bool:
@@ -28,21 +26,11 @@ def may_go_on(state: RouterState, record: RequestRecord) -> bool:
     return is_armed and record.continuations < state.settings.continuations_max
 
 
-def why_not(state: RouterState, record: RequestRecord) -> str:
+def why_not(record: RequestRecord) -> str:
     """To be said of a stream that has begun and may not be placed again."""
-    model = record.request.model
-    if not (record.has_started and record.request.streams):
-        return ""
-    if record.may_continue:
+    if record.has_started and record.may_continue:
         return f"; it has gone on from {record.continuations} other engines, and does no more"
-    if record.prefill is not None:
-        return "; a pair's stream does not go on from another engine"
-    if model != model_of(model):
-        return "; a stream of this API does not go on from another engine"
-    rule = state.targets.rule(model)
-    if rule is not None and rule.continue_streams is ContinueStreams.OFF:
-        return "; continue_streams of its model is off"
-    return "; it does not go on from another engine: it is too long, or the router lacks memory"
+    return f"; {record.why_not}" if record.why_not else ""
 
 
 def broke(

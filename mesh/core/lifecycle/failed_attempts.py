@@ -178,7 +178,7 @@ def failed(
         continued_streams.broke(state, record, detail, now, avoid_place=not same_again)
         return
     if record.has_started or record.is_handed_over:
-        detail += continued_streams.why_not(state, record)
+        detail += continued_streams.why_not(record)
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
         return
     record.failed(avoid_place=not same_again, in_prefill=in_prefill, unanswered=unanswered)

@@ -180,13 +180,15 @@ class AnswerStarted:
 
     `shows_ttft`: whether it came when the first token was there. The first byte of an answer that
     is not streamed comes with its last, that of an error at once. `may_continue`: the edge keeps
-    what is said, so that another attempt may go on with it.
+    what is said, so that another attempt may go on with it. `why_not`: for people, of a stream of
+    which it does not.
     """
 
     key: int
     attempt: int
     shows_ttft: bool = True
     may_continue: bool = False
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

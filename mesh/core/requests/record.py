@@ -29,6 +29,7 @@ from schemas.ids import RegionId, ReplicaId
 
 REFUSED_S = 0.1  # about one heartbeat, or one digest
 CLIENT_ERRORS_MAX = 3  # of the places that one request was tried on, by what others got there
+PAIRS = "a pair's stream does not go on from another engine"
 SERVER_ERRORS_MAX = 2  # of the engines that one request, or line, was tried on
 
 
@@ -165,6 +166,7 @@ class RequestRecord(Failures):
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     suspects: tuple[Suspect, ...] = ()
     may_continue: bool = False  # the edge keeps what was said, so that another may go on with it
+    why_not: str = ""  # for people, where its stream may not
     continuations: int = 0  # times that it broke so
 
     @property
@@ -292,10 +294,12 @@ class RequestRecord(Failures):
         self.prefill.reserved = None
         self.handoff, self.last_frame_at = handoff, now
 
-    def start(self, now: float, *, may_continue: bool = False) -> None:
+    def start(self, now: float, *, may_continue: bool = False, why_not: str = "") -> None:
         self._enter(Transition.START)
         self.last_frame_at = now
-        self.may_continue = may_continue and self.prefill is None
+        self.may_continue, self.why_not = may_continue, why_not
+        if may_continue and self.prefill is not None:
+            self.may_continue, self.why_not = False, PAIRS
 
     def broke(self, detail: str, *, avoid_place: bool) -> None:
         """Its stream broke; no attempt is under way. It goes to no place that failed it before, as

@@ -1,25 +1,35 @@
 """What is kept of streams and told of those that break, beside a session without any world."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import orjson
+import pytest
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.metrics import RouterMetrics
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.model_targets import ModelTargets
+from mesh.core.model.model_targets import ModelRule, ModelTargets
 from mesh.core.model.prompt import PromptReader
 from mesh.http.read_request import BodyBudget
-from mesh.runtime.stream_continuations import StreamContinuations
+from mesh.runtime.stream_continuations import (
+    NO_ROOM,
+    OTHER_API,
+    STREAM_BYTES_MAX,
+    SWITCHED_OFF,
+    StreamContinuations,
+)
 from mesh.session.answer import EVENT_STREAM, AnswerReceiver
 from mesh.session.client_request import ClientRequest
 from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
 from schemas import exchange
+from schemas.http import CHAT, MESSAGES
 from schemas.residency import OPEN_GROUND
+from schemas.settings import ContinueStreams
 from tests.mesh.core import build
 
 BODY = {"model": build.MODEL, "stream": True, "messages": [{"role": "user", "content": "hello"}]}
@@ -36,7 +46,7 @@ class Edge:
 
     is_connected = True
 
-    def __init__(self, bodies: BodyBudget | None = None) -> None:
+    def __init__(self, bodies: BodyBudget | None = None, rules: Sequence[ModelRule] = ()) -> None:
         self.told: list[Any] = []
         self.bodies = bodies or BodyBudget()
         self.metrics = RouterMetrics(build.core(), CollectorRegistry())
@@ -48,7 +58,11 @@ class Edge:
             ids=Identifiers(lambda: "secret", count(1)),
         )
         self.continuations = StreamContinuations(
-            self.session, PromptReader("k"), self.bodies, self.metrics, ModelTargets
+            self.session,
+            PromptReader("k"),
+            self.bodies,
+            self.metrics,
+            lambda: ModelTargets(tuple(rules)),
         )
 
     def begun(self, *events: bytes, key: int = 1, body: dict[str, object] = BODY) -> ClientRequest:
@@ -83,6 +97,32 @@ class Edge:
     def counted(self, outcome: str) -> float:
         name = "mesh_streams_continued_total"
         return self.metrics.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
+
+
+OFF = ModelRule(name=build.MODEL, continue_streams=ContinueStreams.OFF)
+
+
+@pytest.mark.parametrize(
+    ("path", "rules", "content_type", "said"),
+    [
+        (MESSAGES, (), EVENT_STREAM, OTHER_API),
+        (CHAT, (OFF,), EVENT_STREAM, SWITCHED_OFF),
+        (CHAT, (), EVENT_STREAM, NO_ROOM),
+        (MESSAGES, (), "application/json", ""),
+    ],
+)
+async def test_of_a_stream_that_is_not_kept_the_core_is_told_why(path, rules, content_type, said):
+    edge = Edge(rules=rules)
+    body = orjson.dumps(BODY | {"user": "x" * STREAM_BYTES_MAX})
+    record = ClientRequest(request=build.request(1), path=path, body=body)
+    edge.session.admit(record)
+    answer = record.answer = AnswerReceiver(1, 1, "inbox")
+    answer.receive(exchange.Head(200, content_type, "us", "us-0"), 0.0)
+    edge.continuations.begun(record)
+    edge.session.started(record)
+    told = edge.told[-1]
+    assert isinstance(told, ev.AnswerStarted)
+    assert (told.may_continue, told.why_not) == (False, said)
 
 
 async def test_a_stream_whose_last_event_is_out_is_not_gone_on_with() -> None:
