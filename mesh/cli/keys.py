@@ -173,7 +173,8 @@ def revoke(ids: tuple[str, ...], config: Path | None, credentials: Path, reason:
     over: list[KeyRecord] = []
 
     def revoked(known: tuple[KeyRecord, ...]) -> tuple[KeyRecord, ...]:
-        over.extend(replace(_named(known, one), revoked_at_unix_s=now) for one in ids)
+        named = {key.id: key for key in (_named(known, one) for one in ids)}
+        over[:] = [replace(key, revoked_at_unix_s=now) for key in named.values()]
         return joined(known, over)
 
     def what() -> str:

@@ -39,7 +39,9 @@ async def test_a_key_serves_in_three_regions_until_it_is_revoked(tmp_path):
         assert "not served" not in told
         misspelt, told = await keys("create", "--tenant", "acme", "--model", mesh.model[:-1])
         assert f"did you mean {mesh.model!r}?" in told and misspelt.startswith("mesh-")
-        await keys("revoke", about.split()[0])
+        named = about.split()[0]
+        told, _ = await keys("revoke", named, named[:6])
+        assert told == f"{named}: revoked"
         since = time.monotonic()
         for region in REGIONS:
             async with asyncio.timeout(WITHIN_S):

@@ -55,7 +55,12 @@ class RouterSettings:
         IntAbove0, Option("Most requests held while every replica is full.", "N")
     ] = 1000
     hold_s_max: Annotated[
-        Above0, Option("Longest time that a request is held, all holds together.", "S")
+        Above0,
+        Option(
+            "Longest time that a request is held, all holds together; of another region's, the "
+            "time since a replica serves it.",
+            "S",
+        ),
     ] = 60.0
     # A request without an objective is refused if, at the rate at which held requests are placed,
     # it would be held longer than this; 0: only hold_max and hold_s_max limit the queue. Users give
