@@ -44,8 +44,10 @@ from mesh.doctor.findings import (
 )
 from mesh.doctor.manual_commands import ManualCommands, with_causes
 from mesh.doctor.permission_checks import check_watcher
+from mesh.doctor.waiting_tenants import flood
 from schemas import subjects
 from schemas.catalog import Role
+from schemas.explain import RouterRequests
 from schemas.ids import RegionId
 
 REQUEST_S = 5.0
@@ -96,9 +98,10 @@ async def examine(
     """
     regions = {region: RegionFindings(region) for region in topology.regions if region in logins}
     connected: ConnectedRouters = {}
+    answers: list[RouterRequests] = []
     tasks = {
         region: asyncio.create_task(
-            _examine_region(found, topology, logins[region], settings, connected)
+            _examine_region(found, topology, logins[region], settings, connected, answers)
         )
         for region, found in regions.items()
     }
@@ -109,6 +112,11 @@ async def examine(
         await end_all(tasks.values())
     for region, found in regions.items():
         observed_state.late_or_gone(found, connected.get(region))
+    if (flooded := flood(answers)) is not None:
+        region, tenant, detail = flooded
+        remedy = commands.tenants(tenant)
+        told = Finding(region, "tenants", tenant, CheckResult.WARNING, detail, remedy=remedy)
+        regions[region].findings.append(told)
     unreachable: dict[str, ServerUnreachable] = {}
     for region, task in tasks.items():
         if task in late:
@@ -133,6 +141,7 @@ async def _examine_region(
     logins: Logins,
     settings: ExaminationSettings,
     connected: ConnectedRouters,
+    answers: list[RouterRequests],
 ) -> list[ServerUnreachable]:
     """Examine one region by those of its servers that answer, and return the others."""
     permission_checks.add_residency(found, topology)
@@ -154,7 +163,7 @@ async def _examine_region(
         checks = [
             lambda part: observed_state.check_streams(part, configs, client),
             lambda part: observed_state.check_keys(part, topology, client),
-            lambda part: _observe(part, topology, client, settings),
+            lambda part: _observe(part, topology, client, settings, answers),
         ]
         if logins.observer is not None:
             checks.append(lambda part: check_watcher(part, connection, Role.OBSERVER))
@@ -212,10 +221,15 @@ def _lost_server(region: str, one: ServerUnreachable, commands: ManualCommands) 
 
 
 async def _observe(
-    found: RegionFindings, topology: Topology, client: Client, settings: ExaminationSettings
+    found: RegionFindings,
+    topology: Topology,
+    client: Client,
+    settings: ExaminationSettings,
+    answers: list[RouterRequests],
 ) -> None:
     region, clock, listen_s = RegionId(found.region), settings.clock, settings.listen_s
     observed = await observed_state.listen(client, region, clock, listen_s)
+    answers += observed.answers.values()
     orders = await observed_state.last_orders(client, region)
     observed_state.check_writes(found, observed)
     observed_state.compare(found, topology, observed, clock(), orders)

@@ -81,6 +81,9 @@ class SystemdCommands:
     def stream(self, region: str) -> Remedy:
         return _set_up_streams(region, self.config, self.credentials)
 
+    def tenants(self, tenant: str) -> Remedy:
+        return _bound(tenant, self.config, self.credentials)
+
     def stream_writes(self, region: str) -> Remedy:
         addresses = self.topology.regions[RegionId(region)].nats
         hosts = ", ".join(dict.fromkeys(each.host for each in addresses))
@@ -155,6 +158,9 @@ class DemoCommands:
         """For streams that are missing or altered; `mesh up` checks them too, every 30 s."""
         return _set_up_streams(region, self.file, self.config)
 
+    def tenants(self, tenant: str) -> Remedy:
+        return _bound(tenant, self.file, self.config)
+
     def stream_writes(self, region: str) -> Remedy:
         pid = self.pids.get(f"nats-{region}")
         what = f"{MAKE_ROOM}; `mesh up` starts it again"
@@ -176,6 +182,15 @@ def _set_up_streams(region: str, config: Path, credentials: Path) -> Remedy:
     what = f"streams of {region} are missing or have been altered; one command repairs all"
     options = ["--config", str(config), "--credentials", str(credentials), "--region", region]
     return Remedy(what, shlex.join(["mesh", "infra", "streams", *options]))
+
+
+def _bound(tenant: str, config: Path, credentials: Path) -> Remedy:
+    what = (
+        f"a limit bounds {tenant}, and a lower weight gives it less (docs/limits.md; where "
+        "requests have no tenant, require keys, docs/keys.md); the keys of all tenants"
+    )
+    options = ["--config", str(config), "--credentials", str(credentials)]
+    return Remedy(what, shlex.join(["mesh", "keys", "list", *options]))
 
 
 def _page_remedy(detail: str, command: str) -> Remedy:

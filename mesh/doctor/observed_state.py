@@ -29,7 +29,6 @@ from mesh.doctor.findings import (
     RegionFindings,
     result_if,
 )
-from mesh.doctor.waiting_tenants import flood
 from schemas import state, subjects, wire
 from schemas.control import RegionControl, nothing_ordered
 from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
@@ -173,8 +172,6 @@ def compare(
     """Add what was received, compared with mesh.toml and with what operators have ordered."""
     _replicas(found, topology, observed, now, orders or nothing_ordered(RegionId(found.region)))
     _routers(found, topology, observed)
-    if (flooded := flood(observed.answers.values())) is not None:
-        found.add("tenants", flooded[0], CheckResult.WARNING, flooded[1])
     own = observed.digests_of(found.region)
     failing = {str(peer): why for digest in own for peer, why in digest.avoided_peers.items()}
     for peer in topology.peers(RegionId(found.region)):

@@ -155,11 +155,10 @@ class Fleet:
             for name, seen in self._regions.items()
             for peer, why in self._avoided_peers(seen, now).items()
         ]
-        notes += [
-            f"{name}: the tenant {flooded[0]} has {flooded[1]}"
-            for name, seen in self._regions.items()
-            if (flooded := flood(_answers(seen, now, 10 * STALE_S))) is not None
-        ]
+        seen_all = self._regions.values()
+        answers = [one for seen in seen_all for one in _answers(seen, now, 10 * STALE_S)]
+        if (flooded := flood(answers)) is not None:
+            notes.append(f"the tenant {flooded[1]} has {flooded[2]}")
         return Frame(
             regions=tuple(self._region(name, replicas[name], now) for name in self._regions),
             replicas=tuple(row for rows in replicas.values() for row in rows),

@@ -1,37 +1,40 @@
-"""Whom the doctor and `mesh top` name when a tenant floods a region."""
+"""Whom the doctor and `mesh top` name when a tenant floods the mesh."""
 
 import asyncio
+import shlex
+from pathlib import Path
 
 import pytest
 
 from infra.tenant_table import Caller, key_hash
-from infra.topology import DEFAULT_FILE, load, parse
-from mesh.doctor.connectivity import logged_in, read_logins
-from mesh.doctor.findings import CheckResult, RegionFindings
-from mesh.doctor.observed_state import ObservedMessages, compare, listen
+from infra.topology import parse
+from mesh.doctor.connectivity import read_logins
+from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
+from mesh.doctor.findings import CheckResult
+from mesh.doctor.manual_commands import SystemdCommands
 from mesh.doctor.waiting_tenants import WAITING_MIN, flood
 from schemas.explain import OTHERS, RouterRequests, TenantWork
-from schemas.subjects import INBOX_ROOT
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 from tests.support.until import PATIENCE_S
 
 SOME = ("acme", 200, 750), ("beta", 12, 150), ("gamma", 3, 50), ("delta", 1, 50)
-ACME = "214 of 230 waiting requests, 75 % of the last minute's work; beta: 12, 15 %; gamma: 3, 5 %"
+ACME = "214 of 230 waiting requests (us 214), 75 % of the last minute's work"
 
 
-def answer(*tenants, router="r1") -> RouterRequests:
+def answer(*tenants, router="r1", region="us") -> RouterRequests:
     told = tuple(TenantWork(tenant=name, waiting=w, tokens=t) for name, w, t in tenants)
-    return RouterRequests(region="us", router=router, kept=9, tenants=told)
+    return RouterRequests(region=region, router=router, kept=9, tenants=told)
 
 
-def test_the_doctor_names_the_tenant_that_floods_by_all_routers_of_the_region():
-    two = {"r1": answer(*SOME), "r2": answer(("acme", 14, 0), router="r2")}
-    found = RegionFindings("us")
-    compare(found, load(DEFAULT_FILE), ObservedMessages(answers=two), 1.0)
-    [told] = [one for one in found.findings if one.check == "tenants"]
-    assert (told.about, told.verdict, told.detail) == ("acme", CheckResult.WARNING, ACME)
+def test_a_flood_that_routers_spread_over_regions_is_judged_by_its_sum():
+    few = answer(("acme", 10, 9)), answer(("acme", 13, 9), region="eu"), answer(("beta", 1, 2))
+    assert flood(few[:1]) is None
+    told = "23 of 24 waiting requests (eu 13, us 10), 90 % of the last minute's work; beta: 1, 10 %"
+    assert flood(few) == ("eu", "acme", told)
+    two = answer(*SOME), answer(("acme", 14, 0), router="r2")
+    assert flood(two) == ("us", "acme", f"{ACME}; beta: 12, 15 %; gamma: 3, 5 %")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +55,10 @@ def test_nobody_is_named_where_none_floods(tenants):
 
 def test_requests_without_a_tenant_are_named_so_beside_those_with_one():
     told = flood([answer(("", 20, 0), ("acme", 0, 0))])
-    assert told == ("no tenant", "20 of 20 waiting requests; acme: 0")
+    assert told == ("us", "no tenant", "20 of 20 waiting requests (us 20); acme: 0")
 
 
-async def test_a_region_s_observer_hears_whose_requests_wait(tmp_path):
+async def test_the_doctor_hears_whose_requests_wait_and_says_what_bounds_them(tmp_path):
     text = mesh_toml(("us",), replicas=1)
     regions = NatsRegions(parse(text, "mesh.toml"), tmp_path)
     keys = {key_hash(name): Caller(name, name) for name in ("acme", "beta")}
@@ -74,11 +77,19 @@ async def test_a_region_s_observer_hears_whose_requests_wait(tmp_path):
                 for name in senders
             ]
             await mesh.until(lambda: len(core.held) == len(senders), "all to be held")
-            observer = read_logins(regions.topology, tmp_path)["us"].observer
-            async with asyncio.timeout(PATIENCE_S), logged_in(observer, INBOX_ROOT, 9) as bus:
-                while not (heard := await listen(bus.client, "us", clock, 0.3)).answers:
-                    pass  # somebody stood still: again
-            assert flood(heard.answers.values()) == ("acme", "16 of 17 waiting requests; beta: 1")
+            logins = read_logins(regions.topology, tmp_path)
+            commands = SystemdCommands(regions.topology, Path("mesh.toml"), tmp_path)
+            how = ExaminationSettings(0.3, clock, TimeLimits(all_s=PATIENCE_S))
+            told = []
+            async with asyncio.timeout(PATIENCE_S):
+                while not told:  # somebody stood still: again
+                    found = await examine(regions.topology, logins, how, commands)
+                    told = [one for one in found if one.check == "tenants"]
+            [one] = told
+            assert (one.region, one.about, one.verdict) == ("us", "acme", CheckResult.WARNING)
+            assert one.detail == "16 of 17 waiting requests (us 16); beta: 1"
+            assert "a limit bounds acme" in one.remedy.what
+            assert shlex.split(one.remedy.command)[:3] == ["mesh", "keys", "list"]
             engine.waiting = 0
             assert [(await one)[0] for one in sent] == [200] * len(sent)
     finally:

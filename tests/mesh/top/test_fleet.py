@@ -235,11 +235,14 @@ def test_a_peer_that_fails_what_is_forwarded_there_has_a_note():
     assert fleet.frame(1.1).notes == ()
 
 
-def test_a_tenant_that_floods_a_region_has_a_note_while_its_routers_say_so():
+def test_a_tenant_that_floods_the_mesh_has_a_note_while_routers_say_so():
     fleet = watched("us", "eu")
-    told = TenantWork(tenant="acme", waiting=90, tokens=30), TenantWork(tenant="beta", tokens=10)
-    fleet.answer(replace(answer(), tenants=told), 1.0)
-    note = "us: the tenant acme has 90 of 90 waiting requests, 75 % of the last minute's work"
+    told = TenantWork(tenant="acme", waiting=9, tokens=30), TenantWork(tenant="beta", tokens=10)
+    for name in ("us", "eu"):
+        fleet.answer(replace(answer(), region=name, tenants=told), 1.0)
+    note = (
+        "the tenant acme has 18 of 18 waiting requests (eu 9, us 9), 75 % of the last minute's work"
+    )
     assert fleet.frame(1.5).notes == (f"{note}; beta: 0, 25 %",)
     assert fleet.frame(1.0 + 10 * STALE_S).notes == ()
 
