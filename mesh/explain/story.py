@@ -125,7 +125,7 @@ def parts(life: RequestLife, at_peers: Sequence[RequestLife] = ()) -> tuple[Part
         return (Part("other", total_s, f"at {life.region}/{life.router}"),)
     _, last = made[-1]
     sent = [step for step, decision in made if decision.placement in GONE_TO]
-    if not sent or _held_last_s(life) is not None:
+    if last.placement not in GONE_TO or _held_last_s(life) is not None:
         return _ended_in_queue(life, total_s)
     left_s, found = total_s, list[Part]()
 
@@ -183,15 +183,15 @@ def _ended_in_queue(life: RequestLife, total_s: float) -> tuple[Part, ...]:
 
 
 def _earlier(life: RequestLife, sent: Sequence[LifeStep], total_s: float) -> tuple[Part, ...]:
-    """Seconds of these attempts, which were in vain: in the hold queues of peers that handed it
-    back, which is no failure, and the rest. Nothing without attempts."""
+    """Seconds of these attempts, which were in vain: in the hold queues of peers that did not
+    place it, which is no failure, and the rest. Nothing without attempts."""
     if not sent:
         return ()
     queues: list[str] = []
     back_s = 0.0
     for before, step in pairwise(life.steps):
-        if step.what == "refused" and step.detail == Refusal.ELSEWHERE:
-            back_s += step.at - before.at
+        if step.what == "refused" and _was_held(step, asked_s := step.at - before.at):
+            back_s += asked_s
             if (queue := f"{step.region}'s") not in queues:
                 queues.append(queue)
     back_s = min(max(0.0, back_s), max(0.0, total_s))
@@ -199,8 +199,15 @@ def _earlier(life: RequestLife, sent: Sequence[LifeStep], total_s: float) -> tup
     if not queues:
         return (rest,)
     queue = "hold queue, which" if len(queues) == 1 else "hold queues, which"
-    where = f"waiting in {' and '.join(queues)} {queue} handed it back"
+    where = f"waiting in {' and '.join(queues)} {queue} did not place it"
     return Part("handed_back_s", back_s, where), rest
+
+
+def _was_held(refused: LifeStep, asked_s: float) -> bool:
+    """Whether a peer held it before that: one without room refuses at once, or once the wait in
+    its queue is too long."""
+    is_full = refused.detail == Refusal.NO_REPLICA and asked_s > FAR_OFF_S
+    return is_full or refused.detail == Refusal.ELSEWHERE
 
 
 def _placed_in(region: str, at_peers: Sequence[RequestLife]) -> RequestLife | None:

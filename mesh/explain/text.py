@@ -17,10 +17,13 @@ from mesh.explain.story import (
     waited_s,
 )
 from schemas.decision import Candidate, Decision, Placement, candidate_name, chosen_of, place_name
+from schemas.exchange import Refusal
 from schemas.explain import OPEN, LifeStep, RequestLife
 
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
 _SHOWN = {"others_s": "delay of others"}  # a price, and no part of its own first token
+# A peer refuses so, too, what it has no room for: its own steps say which it was.
+_REFUSALS: dict[str, str] = {Refusal.NO_REPLICA: "no room there, or no replica ready"}
 
 
 def story_lines(story: Story) -> Iterator[str]:
@@ -118,7 +121,7 @@ def _end(life: RequestLife) -> str:
         if life.outcome == "placed":
             handed = place_name(life.served_by_replica, life.prefill_replica)
             return f"handed to {handed}, which answers {life.origin} directly"
-        return f"refused: {life.detail or 'no reason given'}"
+        return f"refused: {_refusal(life.detail) or 'no reason given'}"
     shown = [life.outcome]
     if life.status is not None:
         shown.insert(0, str(life.status))
@@ -144,8 +147,12 @@ def _step_text(step: LifeStep) -> str:
         held = f" after {step.held_s:.3f} s in its hold queue" if step.held_s else ""
         return f"{step.region} placed it on {step.replica}{held}"
     if step.what == "refused":
-        return f"{step.replica or step.region} refused it: {step.detail}"
+        return f"{step.replica or step.region} refused it: {_refusal(step.detail)}"
     return f"the attempt failed: {step.detail}"
+
+
+def _refusal(why: str | None) -> str | None:
+    return why and _REFUSALS.get(why, why)
 
 
 def _decision_text(made: Decision) -> str:

@@ -64,11 +64,12 @@ class LongWait(NamedTuple):
     waited_s: float = 0.0  # of it, by one that was let in
 
     def __str__(self) -> str:
+        limit = f"the queue_delay_s_max of {self.limit_s:g} s"
         if not self.waited_s:
-            return f"expected wait {self.wait_s:.1f} s > limit {self.limit_s:g} s"
+            return f"expected wait {self.wait_s:.1f} s > {limit}"
         more_s = self.wait_s - self.waited_s
         more = f" and {more_s:.1f} s more expected" if more_s >= 0.05 else ""
-        return f"waited {self.waited_s:.1f} s{more} > twice the limit of {self.limit_s:g} s"
+        return f"waited {self.waited_s:.1f} s{more} > twice {limit}"
 
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.

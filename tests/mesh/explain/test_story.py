@@ -85,7 +85,7 @@ def test_what_waited_at_peers_that_handed_it_back_is_no_failure():
     life = replace(FORWARDED, steps=steps, served_by_region="ap", peer_held_s=1.0)
     found = {part.name: (part.seconds, part.where) for part in parts(life)}
     assert found["handed_back_s"] == (
-        6.0, "waiting in ap's and eu's hold queues, which handed it back",
+        6.0, "waiting in ap's and eu's hold queues, which did not place it",
     )  # fmt: skip
     assert found["earlier_attempts_s"] == (0.5, "in attempts that were refused or failed")
     assert sum(seconds for seconds, _ in found.values()) == pytest.approx(waited_s(life))
@@ -96,18 +96,45 @@ def test_what_waited_at_peers_that_handed_it_back_is_no_failure():
     assert found == {"held_s": 2.5, "handed_back_s": 6.0, "earlier_attempts_s": 0.5}
 
 
+def test_what_waited_at_a_peer_that_had_no_room_in_the_end_waited_there():
+    steps = (
+        decided(100.0, Placement.PEER, peer="eu"),
+        handed_back(109.4, "eu", "no_replica"),  # once its wait there was too long
+        decided(109.5, Placement.PEER, attempt=2, peer="ap"),
+        handed_back(109.55, "ap", "no_replica"),  # at once
+        decided(110.0, Placement.SHED, attempt=2, held_s=0.4),
+    )
+    shed = replace(
+        FORWARDED, started_at=None, ended_at=110.0, outcome="shed", status=429, steps=steps
+    )
+    found = {part.name: (part.seconds, part.where) for part in parts(shed)}
+    assert found["handed_back_s"] == (
+        pytest.approx(9.4), "waiting in eu's hold queue, which did not place it",
+    )  # fmt: skip
+    assert found["earlier_attempts_s"][0] == pytest.approx(0.2)
+    assert "unanswered_s" not in found
+    at_peer = replace(AT_PEER, outcome="refused", detail="no_replica", arrived_at=100.0)
+    text = "\n".join(story_lines(Story(shed, (at_peer,))))
+    assert "eu refused it: no room there, or no replica ready" in text
+    assert " refused: no room there, or no replica ready" in text
+    assert "no_replica" not in text
+
+
 def test_one_that_was_never_answered():
     shed = replace(
         FORWARDED, started_at=None, steps=(decided(111.0, Placement.SHED, held_s=11.0),),
         outcome="shed", status=429,
     )  # fmt: skip
-    shed = replace(shed, detail="expected wait 12.0 s > limit 10 s")
+    shed = replace(shed, detail="expected wait 12.0 s > the queue_delay_s_max of 10 s")
     assert summary(shed) == (
-        "It was refused after 11.000 s: expected wait 12.0 s > limit 10 s. "
+        "It was refused after 11.000 s: expected wait 12.0 s > the queue_delay_s_max of 10 s. "
         "Most of its 11.000 s until it ended: 11.000 s waiting in us's hold queue."
     )
     at_once = replace(shed, steps=(decided(111.0, Placement.SHED),))
-    assert summary(at_once) == "It was refused after 11.000 s: expected wait 12.0 s > limit 10 s."
+    assert (
+        summary(at_once)
+        == "It was refused after 11.000 s: expected wait 12.0 s > the queue_delay_s_max of 10 s."
+    )
     refused = replace(FORWARDED, steps=(), started_at=None)
     assert sum(part.seconds for part in parts(refused)) == pytest.approx(11.0)
     assert summary(replace(FORWARDED, outcome="open", ended_at=None)) == "It is under way."

@@ -105,7 +105,7 @@ async def test_a_line_that_does_not_move_takes_nobody_more_and_its_first_waits_o
         status, body, headers = await post(mesh, chat())
         error = orjson.loads(body)["error"]
         assert (status, error["code"]) == (429, "saturated")
-        assert "s > limit 0.2 s" in error["message"]
+        assert "s > the queue_delay_s_max of 0.2 s" in error["message"]
         assert 1 <= int(headers["retry-after"]) <= 60
         patient = asyncio.create_task(post(mesh, chat(), **{"x-mesh-slo-ttft-ms": "60000"}))
         await until_held(mesh, 2)

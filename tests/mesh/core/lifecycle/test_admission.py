@@ -198,7 +198,7 @@ def test_a_prompt_that_goes_before_those_held_is_not_refused_for_them(shorter_fi
         return admission.too_long(door.state, RequestRecord(newcomer), None, door.now)
 
     assert (refused(901, SHORT) is None) is shorter_first
-    assert str(refused(902, LONG)) == "expected wait 15.5 s > limit 10 s"
+    assert str(refused(902, LONG)) == "expected wait 15.5 s > the queue_delay_s_max of 10 s"
 
 
 def test_a_prompt_that_goes_first_may_wait_for_the_only_replica_whatever_the_pace():

@@ -77,7 +77,7 @@ def test_a_newcomer_is_refused_where_the_line_is_longer_than_the_limit():
     assert Line(99, per_s=10.0).newcomer() is None
     refused = Line(100, per_s=10.0).newcomer()
     assert (refused.wait_s, refused.limit_s) == (pytest.approx(10.1), LIMIT_S)
-    assert str(refused) == "expected wait 10.1 s > limit 10 s"
+    assert str(refused) == "expected wait 10.1 s > the queue_delay_s_max of 10 s"
 
 
 def test_without_a_limit_or_with_an_objective_no_request_is_refused_for_it():
