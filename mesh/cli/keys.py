@@ -23,7 +23,7 @@ from mesh.adapters.region_records import RegionRecords
 from mesh.cli.drain import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.core.model.model_targets import ModelTargets, unknown_model
+from mesh.core.model.model_targets import ModelTargets, listed
 from mesh.core.model.served_names import model_of
 from mesh.doctor.observed_state import listen
 from mesh.explain.text import clock, printable
@@ -127,8 +127,9 @@ def create(
     if models and (served := _served(mesh)):
         for model in models:
             if model not in served:
-                problem = printable(unknown_model(model, served))
-                click.echo(f"--model, made all the same: {problem}", err=True)
+                names, meant = listed(model, served)
+                warning = f"no replica serves the model {model!r} now (served: {names}{meant})"
+                click.echo(printable(f"warning: {warning}; the key is made all the same"), err=True)
     record, key = _made(now)
     record = replace(
         record,
@@ -336,7 +337,8 @@ def id_of(ids: Iterable[str], given: str) -> str | None:
 def _named(keys: Iterable[KeyRecord], name: str) -> KeyRecord:
     known = {key.id: key for key in keys}
     if (found := id_of(known, name)) is None:
-        raise Unusable(f"no key {name!r}; `mesh keys list` lists them")
+        few = f"; give {ID_BEGINS} characters of an id at least" if len(name) < ID_BEGINS else ""
+        raise Unusable(f"no key {name!r}{few}; `mesh keys list` lists them")
     return known[found]
 
 

@@ -53,7 +53,7 @@ ApiKeys = Mapping[str, Caller]  # by the SHA-256 of the key, in hex
 NO_HOLDER: tuple[None, float] = (None, inf)
 NOBODY = Caller()  # whose key is on no list, or who sent none
 HOW = "send an API key as `authorization: Bearer KEY` or `x-api-key: KEY`"
-FROM_WHOM = "the mesh's operator makes them"
+FROM_WHOM = "ask the mesh's operator for"
 CHALLENGE = {H_WWW_AUTHENTICATE: "Bearer"}  # RFC 9110, 15.5.2
 
 
@@ -160,7 +160,7 @@ class Callers:
             return caller
         key = key_in(headers)
         if not key:
-            raise RequestRefused(Fault.KEY_MISSING, f"{HOW}; {FROM_WHOM}", headers=CHALLENGE)
+            raise RequestRefused(Fault.KEY_MISSING, f"{HOW}; {FROM_WHOM} one", headers=CHALLENGE)
         caller = self._holder(key) or await self._looked_at(key, address)
         if self._is_required and scope not in caller.scopes:
             has = ", ".join(sorted(caller.scopes)) or "none"
@@ -184,11 +184,13 @@ class Callers:
             refused.detail = f"token {error.logged}"
             if (holder := error.caller) is not None:
                 refused.asked_by("", holder.tenant, holder.key_id)
-        if is_over:
+        if refused.tenant:
+            pass  # it is known whose it was: no guess
+        elif is_over:
             message = "too many wrong API keys came from this address: check the key"
-            tenant, detail = refused.tenant, refused.detail
+            detail = refused.detail
             refused = RequestRefused(Fault.KEYS_WRONG, message)
-            refused.tenant, refused.detail = tenant, detail
+            refused.detail = detail
         elif refused.fault is not Fault.KEYS_UNREAD:
             self._wrong.count(address, self._clock())
         if self._is_required or self._is_somebodys(key):
@@ -252,7 +254,7 @@ class Callers:
             why = f"of the tenant {record.tenant}, which this router's mesh.toml does not list"
         else:
             why = "one whose limits this router can't read"
-        message = f"this API key is {why}" + (f"; {FROM_WHOM}" if headers else "")
+        message = f"this API key is {why}" + (f"; {FROM_WHOM} another" if headers else "")
         refused = RequestRefused(fault, message, headers=headers)
         refused.detail = "unknown key"
         if record is not None:
@@ -307,6 +309,12 @@ def owner(caller: Caller | None, headers: Mapping[str, str]) -> str:
         message = "send an API key: files and batches belong to its holder"
         raise RequestRefused(Fault.KEY_MISSING, message, H_AUTHORIZATION)
     return f"{UNLISTED_KEY}{key_hash(key)[:OWNER_HEX]}"
+
+
+def models_for(caller: Caller | None, models: Iterable[ModelId]) -> tuple[ModelId, ...]:
+    """Those of these models that the caller may name."""
+    some = frozenset() if caller is None else caller.models
+    return tuple(model for model in models if not some or model in some)
 
 
 def check_models(caller: Caller, model: ModelId, adapter: str | None) -> None:

@@ -38,8 +38,8 @@ class FrontDoor(Protocol):
     def model_card(self, model: ModelId) -> ModelCard:
         """The model as an engine describes it."""
 
-    def unknown_model(self, model: str) -> str:
-        """The error for a model that is not there, which names some that are."""
+    def unknown_model(self, model: str, caller: Caller | None) -> str:
+        """The error for a model that is not there, which names some that the caller may name."""
 
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""

@@ -20,7 +20,7 @@ from mesh.adapters.refused import RequestRefused
 from mesh.core.model.geo import GeoLocation, parse_location
 from mesh.http.answer_writer import ROUTER_FAILED
 from mesh.http.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
-from mesh.http.callers import Callers
+from mesh.http.callers import Callers, models_for
 from mesh.http.connection import FULL
 from mesh.http.cors import Cors
 from mesh.http.exchange import Answer, Exchange, Query, Work
@@ -307,7 +307,9 @@ class HttpApi:
         asked = _path(exchange).removeprefix(MODEL_PREFIX)
         models = self._models_served(exchange.caller)
         if asked not in models:
-            raise RequestRefused(Fault.MODEL_UNKNOWN, self._door.unknown_model(asked))
+            raise RequestRefused(
+                Fault.MODEL_UNKNOWN, self._door.unknown_model(asked, exchange.caller)
+            )
         return self._json(exchange, known_id, self._described(ModelId(asked)))
 
     def _described(self, model: ModelId) -> http.Model:
@@ -327,9 +329,7 @@ class HttpApi:
         models = self._door.models()
         if not models and (because := self._door.not_ready_because()) is not None:
             raise RequestRefused(*because)
-        if caller is None or not caller.models:
-            return models
-        return tuple(model for model in models if model in caller.models)
+        return models_for(caller, models)
 
     async def _files_and_batches(
         self, name: str, exchange: Exchange, known_id: RequestId

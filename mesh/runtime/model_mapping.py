@@ -7,10 +7,12 @@ the model that served.
 from collections.abc import Callable
 from dataclasses import replace
 
+from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.model_targets import Asked, conversation_of, unknown_model
 from mesh.core.model.served_names import keeper_name, served_name
 from mesh.core.router import RouterCore
+from mesh.http.callers import models_for
 from mesh.http.form_parts import model_place
 from mesh.http.read_request import BodyBudget, ParsedRequest
 from mesh.session.body_model import ModelPlace, with_model
@@ -39,29 +41,32 @@ class ModelMapping:
         self._core = core
         self._bodies, self._clock = bodies, clock
 
-    def apply(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked | None:
+    def apply(
+        self, parsed: ParsedRequest, residency: Labels, caller: Caller | None
+    ) -> Asked | None:
         """Give a request the model that serves it, and the objective that it does not name; what it
         asked for, if it was mapped. Raises RequestRefused if nothing serves its model."""
         targets, name, asked = self._core.state.targets, parsed.model, None
         if targets.rules:
             if name in targets.aliases:
-                asked = self._map(parsed, residency, tenant)
+                asked = self._map(parsed, residency, caller)
             if parsed.options.slo_ttft_s is None:
                 slo_ttft_s = targets.slo_ttft_s(name, parsed.model)
                 if slo_ttft_s is not None:
                     parsed.options = replace(parsed.options, slo_ttft_s=slo_ttft_s)
         models = self._core.known_models()
         if models and parsed.model not in models:
-            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(name), "model")
+            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(name, caller), "model")
         return asked
 
-    def _map(self, parsed: ParsedRequest, residency: Labels, tenant: str | None) -> Asked:
+    def _map(self, parsed: ParsedRequest, residency: Labels, caller: Caller | None) -> Asked:
+        tenant = None if caller is None else caller.tenant
         asked, now = Asked(parsed.model, conversation(parsed, tenant)), self._clock()
         model = self._keeper_of(parsed, asked) or self._core.model_for(
             asked.model, asked.conversation, parsed.path, residency, now
         )
         if model is None:
-            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(asked.model), "model")
+            raise RequestRefused(Fault.MODEL_UNKNOWN, self.unknown(asked.model, caller), "model")
         before = len(parsed.body)
         parsed.body, parsed.model_place = with_model(parsed.body, placed(parsed), model)
         parsed.model = model
@@ -83,11 +88,12 @@ class ModelMapping:
 
         return self._core.state.targets.choose(asked.model, asked.conversation, is_kept)
 
-    def unknown(self, model: str) -> str:
-        """The error for a model that is not there."""
+    def unknown(self, model: str, caller: Caller | None) -> str:
+        """The error for a model that is not there; nothing of what the caller may not name."""
         targets = self._core.state.targets
-        known = targets.known(self._core.known_models())
-        to = ", ".join(target for target, _ in targets.aliases.get(ModelId(model), ()))
+        known = models_for(caller, targets.known(self._core.known_models()))
+        names = models_for(caller, [ModelId(model)])
+        to = ", ".join(target for name in names for target, _ in targets.aliases.get(name, ()))
         return unknown_model(model, known) + (f"; it goes to {to}" if to else "")
 
     def card(self, model: ModelId) -> ModelCard:

@@ -208,8 +208,8 @@ class RequestManager:
     def model_card(self, model: ModelId) -> ModelCard:
         return self.mapping.card(model)
 
-    def unknown_model(self, model: str) -> str:
-        return self.mapping.unknown(model)
+    def unknown_model(self, model: str, caller: Caller | None) -> str:
+        return self.mapping.unknown(model, caller)
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         if self.is_leaving or self._core.draining:
@@ -264,7 +264,7 @@ class RequestManager:
                 check_models(caller, model, fields.options.get(ADAPTER))
             if self._has_labels or options.residency or (caller is not None and caller.residency):
                 residency = self.residency(options.residency, caller)
-            asked = None if parsed.call else self.mapping.apply(parsed, residency, tenant)
+            asked = None if parsed.call else self.mapping.apply(parsed, residency, caller)
             model, options = parsed.model, parsed.options
             now, spans = self._clock(), self._spans(headers)
             answer_tokens: int | None = None

@@ -155,8 +155,13 @@ class ModelTargets:
 
 def unknown_model(asked: str, known: Collection[str]) -> str:
     """The error for a model that is not there: which are, those of similar names first."""
+    names, meant = listed(asked, known)
+    return f"the model {asked!r} is not served here{f'; known: {names}' if names else ''}{meant}"
+
+
+def listed(asked: str, known: Collection[str]) -> tuple[str, str]:
+    """A few of these names, those similar to that one first, and whether the nearest was meant."""
     near = get_close_matches(asked, list(known)[:COMPARED_MAX], LISTED_MAX, cutoff=0.6)
-    listed = list(dict.fromkeys((*near, *known)))[:LISTED_MAX]
-    more = f" and {len(known) - len(listed)} more" if len(known) > len(listed) else ""
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"the model {asked!r} is not served here; known: {', '.join(listed)}{more}{meant}"
+    some = list(dict.fromkeys((*near, *known)))[:LISTED_MAX]
+    more = f" and {len(known) - len(some)} more" if len(known) > len(some) else ""
+    return f"{', '.join(some)}{more}", f"; did you mean {near[0]!r}?" if near else ""

@@ -206,12 +206,24 @@ async def test_a_tenants_key_that_does_not_hold_is_refused_and_never_nobodys(som
     for _ in range(int(TRIES) + 1):
         with pytest.raises(RequestRefused) as caught:
             await some.identified({"x-api-key": "mesh-one"}, Scope.INFERENCE, "192.0.2.1")
-        if caught.value.fault is not Fault.KEYS_WRONG:
-            assert caught.value.fault is fault
+        assert caught.value.fault is fault, "no guess, so it uses up no tries"
         assert logged in caught.value.detail and "mesh-one" not in caught.value.detail
         assert caught.value.detail.startswith("key k1: ") == bool(logged), "for operators"
         assert bool(caught.value.tenant) == bool(logged)
     assert await some.identified({}, Scope.INFERENCE, "192.0.2.1") == Caller()
+
+
+async def test_a_known_key_that_is_over_says_so_however_many_wrong_ones_its_address_sent():
+    some = bound(tenants={})
+    some.know(GROUND, {}, {}, is_required=True)
+    some.know_made([replace(RECORD, expires_at_unix_s=NOW - 1)])
+    told = []
+    for key in (*["mesh-guess"] * (int(TRIES) + 1), "mesh-one"):
+        with pytest.raises(RequestRefused) as caught:
+            await some.identified({"x-api-key": key}, Scope.INFERENCE, "192.0.2.1")
+        told.append(caught.value)
+    assert told[-2].fault is Fault.KEYS_WRONG and told[-1].fault is Fault.KEY_WRONG
+    assert told[-1].message == "this API key is expired; ask the mesh's operator for another"
 
 
 async def test_of_a_key_that_nobody_has_operators_are_told_that_and_nothing_that_was_sent():

@@ -16,6 +16,7 @@ from mesh.runtime.keys_in_force import KeysInForce
 from schemas import subjects
 from schemas.keys import KeyRecord, RegionKeys, Scope, encode_keys
 from tests.support.nats_regions import mesh_toml, running_regions
+from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
 
 REGIONS = ("us", "eu", "ap")
@@ -192,7 +193,8 @@ async def test_mistakes_of_operators_are_told(regions):
             ("create", "--tenant", "acme", "--limit", "tokens_per_day"),
             "as NAME=VALUE; there are req",
         ),
-        (("revoke", "nothing"), "no key 'nothing'"),
+        (("revoke", "nothing"), "no key 'nothing'; `mesh keys list`"),
+        (("revoke", "43d"), "no key '43d'; give 4 characters of an id at least; `mesh"),
         (("rotate", "nothing"), "no key 'nothing'"),
     ):
         found = await keys_command(regions, *words)
@@ -227,3 +229,16 @@ async def test_a_router_that_has_read_no_keys_takes_none_and_says_so(regions):
         await mesh.until(lambda: requests.keys.is_read, "the stream that was made")
         status, body, _ = await post(mesh, chat(), "eu", authorization="Bearer mesh-x")
         assert (status, orjson.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_key_for_a_model_that_nobody_serves_is_made_with_a_warning(mesh, regions):
+    """The last one here: these regions know a replica from now on."""
+    async with scripted_engine() as engine:
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        made = await keys_command(regions, "create", "--tenant", "acme", "--model", "tinny")
+    warning = made.stderr.splitlines()[0]
+    assert warning.startswith(
+        "warning: no replica serves the model 'tinny' now (served: tiny; did "
+    )
+    assert made.exit_code == 0 and warning.endswith("; the key is made all the same")

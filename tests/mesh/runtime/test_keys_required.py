@@ -59,6 +59,12 @@ async def test_openais_client_is_told_what_is_wrong_with_its_key(mesh):
             await api.chat.completions.create(model="tiny", messages=HELLO)
         assert (model.value.code, model.value.param) == ("key_not_allowed", "model")
         assert [one.id async for one in api.models.list()] == []
+        with pytest.raises(openai.NotFoundError) as gone:
+            await api.chat.completions.create(model="other", messages=HELLO)
+        assert gone.value.body["message"] == "the model 'other' is not served here"
+        with pytest.raises(openai.NotFoundError) as gone:
+            await api.models.retrieve("tin")
+        assert gone.value.body["message"] == "the model 'tin' is not served here"
     async with openai_client(mesh, "sk-batch") as api:
         with pytest.raises(openai.PermissionDeniedError, match="the scope inference"):
             await api.chat.completions.create(model="tiny", messages=HELLO, stream=True)

@@ -142,3 +142,4 @@ def test_an_unknown_model_is_told_a_few_names_the_like_first():
     more = f" and {4000 - LISTED_MAX} more; did you mean 'org/model-17'?"
     assert text.endswith(more) and len(text) < 400
     assert unknown_model("a", ["b"]).endswith("known: b")
+    assert unknown_model("a", []) == "the model 'a' is not served here"
