@@ -6,6 +6,7 @@ from sys import intern
 
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import NO_TEXT, TextSize
+from mesh.core.model.served_names import model_of
 from mesh.core.requests.limits import Held
 from mesh.session.cost import NOTHING, Cost, Seen, counted, estimated
 from mesh.session.record import UNKNOWN, Ending, Numbers, OpenRequest, Step
@@ -93,7 +94,7 @@ class ClientRequest(OpenRequest):
             trace=self.spans.trace_id,
             method="POST" if self.call is None else self.call.method,
             route=self.path,
-            model=intern(request.model),
+            model=intern(model_of(request.model)),
             asked="" if asked is None else asked.model,
             tenant=self.tenant or "",
             region=region,

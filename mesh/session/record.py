@@ -203,7 +203,7 @@ class OpenRequest:
             request=request.request_id,
             trace=self.spans.trace_id,
             route="ingress",
-            model=request.model,
+            model=model_of(request.model),
             origin=request.origin,
             region="" if decision is None or not replica else decision.region,
             replica=replica,

@@ -12,9 +12,11 @@ from mesh.cli.explain import _worst
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
+from mesh.core.model.served_names import served_name
 from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.placement.receipt import SCORES_MAX, receipt, unlisted
 from mesh.core.policies.base import Choice, Score, Target
+from mesh.session.client_request import ClientRequest
 from mesh.session.cost import Cost
 from mesh.session.record import OpenRequest, Step
 from schemas.decision import CandidateKind, Decision, Placement
@@ -31,7 +33,7 @@ from schemas.explain import (
     decode_question,
     encode_answer,
 )
-from schemas.http import Fault
+from schemas.http import MESSAGES, Fault
 from schemas.wire import WireError
 from tests.mesh.adapters.test_access_log import HELD
 from tests.mesh.core.build import foreign
@@ -69,6 +71,12 @@ def test_only_the_last_ones_are_kept():
     answer = ring.find("r0")
     assert (answer.kept, answer.since) == (3, WALL_S + 7.0)
     assert kept().find("r0").since is None
+
+
+@pytest.mark.parametrize("kind", [ClientRequest, OpenRequest])
+def test_its_model_is_named_without_its_path(kind):
+    asked = foreign(1, model=served_name("tiny", MESSAGES))
+    assert kind(request=asked, path=MESSAGES).ending_at(1.0, "ok").model == "tiny"
 
 
 def test_one_is_found_by_its_id_or_its_trace():
