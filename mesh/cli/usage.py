@@ -27,7 +27,8 @@ from schemas.usage import UsagePage, UsageRow
 PARTIAL = 1  # the exit code where a region was not read
 ACCOUNT = ("tenant", "key", "model", "served_region", "kind")
 SUMS = tuple(field.name for field in fields(UsageRow) if field.name not in ACCOUNT)
-COLUMNS = ("day", *ACCOUNT, *SUMS)
+Names = tuple[str, ...]
+COLUMNS: Names = ("day", *ACCOUNT, *SUMS)
 CREDENTIALS_HELP = (
     "The directory that `mesh infra nats --out` wrote, with each region's operator.env."
 )
@@ -83,12 +84,13 @@ def command(
     asked = {name: value for name, value in only.items() if value is not None}
     wanted = {"served_region" if name == "region" else name: asked[name] for name in asked}
     _check_region(only["region"], mesh, pages)
+    is_daily = daily or day is not None
     rows = summed(
         pages,
         lambda row: all(getattr(row, name) == value for name, value in wanted.items()),
-        daily=daily or day is not None,
+        daily=is_daily,
     )
-    _FORMS[form](rows, unread)
+    _FORMS[form](COLUMNS[0 if is_daily else 1 :], rows, unread)
     if not rows:
         whose = " and ".join(f"{name} {printable(value)}" for name, value in asked.items())
         span = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
@@ -151,24 +153,25 @@ def _read(mesh: KnownMesh, days: Sequence[str]) -> tuple[list[UsagePage], dict[R
     return [page for each in found.values() for page in each], unread
 
 
-def _table(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+def _table(names: Names, rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
     if not rows:
         return
-    left_out = set() if rows[0].day else {"day"}
-    names = [name for name in COLUMNS if name not in left_out]
-    cells = [tuple(printable(str(row.cells()[name])) or "-" for name in names) for row in rows]
-    echo_table([tuple(names), *cells])
+    known = [row.cells() for row in rows]
+    cells = [tuple(printable(str(row[name])) or "-" for name in names) for row in known]
+    sums = [str(sum(getattr(row, name) for _, row in rows)) for name in SUMS]
+    blank = [""] * (len(names) - len(sums) - 1)
+    echo_table([names, *cells, ("total", *blank, *sums)])
 
 
-def _csv(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+def _csv(names: Names, rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.cells() for row in rows)
     click.echo(text.getvalue(), nl=False)
 
 
-def _json(rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
+def _json(names: Names, rows: Sequence[DayRow], unread: dict[RegionId, str]) -> None:
     cells = [row.cells() for row in rows]
     click.echo(json.dumps({"rows": cells, "unread": unread}, indent=2))
 
