@@ -78,7 +78,7 @@ def _find(name: str) -> tuple[str, int | None, list[str]]:
 def show(seed: int, found: list[str], *, shrinks: bool) -> None:
     print(f"seed {seed} breaks {len(found)}, again by: make seeds SEED={seed}")
     for one in found[:5]:
-        print(f"  {one}")
+        print(f"  {one}", flush=True)
     if shrinks:
         wanted = promises(found[:1])
         small = shrunk(world_of(seed), lambda world: bool(wanted & promises(broken(world))))
