@@ -303,6 +303,8 @@ async def recognised_kind(given: GivenEngine) -> GivenEngineKind:
     if seen is None:
         text = "%s does not answer yet: its agent takes it for %s (--engine-kind)"
         log.warning(text, given.url, GivenEngineKind.VLLM)
+    if seen == GivenEngineKind.OPENAI and given.metrics_url:
+        seen = None  # the page of metrics that it was given is not there: the agent will say so
     return GivenEngineKind(seen or GivenEngineKind.VLLM)
 
 

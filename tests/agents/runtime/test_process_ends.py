@@ -136,8 +136,8 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     monkeypatch.setattr(AgentBus, "flush", flush_late)
 
     async def receive(msg: Msg) -> None:  # by one subscription, or there would be no order to see
-        if msg.subject.startswith(subjects.INBOX_ROOT):
-            said.extend("end" for _, frame in frames_of(msg) if frame.kind is Frame.END)
+        if msg.subject.startswith(subjects.INBOX_ROOT):  # a frame may come twice
+            said.extend(msg.subject for _, frame in frames_of(msg) if frame.kind is Frame.END)
         elif msg.subject == heartbeats and decode_heartbeat(msg.data).state is ReplicaState.GONE:
             said.append("gone")
             gone.set()
@@ -153,7 +153,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         gate.open.set() if finished else on.stop.request()
         async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
-        assert said == ["end"] * len(numbers) + ["gone"]
+        assert len({*said[: said.index("gone")]}) == len(numbers)
 
 
 async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(
