@@ -23,7 +23,18 @@ from schemas.explain import OPEN, LifeStep, RequestLife
 NO_TERM_S = 0.0005  # shown with three digits it would be 0
 _SHOWN = {"others_s": "delay of others"}  # a price, and no part of its own first token
 # A peer refuses so, too, what it has no room for: its own steps say which it was.
-_REFUSALS: dict[str, str] = {Refusal.NO_REPLICA: "no room there, or no replica ready"}
+_REFUSALS: dict[str, str] = {
+    Refusal.WRONG_MODEL: "does not serve the model on that path",
+    Refusal.ENGINE_DOWN: "its engine is down",
+    Refusal.BAD_WORK: "could not read the request",
+    Refusal.NOT_OWNER: "another region owns the replica by now",
+    Refusal.NO_REPLICA: "no room there, or no replica ready",
+    Refusal.ELSEWHERE: "another region serves it sooner by now",
+    Refusal.NOT_KEPT: "the replica that kept the response is gone",
+    Refusal.KEEPER_DRAINS: "the replica that keeps the response takes no work now",
+    Refusal.OWN_WORK: "keeps its room for its own clients",
+    Refusal.RESIDENCY: "lacks a label that the request wants",
+}  # the others are words
 
 
 def story_lines(story: Story) -> Iterator[str]:

@@ -29,6 +29,7 @@ REPLICAS_MAX = 4096  # of one region
 ROUTERS_MAX = REGION_ROUTERS_MAX  # the same for batch runners
 REQUESTS_MAX = 500  # the newest, of all regions together
 NOTE_CHARS_MAX = 200  # of what an order holds
+KEPT_S = 10 * STALE_S  # that an answer about requests, or a batch runner's word, is shown
 NO_LOGIN, CONNECTED, AWAY = "none", "connected", "away"
 SILENT, UNSEEN = "silent", "unknown"
 
@@ -156,7 +157,7 @@ class Fleet:
             for peer, why in self._avoided_peers(seen, now).items()
         ]
         seen_all = self._regions.values()
-        answers = [one for seen in seen_all for one in _answers(seen, now, 10 * STALE_S)]
+        answers = [one for seen in seen_all for one in _answers(seen, now, KEPT_S)]
         if (flooded := flood(answers)) is not None:
             notes.append(f"the tenant {flooded[1]} has {flooded[2]}")
         return Frame(
@@ -200,7 +201,7 @@ class Fleet:
         flows, _ = _flows(seen, now)
         ttft_s = [each_s for flow in flows for each_s in flow.ttft_s]
         last = max((one.at for one in seen.digests.values()), default=None)
-        offline = [one.value for one in seen.offline.values() if now - one.at < 10 * STALE_S]
+        offline = [one.value for one in seen.offline.values() if now - one.at < KEPT_S]
         return RegionRow(
             region=name,
             bus=seen.bus,
