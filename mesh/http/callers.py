@@ -184,14 +184,12 @@ class Callers:
             refused.detail = f"token {error.logged}"
             if (holder := error.caller) is not None:
                 refused.asked_by("", holder.tenant, holder.key_id)
-        if refused.tenant:
-            pass  # it is known whose it was: no guess
-        elif is_over:
+        if is_over and not refused.tenant:  # a key that is known is no guess
             message = "too many wrong API keys came from this address: check the key"
             detail = refused.detail
             refused = RequestRefused(Fault.KEYS_WRONG, message)
             refused.detail = detail
-        elif refused.fault is not Fault.KEYS_UNREAD:
+        elif not refused.tenant and refused.fault is not Fault.KEYS_UNREAD:
             self._wrong.count(address, self._clock())
         if self._is_required or self._is_somebodys(key):
             raise refused
