@@ -321,6 +321,10 @@ class Heartbeat:
     down_detail: Annotated[str, Field(max_length=DOWN_DETAIL_CHARS_MAX)] | None = None
     """What its agent met when it last asked an engine that is starting or unreachable: "no answer
     within 1 s"; null in other states."""
+    slot_wait_s: Seconds | None = None
+    """How long the request that has waited longest in its engine has done so for a slot in the
+    batch: beyond what the prompts up to its own take, though the engine's memory has room and it
+    tells of no batch size. Null while none does."""
 
     @property
     def is_failing(self) -> bool:
@@ -516,7 +520,7 @@ def rounded(value: float | None) -> float | None:
 # them where all are null or false: inside a text their quotes would be escaped.
 _LEFT_OUT = (
     b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false'
-    b',"down_detail":null',
+    b',"down_detail":null,"slot_wait_s":null',
     b"",
 )
 _NONE_AVOIDED = b',"avoided":{},"avoided_peers":{}', b""

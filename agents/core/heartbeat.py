@@ -145,6 +145,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         results=engine.results.report(now) if is_open else None,
         system_first=engine.system_first,
         down_detail=_down_detail(state, taken),
+        slot_wait_s=engine.slot_wait_s(counts.pending, requests, now),
     )
 
 

@@ -34,6 +34,7 @@ BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
 SETTLED_MAX = 4096  # remembered between two scrapes
+WAIT_FACTOR = 2.0  # on what prompts take: beside running answers they take longer
 OTHER_S = 60.0  # far more than a prompt and its transfer take
 _NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
 
@@ -81,6 +82,7 @@ class AgentRequest:
     last_part_at: float = -inf
     answer_tokens: int | None = None  # at most, of a plain answer; where cut ones count
     prompt_tokens: int = 0  # to be computed: the router's estimate, else by the size of its body
+    begun_before: int = 0  # the table's `_begun_tokens` when it was sent
 
     def first_token_at(self, *, streamed: bool) -> float | None:
         """None where that doesn't show. The one token of a prefill stage is its first."""
@@ -164,6 +166,7 @@ class RequestTable:
         self.held_bytes = 0
         self.at_engine = 0  # sent and not ended
         self._settled_at = -inf  # when one last ceased to wait
+        self._begun_tokens = 0  # of prompts, of all that ceased to wait
         self._due_at = inf  # no deadline passes before it
 
     def add(self, record: AgentRequest, now: float) -> None:
@@ -209,7 +212,7 @@ class RequestTable:
     def send(self, record: AgentRequest, now: float) -> None:
         self._enter(record, AgentRequestState.SENT)
         self._receiving.pop(record.inbox, None)
-        record.sent_at = now
+        record.sent_at, record.begun_before = now, self._begun_tokens
         record.alone = self.counters.waiting == 0
         self.at_engine += 1
         self.counters.sent(now)
@@ -310,9 +313,23 @@ class RequestTable:
         assert front.work.prefill_tokens is not None
         return total - min(front.work.prefill_tokens, max(0, round(done)))
 
+    def waited_beyond_s(self, waiting: int, line: PrefillLine, now: float) -> float:
+        """How much longer than its prompt and those before it take, twice over, the first of the
+        last `waiting` that were sent has waited; 0 or less if it has not."""
+        sent = [record for record in self._waiting.values() if record.sent_at is not None]
+        if not sent:
+            return 0.0
+        first = max(0, len(sent) - waiting)
+        one = sent[first]
+        tokens = sum(record.prompt_tokens for record in sent[: first + 1])
+        tokens += self._begun_tokens - one.begun_before
+        assert one.sent_at is not None
+        return now - one.sent_at - WAIT_FACTOR * line.ttft_s(tokens)
+
     def _settle(self, record: AgentRequest, state: AgentRequestState, now: float) -> None:
         self._enter(record, state)
         self._settled_at = now
+        self._begun_tokens += record.prompt_tokens
         del self._waiting[record.inbox]
         self.held_bytes -= record.body_bytes
         assert record.sent_at is not None

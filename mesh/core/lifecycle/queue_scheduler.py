@@ -46,6 +46,7 @@ PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     "outstanding",
     "outstanding_max",
     "prefill_queued_tokens",
+    "slot_wait_s",
     "batch_max",
     "kv_used_ratio",
     "kv_capacity_tokens",

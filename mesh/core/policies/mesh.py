@@ -5,7 +5,8 @@ For each candidate, in seconds (`mesh_prices.py`; what it holds of the prompt: `
     rtt_s       to a peer region, and back with the first token
   + line_s      requests held in its region that go first
   + queue_s     prompts that are computed before ours: by its heartbeat or digest, plus what was
-                handed off since
+                handed off since; and how long the first has waited for a slot in a batch whose
+                size the engine does not tell
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many requests run
   + memory_s    until memory for the rest of the prompt, or a slot in the batch, is released

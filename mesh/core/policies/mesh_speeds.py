@@ -211,7 +211,7 @@ class ReplicaSpeeds(NamedTuple):
     displaced_s: float  # what others pay: who needs an adapter that makes room for this one
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_tokens: float  # free; infinite where not reported
-    queued_tokens: int | None  # as reported
+    queued_tokens: float | None  # as reported, and the wait for a slot as if it were prompts
     batch_room: float  # most load beside which one more has a slot; infinite where not reported
     load_s: float  # until the adapter is loaded; 0 where it is, and of a model
 
@@ -337,6 +337,9 @@ class SpeedModel:
         if beat.loadable or beat.loading:
             load_s, displaced_s = replica.load_s(self._model), self._displaced_s(replica)
         stalled = running * self.stall_weight
+        queued_tokens: float | None = beat.prefill_queued_tokens
+        if beat.slot_wait_s and queued_tokens is not None:  # the next one waits no less
+            queued_tokens += beat.slot_wait_s / s_per_token
         speeds = ReplicaSpeeds(
             beat,
             first_s + displaced_s + load_s,
@@ -347,7 +350,7 @@ class SpeedModel:
             displaced_s,
             stalled,
             math.inf if kv_tokens is None else kv_tokens,
-            beat.prefill_queued_tokens,
+            queued_tokens,
             beat.batch_max - 1 if beat.batch_max else math.inf,
             load_s,
         )

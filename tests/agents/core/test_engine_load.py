@@ -3,8 +3,11 @@
 import pytest
 
 from agents.core.engine_load import EngineLoad, occupancy, pending, room, still_waiting
-from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped
-from agents.core.requests import ScrapeCounters
+from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
+from agents.core.prefill_speed import PrefillLine
+from agents.core.requests import AgentRequest, RequestTable, ScrapeCounters
+from agents.core.routers import RouterKey
+from agents.core.work_message import WorkRequest
 
 
 def counters(*, sent_since: int) -> ScrapeCounters:
@@ -72,6 +75,51 @@ def test_full(pending_now, outstanding, expected) -> None:
     load = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
     load.scraped(EngineScraped(1.0, reading(waiting=pending_now), ("m",)))
     assert load.counts(ScrapeCounters(), outstanding, 0).full is expected
+
+
+WAITS = {"waiting": 2, "running": 1, "kv_used_ratio": 0.1, "kv_capacity_tokens": 1000}
+
+
+@pytest.mark.parametrize(
+    ("shown", "batch_max", "now", "expected"),
+    [
+        (WAITS, None, 12.0, 1.9),  # the second of three has waited for 2 s
+        (WAITS, None, 10.05, None),  # no longer than first tokens take
+        (WAITS | {"waiting": 0}, None, 12.0, None),
+        (WAITS | {"waiting": 9}, None, 12.0, 2.9),  # others' requests wait before them
+        (WAITS, 1, 12.0, None),  # routers know when it is full
+        (WAITS | {"kv_used_ratio": 0.99}, None, 12.0, None),  # it waits for memory
+        ({"waiting": 2}, None, 12.0, 1.9),  # nothing else is shown
+    ],
+)
+def test_how_long_a_batch_of_unknown_size_has_been_full(shown, batch_max, now, expected) -> None:
+    load = EngineLoad(outstanding_max=8, batch_max=batch_max, counts_own=False)
+    load.scraped(EngineScraped(9.0, reading(**shown), ("m",)))
+    load.answers.add(TokenUsage(100, 0, 100), None)
+    requests = RequestTable()
+    for number, sent_at in enumerate((9.0, 10.0, 10.5)):
+        work = WorkRequest("m", "/v1/completions", "", 10.0, None, 10)
+        one = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
+        requests.add(one, sent_at)
+        requests.send(one, sent_at)
+    assert load.slot_wait_s(load.reading.waiting, requests, now) == (
+        expected and pytest.approx(expected, abs=0.01)
+    )
+
+
+def test_the_prompts_before_it_are_no_wait_for_a_slot() -> None:
+    requests = RequestTable()
+    for number in range(3):
+        work = WorkRequest("m", "/v1/completions", "", 10.0, None, 1000)
+        one = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
+        requests.add(one, 10.0)
+        requests.send(one, 10.0)
+    line = PrefillLine(s_per_token=0.001, base_s=0.5)
+    assert requests.waited_beyond_s(2, line, 14.0) == pytest.approx(4.0 - 2.0 * 2.5)
+    assert requests.waited_beyond_s(1, line, 18.0) == pytest.approx(8.0 - 2.0 * 3.5)
+    requests.begin(requests.by_inbox["0"], 13.0)
+    assert requests.waited_beyond_s(2, line, 14.0) == pytest.approx(4.0 - 2.0 * 2.5), "its was one"
+    assert RequestTable().waited_beyond_s(2, line, 14.0) == 0.0
 
 
 def test_occupancy() -> None:

@@ -365,6 +365,12 @@ def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
     assert price(replica(running=9, batch_max=None), speeds=speeds).memory_s == 0.0
 
 
+def test_a_batch_of_unknown_size_is_full_as_long_as_requests_have_waited_for_it():
+    assert price(replica(pending=2, slot_wait_s=1.5)).queue_s == pytest.approx(1.5)
+    assert price(replica(pending=2, prefill_queued_tokens=None, slot_wait_s=1.5)).queue_s < 1.5
+    assert price(replica(pending=2)).queue_s == 0.0
+
+
 @pytest.mark.parametrize("target", [replica(rtt_s=0.1), peer(rtt_s=0.1)])
 def test_the_next_turns_pay_the_round_trip_too(target):
     speeds = SpeedModel()
