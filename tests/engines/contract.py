@@ -230,17 +230,23 @@ class ServedContract:
         engine = mesh.engines["us-0"]
         chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
         number = 4 * engine.batch_max if begun else max(engine.batch_max, self.slow_prompts)
-        answers = [Asked() for _ in range(number)]
-        streams = [
-            asyncio.create_task(
-                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
-            )
-            for n, asked in enumerate(answers)
-        ]
-        if begun:
-            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
-        else:
-            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
+        answers, streams = list[Asked](), list[asyncio.Task[None]]()
+
+        def has_work() -> bool:
+            """Whether us-0 does; else more are asked: one that was just back is given few."""
+            if begun and _begun_at(answers, "us-0"):
+                return True
+            if not begun and mesh.beats["us-0"].outstanding > 0:
+                return True
+            if all(stream.done() for stream in streams):
+                for _ in range(number):
+                    answers.append(asked := Asked())
+                    text = prompt((begun, len(answers)), chars)
+                    asking = mesh.ask(text, tokens, into=asked, priority=BY_TURNS)
+                    streams.append(asyncio.create_task(asking))
+            return False
+
+        await mesh.until(has_work, "us-0 to have work")
         await engine.kill()
         try:
             await asyncio.gather(*streams)
