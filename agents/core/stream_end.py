@@ -10,6 +10,9 @@ and completions a `finish_reason` for every choice, and `[DONE]` where it is Ope
 Some servers never send one, so it is required only of an engine that ended a stream of that API so,
 or whose kind does. Of the latter it is required no longer after MISSES_MAX streams in turn, until
 one has it. Streams that are cut together count as one: a dying engine cuts all that it has.
+
+Ollama ends a stream without any such end where its model goes round: after the same text REPEATS
+times in turn (`llm/server.go` of 0.17.4). That is the whole answer.
 """
 
 import json
@@ -20,7 +23,9 @@ from schemas.engine_routes import LAST_EVENTS, STREAM_OPTIONS_PATHS
 from schemas.http import DONE_LINES
 
 MISSES_MAX = 3
+REPEATS = 30
 EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_SAID = re.compile(rb'"(?:content|text|delta)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
 # A quote inside a JSON string is escaped, and no model writes a raw line end into one.
 _NAMED = {
@@ -74,7 +79,7 @@ class PromisedEnds:
             self._seen.add(path)
             return False
         if path in self._seen:
-            return True
+            return not _goes_round(end)
         if (misses := self._misses.get(path)) is None:
             return False
         if began_at > self._missed_at.get(path, float("-inf")):
@@ -84,6 +89,13 @@ class PromisedEnds:
                 del self._misses[path]
                 return False
         return True
+
+
+def _goes_round(end: bytes) -> bool:
+    """Whether each of the last events says the same."""
+    events = _EVENT_END.split(end.rstrip())[-REPEATS:]
+    said = [texts[-1].strip() for event in events if (texts := _SAID.findall(event))]
+    return len(said) == REPEATS and len(set(said)) == 1
 
 
 def has_last_event(path: str, end: bytes) -> bool:

@@ -163,6 +163,13 @@ def read_early_usage(head: bytes, *, streamed: bool = False) -> TokenUsage:
 
 
 def _counted(found: dict[str, object]) -> TokenUsage:
+    usage = _named_usage(found)
+    # Each prompt has a token: who says that there were none has not counted, as Ollama of an answer
+    # that it ended because it went round.
+    return usage if usage.prompt_tokens > 0 or usage.completion_tokens > 0 else NO_USAGE
+
+
+def _named_usage(found: dict[str, object]) -> TokenUsage:
     if "input_tokens" in found or "output_tokens" in found:
         return _other_usage(found)
     details = found.get("prompt_tokens_details")

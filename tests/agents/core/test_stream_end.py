@@ -8,6 +8,7 @@ import pytest
 from agents.core.answer_stream import TAIL_BYTES
 from agents.core.stream_end import (
     MISSES_MAX,
+    REPEATS,
     PromisedEnds,
     has_last_event,
     has_promised_end,
@@ -170,3 +171,19 @@ def test_json_that_is_cut_anywhere_is_not_whole(seed) -> None:
     assert not is_cut_json(whole, len(whole), parses=False)
     assert is_cut_json(whole[:-1], len(whole), parses=False) is (whole[-2:-1] not in b"]}")
     assert not is_cut_json(whole[-5:], len(whole), parses=True), "not all of it is here"
+
+
+def delta(text: str) -> bytes:
+    return named("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [(CHAT, lambda text: choice(0, text)), (MESSAGES, delta)]
+)
+def test_a_model_that_goes_round_has_said_all(path, said) -> None:
+    """Ollama ends its stream there, without an end."""
+    before, ends = said("a 'quoted' \"text\"\n"), PromisedEnds(known=False)
+    same = [said(" round" if number % 2 else "round") for number in range(REPEATS)]
+    assert not ends.is_cut(path, before + DONE, 0.0, 1.0), "it sends ends"
+    for events, is_cut in ((same, False), ([*same[1:], before], True), (same[1:], True)):
+        assert ends.is_cut(path, before + b"".join(events), 0.0, 1.0) is is_cut
