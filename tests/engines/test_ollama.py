@@ -1,6 +1,7 @@
 """The mesh over Ollama: `make test-engines`."""
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ OTHER = "other"
 ROUNDS, PAUSE_S, IDLE_S = 30, 1.0, 8.0
 ANSWER_TOKENS = 48
 SLOWER = 1.1
+GOES_ROUND_TRIES = 10  # the first mostly does
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.engines,
@@ -41,6 +43,27 @@ class TestOllama(WithoutPageContract):
     slow_chars = 1500  # each is a token
     left_tokens = 3500
     slow_prompts = 4  # one is done before the next heartbeat
+
+    async def test_an_answer_that_goes_round_is_whole(self, mesh):
+        """Ollama ends it after the same token 31 times, without an end and with counts of 0."""
+        await mesh.until_ready()
+        async with aiohttp.ClientSession() as http:
+            for number in range(GOES_ROUND_TRIES):
+                message = {"role": "user", "content": prompt(("round", number), 60)}
+                asked = {"model": MODEL, "max_tokens": self.left_tokens, "messages": [message]}
+                asked["temperature"] = 0
+                async with http.post(mesh.url + CHAT, json=asked) as answer:
+                    plain = await answer.json()
+                if plain["choices"][0]["finish_reason"] is None:
+                    break
+            assert plain["choices"][0]["finish_reason"] is None, "none went round"
+            assert plain["usage"]["total_tokens"] == 0
+            async with http.post(mesh.url + CHAT, json=asked | {"stream": True}) as answer:
+                events = (await answer.text()).strip().split("\n\n")
+        assert not [event for event in events if "error" in event or "[DONE]" in event]
+        said = [json.loads(event[5:])["choices"][0]["delta"]["content"] for event in events]
+        assert len({text.strip() for text in said[-31:]}) == 1
+        assert {beat.results for beat in mesh.beats.values()} == {None}
 
 
 class OllamaOfTwo(Ollama):
