@@ -198,6 +198,25 @@ class EngineResults:
         return self.of >= FAILING_OF_MIN and self.failed >= FAILING_SHARE * self.of
 
 
+# On what prompts take of a request that waits for them: beside running answers they take longer.
+WAIT_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstWaiting:
+    """How long a request has waited in an engine, and for what prompts."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    seconds: PriorSeconds
+    tokens: Count
+    """Of its prompt, and of those before it, computed or not, since it was sent."""
+
+    def slot_s(self, s_per_token: float, base_s: float) -> float:
+        """Seconds of that for a slot in a full batch, at that speed of prompts; 0.0 if none."""
+        return max(0.0, self.seconds - WAIT_FACTOR * (base_s + s_per_token * self.tokens))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """One replica's state, every 100 ms and at once when it turns full or not full."""
@@ -321,10 +340,9 @@ class Heartbeat:
     down_detail: Annotated[str, Field(max_length=DOWN_DETAIL_CHARS_MAX)] | None = None
     """What its agent met when it last asked an engine that is starting or unreachable: "no answer
     within 1 s"; null in other states."""
-    slot_wait_s: Seconds | None = None
-    """How long the request that has waited longest in its engine has done so for a slot in the
-    batch: beyond what the prompts up to its own take, though the engine's memory has room and it
-    tells of no batch size. Null while none does."""
+    waited: FirstWaiting | None = None
+    """Of the requests that wait in its engine, though its memory has room and it tells of no batch
+    size, the first; null while none does, or where it is not known which."""
 
     @property
     def is_failing(self) -> bool:
@@ -520,7 +538,7 @@ def rounded(value: float | None) -> float | None:
 # them where all are null or false: inside a text their quotes would be escaped.
 _LEFT_OUT = (
     b',"routes":null,"page_problem":null,"results":null,"too_many":null,"system_first":false'
-    b',"down_detail":null,"slot_wait_s":null',
+    b',"down_detail":null,"waited":null',
     b"",
 )
 _NONE_AVOIDED = b',"avoided":{},"avoided_peers":{}', b""

@@ -42,19 +42,17 @@ from agents.core.events import (
     TokenUsage,
 )
 from agents.core.loaded_models import LoadedModels
-from agents.core.prefill_speed import PrefillEstimator, PrefillLine
+from agents.core.prefill_speed import PrefillEstimator
 from agents.core.requests import RequestTable, ScrapeCounters
 from schemas.engine_routes import PLAIN_PATHS
 from schemas.http import RESPONSES
 from schemas.ids import ModelId
 from schemas.response_calls import METHODS
-from schemas.state import KnownRoutes, ModelCard, rounded
+from schemas.state import FirstWaiting, KnownRoutes, ModelCard
 
 # Requests in an engine that shows nothing: what a small server batches without its latency
 # collapsing.
 BLIND_OUTSTANDING_MAX = 8
-
-UNKNOWN_LINE = PrefillLine(s_per_token=1e-4, base_s=0.05)  # of a GPU of some years ago
 
 RATES_MAX = 32
 RATE_TOKENS_MIN = 8  # the tokens of a shorter answer may arrive in one burst
@@ -256,15 +254,15 @@ class EngineLoad:
         """Requests that wait there; None if it shows no queue."""
         return pending(self.reading, counters, self.answers.tokens_per_answer)
 
-    def slot_wait_s(self, waiting: int | None, requests: RequestTable, now: float) -> float | None:
-        """How long the first of those waiting has waited for a slot in a batch whose size the
-        engine does not tell; None while none does. Memory is another reason to wait."""
-        if not waiting or self.batch_max is not None:
+    def first_waiting(self, requests: RequestTable, now: float) -> FirstWaiting | None:
+        """The first of those that may wait for a slot in a batch whose size the engine does not
+        tell. Memory is another reason to wait."""
+        waiting, running = self.reading.waiting, self.reading.running
+        if not waiting or running is None or self.batch_max is not None:
             return None
         if room(self.reading, self.answers.tokens_per_answer) == 0:
             return None
-        waited_s = requests.waited_beyond_s(waiting, self.prefill.line or UNKNOWN_LINE, now)
-        return rounded(waited_s) if waited_s > 0.0 else None
+        return requests.first_waiting(running, waiting, now)
 
     def learn(
         self,

@@ -136,7 +136,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         prefill_prior=speed_probe.prior(state, engine.base_models) if turn == 1 else None,
         kv=None if replica.kv is None else replica.kv.report(engine.models),
         loadable=_loadable(state, now),
-        loading=_loading(state, now),
+        loading=(loading := _loading(state, now)),
         adapters_busy=adapters.are_busy(state),
         adapters_free=adapters.free(state),
         routes=engine.routes,
@@ -145,7 +145,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         results=engine.results.report(now) if is_open else None,
         system_first=engine.system_first,
         down_detail=_down_detail(state, taken),
-        slot_wait_s=engine.slot_wait_s(counts.pending, requests, now),
+        waited=None if loading else engine.first_waiting(requests, now),
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from operator import attrgetter
 
 from agents.core.effects import StartRelay
 from agents.core.events import RouterKey
@@ -28,13 +29,14 @@ from agents.core.prefill_speed import PrefillLine
 from agents.core.work_message import WorkRequest
 from schemas.engine_routes import SERVER_PATHS
 from schemas.exchange import Outcome
+from schemas.state import FirstWaiting, rounded
 
 BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 # Bodies of requests without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
 SETTLED_MAX = 4096  # remembered between two scrapes
-WAIT_FACTOR = 2.0  # on what prompts take: beside running answers they take longer
+WAITED_S_MAX = 3600.0
 OTHER_S = 60.0  # far more than a prompt and its transfer take
 _NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
 
@@ -113,7 +115,8 @@ class ScrapeCounters:
     """
 
     def __init__(self) -> None:
-        self._began_at = self._arrived_at = -inf
+        self.began_at = self._arrived_at = -inf  # the scrape
+        self.ended = 0  # requests at the engine that have ended since it arrived
         # Of requests that no longer wait: when they were sent, and when they ceased to wait.
         self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
         self.waiting = 0  # all that have no first byte
@@ -123,8 +126,8 @@ class ScrapeCounters:
 
     def scraped(self, began_at: float, arrived_at: float, waiting: Iterable[float]) -> None:
         """A new scrape. `waiting`: when each request without a first byte was sent."""
-        self._began_at, self._arrived_at = began_at, arrived_at
-        self.waiting = self.sent_before = self.sent_since = 0
+        self.began_at, self._arrived_at = began_at, arrived_at
+        self.waiting = self.sent_before = self.sent_since = self.ended = 0
         for sent_at in waiting:
             self.sent(sent_at)
         while self._settled and self._settled[0][1] <= began_at:
@@ -140,17 +143,17 @@ class ScrapeCounters:
         self.waiting += 1
         if at <= self._arrived_at:
             self.sent_before += 1
-        if at > self._began_at:
+        if at > self.began_at:
             self.sent_since += 1
 
     def settle(self, sent_at: float, at: float) -> None:
         """A request has its first byte, or has ended without one."""
         self.waiting -= 1
-        if sent_at > self._began_at:
+        if sent_at > self.began_at:
             self.sent_since -= 1
         if sent_at <= self._arrived_at:
             self.sent_before -= 1
-            self.settled += at > self._began_at
+            self.settled += at > self.began_at
         self._settled.append((sent_at, at))
 
 
@@ -235,7 +238,9 @@ class RequestTable:
         """Forget it, in any state but SENT: `settle` that first."""
         assert record.state is not AgentRequestState.SENT, "its relay has not ended"
         del self.by_inbox[record.inbox]
-        self.at_engine -= record.sent_at is not None
+        if record.sent_at is not None:
+            self.at_engine -= 1
+            self.counters.ended += 1
         self._receiving.pop(record.inbox, None)
         if self._waiting.pop(record.inbox, None) is not None:
             self.held_bytes -= record.body_bytes
@@ -313,18 +318,26 @@ class RequestTable:
         assert front.work.prefill_tokens is not None
         return total - min(front.work.prefill_tokens, max(0, round(done)))
 
-    def waited_beyond_s(self, waiting: int, line: PrefillLine, now: float) -> float:
-        """How much longer than its prompt and those before it take, twice over, the first of the
-        last `waiting` that were sent has waited; 0 or less if it has not."""
-        sent = [record for record in self._waiting.values() if record.sent_at is not None]
-        if not sent:
-            return 0.0
-        first = max(0, len(sent) - waiting)
-        one = sent[first]
-        tokens = sum(record.prompt_tokens for record in sent[: first + 1])
-        tokens += self._begun_tokens - one.begun_before
-        assert one.sent_at is not None
-        return now - one.sent_at - WAIT_FACTOR * line.ttft_s(tokens)
+    def first_waiting(self, running: int, waiting: int, now: float) -> FirstWaiting | None:
+        """The first of the `waiting` requests of the last scrape, by the order in which they were
+        sent; None if it begins by now, or if the engine has requests that are not in this table.
+        """
+        counters = self.counters
+        before = [
+            record
+            for record in self.by_inbox.values()
+            if record.sent_at is not None and record.sent_at <= counters.began_at
+        ]
+        if waiting > len(before) or running + waiting > len(before) + counters.ended:
+            return None
+        before.sort(key=attrgetter("sent_at"))
+        *ahead, first = before[: len(before) - waiting + 1]
+        if first.state is not AgentRequestState.SENT or first.waits_for_other:
+            return None
+        tokens = first.prompt_tokens + self._begun_tokens - first.begun_before
+        tokens += sum(one.prompt_tokens for one in ahead if one.state is AgentRequestState.SENT)
+        assert first.sent_at is not None
+        return FirstWaiting(rounded(min(now - first.sent_at, WAITED_S_MAX)), tokens)
 
     def _settle(self, record: AgentRequest, state: AgentRequestState, now: float) -> None:
         self._enter(record, state)

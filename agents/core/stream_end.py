@@ -12,7 +12,8 @@ or whose kind does. Of the latter it is required no longer after MISSES_MAX stre
 one has it. Streams that are cut together count as one: a dying engine cuts all that it has.
 
 Ollama ends a stream without any such end where its model goes round: after the same text REPEATS
-times in turn (`llm/server.go` of 0.17.4). That is the whole answer.
+times in turn (`llm/server.go` of 0.17.4). That is the whole answer, unless the engine's kind
+promises an end.
 """
 
 import json
@@ -23,9 +24,11 @@ from schemas.engine_routes import LAST_EVENTS, STREAM_OPTIONS_PATHS
 from schemas.http import DONE_LINES
 
 MISSES_MAX = 3
-REPEATS = 30
+REPEATS = 31
 EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
-_SAID = re.compile(rb'"(?:content|text|delta)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_SAID = re.compile(
+    rb'"(?:content|text|delta|reasoning(?:_content)?|thinking|arguments|partial_json)"\s*:\s*"((?:[^"\\]|\\.)*)"'
+)
 _EVENT_END = re.compile(rb"\n\n|\n\r\n|\r\r")
 # A quote inside a JSON string is escaped, and no model writes a raw line end into one.
 _NAMED = {
@@ -60,6 +63,7 @@ class PromisedEnds:
 
     def __init__(self, *, known: bool) -> None:
         """`known`: whether it does by its kind."""
+        self._known = known
         paths = (*STREAM_OPTIONS_PATHS, *LAST_EVENTS) if known else ()
         # Streams without one, of APIs whose end its kind alone promises.
         self._misses = dict.fromkeys(paths, 0)
@@ -79,7 +83,7 @@ class PromisedEnds:
             self._seen.add(path)
             return False
         if path in self._seen:
-            return not _goes_round(end)
+            return self._known or not _goes_round(end)
         if (misses := self._misses.get(path)) is None:
             return False
         if began_at > self._missed_at.get(path, float("-inf")):
@@ -92,10 +96,10 @@ class PromisedEnds:
 
 
 def _goes_round(end: bytes) -> bool:
-    """Whether each of the last events says the same."""
+    """Whether each of the last events says the same, in text, thoughts and calls of tools."""
     events = _EVENT_END.split(end.rstrip())[-REPEATS:]
-    said = [texts[-1].strip() for event in events if (texts := _SAID.findall(event))]
-    return len(said) == REPEATS and len(set(said)) == 1
+    said = [b"\0".join(map(bytes.strip, _SAID.findall(event))) for event in events]
+    return len(said) == REPEATS and len(set(said)) == 1 and said[0].strip(b"\0") != b""
 
 
 def has_last_event(path: str, end: bytes) -> bool:

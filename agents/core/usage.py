@@ -166,7 +166,7 @@ def _counted(found: dict[str, object]) -> TokenUsage:
     usage = _named_usage(found)
     # Each prompt has a token: who says that there were none has not counted, as Ollama of an answer
     # that it ended because it went round.
-    return usage if usage.prompt_tokens > 0 or usage.completion_tokens > 0 else NO_USAGE
+    return NO_USAGE if usage.prompt_tokens == 0 and usage.completion_tokens <= 0 else usage
 
 
 def _named_usage(found: dict[str, object]) -> TokenUsage:

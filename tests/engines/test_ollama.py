@@ -1,6 +1,7 @@
 """The mesh over Ollama: `make test-engines`."""
 
 import asyncio
+import functools
 import json
 import statistics
 import time
@@ -13,7 +14,7 @@ import pytest_asyncio
 
 from schemas.http import CHAT, MODELS
 from tests.engines import route_table
-from tests.engines.contract import prompt
+from tests.engines.contract import answers_at, prompt
 from tests.engines.engine import MODEL
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.without_page import Ollama
@@ -47,6 +48,8 @@ class TestOllama(WithoutPageContract):
     async def test_an_answer_that_goes_round_is_whole(self, mesh):
         """Ollama ends it after the same token 31 times, without an end and with counts of 0."""
         await mesh.until_ready()
+        for replica in mesh.engines:  # each has ended a stream as promised
+            await mesh.until(functools.partial(answers_at, mesh, replica), f"{replica} to answer")
         async with aiohttp.ClientSession() as http:
             for number in range(GOES_ROUND_TRIES):
                 message = {"role": "user", "content": prompt(("round", number), 60)}
@@ -63,6 +66,8 @@ class TestOllama(WithoutPageContract):
         assert not [event for event in events if "error" in event or "[DONE]" in event]
         said = [json.loads(event[5:])["choices"][0]["delta"]["content"] for event in events]
         assert len({text.strip() for text in said[-31:]}) == 1
+        seen = {replica: beat.seq for replica, beat in mesh.beats.items()}
+        await mesh.until(lambda: _all_newer(mesh, seen), "heartbeats from after its end")
         assert {beat.results for beat in mesh.beats.values()} == {None}
 
 
@@ -107,6 +112,11 @@ async def _answered_in(http: aiohttp.ClientSession, url: str, text: str) -> floa
         assert answer.status == 200, await answer.text()
         await answer.read()
     return time.monotonic() - began
+
+
+def _all_newer(mesh: MeshOverEngines, seen: dict[str, int]) -> bool:
+    """Two later each: the next one may be older than the end of a stream."""
+    return all(mesh.beats[replica].seq > seq + 1 for replica, seq in seen.items())
 
 
 def _loads(directory: Path) -> int:

@@ -46,7 +46,7 @@ PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     "outstanding",
     "outstanding_max",
     "prefill_queued_tokens",
-    "slot_wait_s",
+    "waited",
     "batch_max",
     "kv_used_ratio",
     "kv_capacity_tokens",

@@ -304,12 +304,16 @@ def _columns(replicas: Sequence[Replica], now: float) -> ListedReplicas:
 
 
 def _wait_s(replica: Replica, now: float) -> float | None:
-    """Until it has computed its queue; None where its speed or its queue is unknown."""
-    s_per_token, _ = replica.prefill_line
+    """Until it has computed its queue, and has a slot in its batch; None where its speed or its
+    queue is unknown."""
+    (s_per_token, base_s), waited = replica.prefill_line, replica.heartbeat.waited
     if s_per_token is None:
         return None
     queued = replica.prefill_queue_tokens(now, s_per_token)
-    return None if queued is None else min(WAIT_S_MAX, queued * s_per_token)
+    if queued is None:
+        return None
+    slot_s = 0.0 if waited is None else waited.slot_s(s_per_token, base_s or 0.0)
+    return min(WAIT_S_MAX, queued * s_per_token + slot_s)
 
 
 def _count(number: float) -> int:

@@ -338,8 +338,8 @@ class SpeedModel:
             load_s, displaced_s = replica.load_s(self._model), self._displaced_s(replica)
         stalled = running * self.stall_weight
         queued_tokens: float | None = beat.prefill_queued_tokens
-        if beat.slot_wait_s and queued_tokens is not None:  # the next one waits no less
-            queued_tokens += beat.slot_wait_s / s_per_token
+        if beat.waited is not None and queued_tokens is not None:  # the next one waits no less
+            queued_tokens += beat.waited.slot_s(s_per_token, first_s) / s_per_token
         speeds = ReplicaSpeeds(
             beat,
             first_s + displaced_s + load_s,

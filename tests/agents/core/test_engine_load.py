@@ -4,10 +4,10 @@ import pytest
 
 from agents.core.engine_load import EngineLoad, occupancy, pending, room, still_waiting
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
-from agents.core.prefill_speed import PrefillLine
 from agents.core.requests import AgentRequest, RequestTable, ScrapeCounters
 from agents.core.routers import RouterKey
 from agents.core.work_message import WorkRequest
+from schemas.state import FirstWaiting
 
 
 def counters(*, sent_since: int) -> ScrapeCounters:
@@ -80,46 +80,69 @@ def test_full(pending_now, outstanding, expected) -> None:
 WAITS = {"waiting": 2, "running": 1, "kv_used_ratio": 0.1, "kv_capacity_tokens": 1000}
 
 
+def at_engine(*sent_at: float) -> RequestTable:
+    """Requests of 10, 11, 12 … tokens, sent then, and a scrape after the last of them."""
+    requests = RequestTable()
+    for number, at in enumerate(sent_at):
+        work = WorkRequest("m", "/v1/completions", "", 10.0, None, 10 + number)
+        one = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
+        requests.add(one, at)
+        requests.send(one, at)
+    requests.scraped(max(sent_at), max(sent_at))
+    return requests
+
+
 @pytest.mark.parametrize(
-    ("shown", "batch_max", "now", "expected"),
+    ("shown", "batch_max", "expected"),
     [
-        (WAITS, None, 12.0, 1.9),  # the second of three has waited for 2 s
-        (WAITS, None, 10.05, None),  # no longer than first tokens take
-        (WAITS | {"waiting": 0}, None, 12.0, None),
-        (WAITS | {"waiting": 9}, None, 12.0, 2.9),  # others' requests wait before them
-        (WAITS, 1, 12.0, None),  # routers know when it is full
-        (WAITS | {"kv_used_ratio": 0.99}, None, 12.0, None),  # it waits for memory
-        ({"waiting": 2}, None, 12.0, 1.9),  # nothing else is shown
+        (WAITS, None, (2.0, 21)),  # the second of three
+        (WAITS | {"waiting": 1}, None, (1.5, 33)),
+        (WAITS | {"waiting": 0}, None, None),
+        (WAITS | {"running": 2}, None, None),  # others use it
+        (WAITS | {"waiting": 9}, None, None),
+        (WAITS, 1, None),  # routers know when it is full
+        (WAITS | {"kv_used_ratio": 0.99}, None, None),  # it waits for memory
+        ({"waiting": 2}, None, None),
     ],
 )
-def test_how_long_a_batch_of_unknown_size_has_been_full(shown, batch_max, now, expected) -> None:
+def test_how_long_the_first_has_waited_in_a_batch_of_unknown_size(
+    shown, batch_max, expected
+) -> None:
     load = EngineLoad(outstanding_max=8, batch_max=batch_max, counts_own=False)
     load.scraped(EngineScraped(9.0, reading(**shown), ("m",)))
     load.answers.add(TokenUsage(100, 0, 100), None)
-    requests = RequestTable()
-    for number, sent_at in enumerate((9.0, 10.0, 10.5)):
-        work = WorkRequest("m", "/v1/completions", "", 10.0, None, 10)
-        one = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
-        requests.add(one, sent_at)
-        requests.send(one, sent_at)
-    assert load.slot_wait_s(load.reading.waiting, requests, now) == (
-        expected and pytest.approx(expected, abs=0.01)
-    )
+    found = load.first_waiting(at_engine(9.0, 10.0, 10.5), 12.0)
+    assert found == (expected and FirstWaiting(*expected))
 
 
-def test_the_prompts_before_it_are_no_wait_for_a_slot() -> None:
-    requests = RequestTable()
-    for number in range(3):
-        work = WorkRequest("m", "/v1/completions", "", 10.0, None, 1000)
-        one = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
-        requests.add(one, 10.0)
-        requests.send(one, 10.0)
-    line = PrefillLine(s_per_token=0.001, base_s=0.5)
-    assert requests.waited_beyond_s(2, line, 14.0) == pytest.approx(4.0 - 2.0 * 2.5)
-    assert requests.waited_beyond_s(1, line, 18.0) == pytest.approx(8.0 - 2.0 * 3.5)
-    requests.begin(requests.by_inbox["0"], 13.0)
-    assert requests.waited_beyond_s(2, line, 14.0) == pytest.approx(4.0 - 2.0 * 2.5), "its was one"
-    assert RequestTable().waited_beyond_s(2, line, 14.0) == 0.0
+def test_prompts_computed_while_it_waited_count() -> None:
+    requests = at_engine(9.0, 10.0, 10.5)
+    requests.begin(requests.by_inbox["0"], 11.0)
+    assert requests.first_waiting(1, 2, 12.0) == FirstWaiting(2.0, 21)
+    assert requests.first_waiting(1, 2, 1e9) == FirstWaiting(3600.0, 21)
+    assert RequestTable().first_waiting(1, 2, 12.0) is None
+
+
+def test_long_plain_answers_do_not_wait() -> None:
+    """They have no first byte until their end: the one that waited was sent last, and has begun."""
+    requests = at_engine(*range(1, 10))
+    assert requests.first_waiting(8, 1, 20.0) == FirstWaiting(11.0, sum(range(10, 19)))
+    requests.begin(requests.by_inbox["8"], 9.1)
+    assert requests.first_waiting(8, 1, 20.0) is None
+
+
+def test_those_that_ended_since_the_scrape_were_the_engines() -> None:
+    requests = at_engine(9.0, 10.0, 10.5)
+    requests.settle(requests.by_inbox["0"], 10.6)
+    requests.remove(requests.by_inbox["0"])
+    assert requests.first_waiting(1, 2, 12.0) == FirstWaiting(2.0, 21)
+    requests.scraped(10.7, 10.8)
+    assert requests.first_waiting(1, 2, 12.0) is None
+
+
+def test_what_the_prompts_take_is_no_wait_for_a_slot() -> None:
+    assert FirstWaiting(6.0, 2000).slot_s(0.001, 0.5) == pytest.approx(6.0 - 2 * 2.5)
+    assert FirstWaiting(4.9, 2000).slot_s(0.001, 0.5) == 0.0
 
 
 def test_occupancy() -> None:

@@ -177,13 +177,21 @@ def delta(text: str) -> bytes:
     return named("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
 
+def thought(text: str) -> bytes:
+    fields = {"index": 0, "delta": {"content": "", "reasoning": text}, "finish_reason": None}
+    return b"data: " + json.dumps({"choices": [fields]}).encode() + b"\n\n"
+
+
 @pytest.mark.parametrize(
-    ("path", "said"), [(CHAT, lambda text: choice(0, text)), (MESSAGES, delta)]
+    ("path", "said"), [(CHAT, lambda text: choice(0, text)), (CHAT, thought), (MESSAGES, delta)]
 )
 def test_a_model_that_goes_round_has_said_all(path, said) -> None:
     """Ollama ends its stream there, without an end."""
-    before, ends = said("a 'quoted' \"text\"\n"), PromisedEnds(known=False)
-    same = [said(" round" if number % 2 else "round") for number in range(REPEATS)]
-    assert not ends.is_cut(path, before + DONE, 0.0, 1.0), "it sends ends"
-    for events, is_cut in ((same, False), ([*same[1:], before], True), (same[1:], True)):
-        assert ends.is_cut(path, before + b"".join(events), 0.0, 1.0) is is_cut
+    before, same = said("a 'quoted' \"text\"\n"), [said(" round"), *[said("round")] * (REPEATS - 1)]
+    for known in (True, False):
+        ends = PromisedEnds(known=known)
+        assert not ends.is_cut(path, before + DONE, 0.0, 1.0), "it sends ends"
+        assert ends.is_cut(path, before + b"".join(same), 0.0, 1.0) is known
+    different = [said(str(number)) for number in range(REPEATS)]
+    for cut in ([*same[1:], before], same[1:], different, [said("")] * REPEATS):
+        assert ends.is_cut(path, before + b"".join(cut), 0.0, 1.0)

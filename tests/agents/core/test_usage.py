@@ -33,6 +33,7 @@ FULL = {
         (b'{"usage": {"prompt_tokens": true}}', NO_USAGE),
         (b'{"usage": {"prompt_tokens": 0, "completion_tokens": 0}}', NO_USAGE),  # not counted
         (b'{"usage": {"prompt_tokens": 4, "completion_tokens": 0}}', TokenUsage(4, -1, 0)),
+        (b'{"usage": {"output_tokens": 0}}', TokenUsage(-1, -1, 0)),  # the prompt's came before
         (b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 40), NO_USAGE),
         (b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 9000), NO_USAGE),
         (b'ted": 1}, "usage": {"prompt_tok', NO_USAGE),

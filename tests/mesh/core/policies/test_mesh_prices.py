@@ -24,7 +24,7 @@ from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RouterId
-from schemas.state import ModelCapacity
+from schemas.state import FirstWaiting, ModelCapacity
 from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 
 BASE_S, S_PER_TOKEN, _ = SPEED_START
@@ -366,9 +366,10 @@ def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
 
 
 def test_a_batch_of_unknown_size_is_full_as_long_as_requests_have_waited_for_it():
-    assert price(replica(pending=2, slot_wait_s=1.5)).queue_s == pytest.approx(1.5)
-    assert price(replica(pending=2, prefill_queued_tokens=None, slot_wait_s=1.5)).queue_s < 1.5
-    assert price(replica(pending=2)).queue_s == 0.0
+    idle_s = 2 * (price(replica()).base_s + 100 * SpeedModel().fleet_speed.s_per_token)
+    for told_s, slot_s in ((idle_s + 1.5, 1.5), (idle_s - 0.01, 0.0)):
+        waits = replica(pending=2, waited=FirstWaiting(told_s, 100))
+        assert price(waits).queue_s == pytest.approx(slot_s)
 
 
 @pytest.mark.parametrize("target", [replica(rtt_s=0.1), peer(rtt_s=0.1)])

@@ -37,6 +37,7 @@ class Asked:
     is_stream: bool
     with_usage: bool
     said: int = 0  # words of the assistant's turn that it goes on with, as vLLM does
+    words: int = 0  # of its prompt, each a token
 
     def chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
@@ -46,7 +47,7 @@ class Asked:
     def usage(self) -> bytes:
         """Its last event, where it was asked for."""
         fields = {"id": self.id, "object": "chat.completion.chunk", "model": MODEL}
-        event = orjson.dumps({**fields, "choices": [], "usage": USAGE})
+        event = orjson.dumps({**fields, "choices": [], "usage": self._counts()})
         return b"data: " + event + b"\n\n" if self.with_usage else b""
 
     def whole(self) -> bytes:
@@ -54,13 +55,13 @@ class Asked:
         message = {"role": "assistant", "content": words}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         fields = {"id": self.id, "object": "chat.completion", "model": MODEL}
-        return orjson.dumps({**fields, "choices": [choice], "usage": USAGE})
+        return orjson.dumps({**fields, "choices": [choice], "usage": self._counts()})
 
-
-USAGE = {
-    "prompt_tokens": 40, "completion_tokens": TOKENS, "total_tokens": 40 + TOKENS,
-    "prompt_tokens_details": {"cached_tokens": 0},
-}  # fmt: skip
+    def _counts(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.words, "completion_tokens": TOKENS,
+            "total_tokens": self.words + TOKENS, "prompt_tokens_details": {"cached_tokens": 0},
+        }  # fmt: skip
 
 
 class Engine:
@@ -104,7 +105,7 @@ class Engine:
         """A true answer."""
         async with self.place():
             await self.compute(self.prefill_s)
-            self.prompted += 40
+            self.prompted += asked.words
             if not asked.is_stream:
                 await self.compute(self.token_s * TOKENS)
                 self.generated += TOKENS
@@ -172,7 +173,8 @@ class Engine:
         name = request.headers.get("x-request-id", "")
         goes_on = bool(body.get("continue_final_message"))
         said = len(body["messages"][-1]["content"].split()) if goes_on else 0
-        asked = Asked(name, bool(body.get("stream")), with_usage, said)
+        words = sum(len(str(message["content"]).split()) for message in body["messages"])
+        asked = Asked(name, bool(body.get("stream")), with_usage, said, words)
         if not self.is_bad:
             return await self.good(request, asked)
         self.seen.append(asked.id)
