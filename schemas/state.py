@@ -200,6 +200,7 @@ class EngineResults:
 
 # On what prompts take of a request that waits for them: beside running answers they take longer.
 WAIT_FACTOR = 2.0
+SLOT_MIN_S = 0.1  # a scrape is that old
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class FirstWaiting:
 
     def slot_s(self, s_per_token: float, base_s: float) -> float:
         """Seconds of that for a slot in a full batch, at that speed of prompts; 0.0 if none."""
-        return max(0.0, self.seconds - WAIT_FACTOR * (base_s + s_per_token * self.tokens))
+        slot_s = self.seconds - WAIT_FACTOR * (base_s + s_per_token * self.tokens)
+        return slot_s if slot_s >= SLOT_MIN_S else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

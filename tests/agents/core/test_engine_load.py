@@ -142,7 +142,7 @@ def test_those_that_ended_since_the_scrape_were_the_engines() -> None:
 
 def test_what_the_prompts_take_is_no_wait_for_a_slot() -> None:
     assert FirstWaiting(6.0, 2000).slot_s(0.001, 0.5) == pytest.approx(6.0 - 2 * 2.5)
-    assert FirstWaiting(4.9, 2000).slot_s(0.001, 0.5) == 0.0
+    assert FirstWaiting(5.09, 2000).slot_s(0.001, 0.5) == 0.0
 
 
 def test_occupancy() -> None:
