@@ -18,6 +18,7 @@ from schemas.listed_replicas import LISTED_MAX
 from schemas.residency import OPEN_GROUND, ground
 from schemas.state import (
     AVOIDED_MAX,
+    FirstWaiting,
     ModelCapacity,
     ReplicaState,
     decode_digest,
@@ -187,6 +188,13 @@ def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
     assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0, listed=(1,))
     assert (listed.names, listed.wait_s) == (("a", "e", "b"), (0.4, 0.4, 0.8))  # c's is not known
     assert (listed.running, listed.prefill_s_per_token) == ((4, 4, 1), (0.001,) * 3)
+
+
+def test_the_wait_for_a_slot_in_a_full_batch_is_a_wait():
+    region = Region()
+    speed = {"prefill_s_per_token": 0.001, "prefill_base_s": 0.05, "prefill_queued_tokens": 0}
+    region.replicas.see(beat("a", waited=FirstWaiting(3.0, 450), **speed), 0.0)
+    assert region.due(0.0).models[MODEL].wait_s == pytest.approx(3.0 - 2 * 0.5)
 
 
 def test_a_wait_that_no_replica_reports_is_not_zero():
