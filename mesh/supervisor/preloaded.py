@@ -32,6 +32,7 @@ from mesh.supervisor.program import Program
 
 logger = logging.getLogger(__name__)
 
+FORKED_WITHIN_S = 60.0  # with all its imports, on a machine that has other work
 MESSAGE_BYTES_MAX = 65536  # a command line and the environment that a program adds to ours
 
 
@@ -69,7 +70,8 @@ class PreloadedPrograms:
     async def fork(self, program: Program, log: int) -> ForkedProcess:
         """Run a program, `python -m MODULE …`, which writes to that open file.
 
-        Raises OSError if it can't be forked.
+        Raises OSError if it can't be forked. A preloaded process that does not fork for so long
+        hangs: it is killed, with all that it forked, and the next fork starts another.
         """
         _, _, module, *arguments = program.command
         message = orjson.dumps([program.name, module, arguments, dict(program.environment)])
@@ -78,6 +80,10 @@ class PreloadedPrograms:
         async with self._one_at_a_time:
             socket.send_fds(await self._running_socket(), [message], [log])
             self._started = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._started], timeout=FORKED_WITHIN_S)
+            if not self._started.done():
+                logger.error("the preloaded process forks nothing for %g s", FORKED_WITHIN_S)
+                self._kill()
             return await self._started
 
     async def start(self) -> None:
@@ -95,10 +101,14 @@ class PreloadedPrograms:
     async def close(self) -> None:
         """End the preloaded process; what still runs of its children dies."""
         self._is_closing = True
-        if self._process is not None and self._reading is not None:
+        self._kill()
+        if self._reading is not None:
+            await self._reading
+
+    def _kill(self) -> None:
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()  # whatever it does, it holds nothing
-            await self._reading
 
     async def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

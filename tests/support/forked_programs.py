@@ -55,6 +55,7 @@ class Forks:
 
     def use(self, control: socket.socket) -> None:
         """That process runs already."""
+        control.settimeout(ANSWER_WITHIN_S)
         self._socket = control
 
     def fork(self, message: list[Any], descriptors: Sequence[int]) -> int:
@@ -67,6 +68,9 @@ class Forks:
             try:
                 socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
                 answer = self._socket.recv(64)
+            except TimeoutError:  # it hangs; its late answer would be taken for the next one's
+                self._end()
+                raise
             finally:
                 _take_orphans(False)
         assert answer, "the process that forks programs has ended"
@@ -90,10 +94,12 @@ class Forks:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        assert self._socket is not None and self._process is not None
-        self._socket.shutdown(socket.SHUT_RDWR)  # a fork of ours may hold it too
-        self._socket.close()
-        self._process.wait()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()  # whatever it does, it holds nothing
+            self._process.wait()
 
 
 FORKS = Forks()

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked_programs import Forks
 from tests.support.until import PATIENCE_S
 
 SIMULATED = (sys.executable, "-m", "agents.cli", "engine-sim", "--port", "0")
@@ -51,6 +53,16 @@ async def test_it_has_what_it_was_started_with_and_is_our_child(tmp_path, added,
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_one_that_forks_nothing_is_waited_for_no_longer_and_replaced(monkeypatch):
+    monkeypatch.setattr("tests.support.forked_programs.ANSWER_WITHIN_S", 0.2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    forks = Forks()
+    forks.use(ours)
+    with theirs, pytest.raises(TimeoutError):
+        forks.fork(["anything"], [0])
+    assert forks._socket is None and ours.fileno() == -1
 
 
 @pytest.mark.parametrize("started", [SIMULATED, (sys.executable, *SIMULATED[1:], "--no-such")])

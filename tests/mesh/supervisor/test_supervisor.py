@@ -354,6 +354,24 @@ async def test_a_preloaded_process_that_hangs_keeps_nobody(stage, monkeypatch):
     await until(lambda: not alive(pid))
 
 
+async def test_a_preloaded_process_that_hangs_is_replaced_at_the_next_fork(
+    stage, monkeypatch, caplog
+):
+    await stage.supervisor.start(stage.preloaded("engine", DEAF))
+    first = stage.supervisor.pids["engine"]
+    parent = int(Path(f"/proc/{first}/stat").read_text().split()[3])
+    os.kill(parent, signal.SIGSTOP)
+    await until(lambda: Path(f"/proc/{parent}/stat").read_text().split()[2] == "T")
+    monkeypatch.setattr("mesh.supervisor.preloaded.FORKED_WITHIN_S", 0.2)
+    with pytest.raises(ProgramFailed) as caught:
+        await stage.supervisor.start(stage.preloaded("other", DEAF))
+    monkeypatch.setattr("mesh.supervisor.preloaded.FORKED_WITHIN_S", PATIENCE_S)
+    assert "the preloaded process ended" in caught.value.death.how
+    assert "the preloaded process forks nothing for 0.2 s" in caplog.text
+    await until(lambda: stage.supervisor.pids.get("engine", first) != first)
+    await until(lambda: not alive(first) and not alive(parent))
+
+
 async def test_a_preloaded_process_that_can_not_import_says_where_it_is_written(tmp_path):
     supervisor = Supervisor(tmp_path, lambda _: None, ["no_such_module"])
     stage = Stage(tmp_path)
