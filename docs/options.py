@@ -33,6 +33,7 @@ mistake in a mesh.toml, with its line.
 # Of a key's name: what it counts, from its end. The longest that fits holds.
 UNITS = {
     "_kib_per_s": "KiB/s",
+    "_mbit_per_s": "Mbit/s",
     "_bytes_max": "bytes",
     "_bytes": "bytes",
     "_mib_max": "MiB",

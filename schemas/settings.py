@@ -35,6 +35,9 @@ OUTSTANDING_MAX = 100_000  # requests in one replica
 PUSHING_PATTERN = r"^(blind|pending|outstanding:0*([1-9][0-9]{0,4}|100000))$"
 POLICY_CHARS_MAX = 100
 RTT_MS_MAX = 10_000.0
+MBIT_PER_S_LEAST = 10.0  # between two regions
+MBIT_BYTES = 125_000
+MBIT_PER_S_MAX = 1_000_000.0
 _TOML = "as mesh.toml says,"  # in the help of options
 
 
@@ -291,6 +294,13 @@ class LinkTable(Table):
         Annotated[float, Field(strict=True, ge=0, le=RTT_MS_MAX)],
         Option("Round trip between them; `mesh up` delays the link by it."),
     ]
+    mbit_per_s: Annotated[
+        Annotated[float, Field(strict=True, ge=1, le=MBIT_PER_S_MAX)],
+        Option(
+            "What it carries each way, or its part of what several share: gossip of prefixes takes "
+            "a sixteenth of it at most, digests an eighth."
+        ),
+    ] = MBIT_PER_S_LEAST
 
     @property
     def acceptor(self) -> RegionId:
@@ -305,3 +315,7 @@ class LinkTable(Table):
     @property
     def rtt_s(self) -> float:
         return self.rtt_ms / 1000
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.mbit_per_s * MBIT_BYTES

@@ -4,8 +4,8 @@ Requests are `router.py`'s: those of a replica that restarted or left go to
 `failed_attempts.replica_lost`, those of one that fell silent are found at ticks
 (`timeouts.lost_because`).
 
-Reads: digest, draining, handed_back, held, inflight, models, ownership, peers, placer, region,
-replicas, subscribed.
+Reads: digest, draining, gossip, handed_back, held, inflight, models, ownership, peers, placer,
+region, replicas, subscribed.
 Writes: digest, draining, handed_back, models, ownership, peers, placer, replicas, subscribed.
 """
 
@@ -56,6 +56,7 @@ def publish_digest_if_due(state: RouterState, now: float) -> None:
         accepting=not state.draining,
         adopted=state.ownership.adopted,
         rtt_s=state.peers.round_trips,
+        routers=state.gossip.routers,
     )
     if digest is not None:
         state.emit(fx.PublishDigest(digest))

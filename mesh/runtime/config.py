@@ -111,6 +111,9 @@ def router_settings(
     others["tenant_weights"] = tuple(
         (name, tenant.weight) for name, tenant in topology.tenants.items() if tenant.weight != 1.0
     )
+    others["links"] = tuple(
+        (peer, topology.link(region, peer).bytes_per_s) for peer in topology.peers(region)
+    )
     if topology.ground.labels:
         others["ground"] = topology.ground_for(region)
     return RouterSettings(**chosen.as_settings() | others)

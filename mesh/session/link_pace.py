@@ -23,6 +23,8 @@ then counts as passed sooner than at the rate that was measured last.
 from collections import deque
 from typing import NamedTuple
 
+from mesh.core.model.settings import SLOWEST_BYTES_PER_S
+
 PART_BYTES = 32 * 1024  # 13 ms at 20 Mbit/s
 WINDOW_BYTES_MIN = PART_BYTES
 WINDOW_BYTES_START = 4 * PART_BYTES
@@ -34,10 +36,9 @@ IDLE_S = 5.0  # after it nothing is known of what the link carries now
 LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
 BLIND_S = 0.013  # for a part, at least
 # What an answer may send before its first credit, which nothing paces: many that begin at once are
-# to fit a link of 10 Mbit/s, the slowest that regions may have.
+# to fit the slowest link that regions may have.
 FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES_MIN = 16 * 1024, 4 * 1024
 FIRST_BYTES_MAX = 128 * 1024  # of these windows at once
-SLOWEST_BYTES_PER_S = 1_250_000
 
 
 class _Sent(NamedTuple):

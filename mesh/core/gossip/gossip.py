@@ -1,9 +1,10 @@
 """Prefix gossip for the router core: receive deltas, publish them, request and answer repairs.
 
-Of the bytes that a link may carry, half are for deltas, which go to all peers alike, and half for
-answers to the region at its other end; the routers of a region share both. With a budget of 0
-nothing is published, but others' deltas are received. An origin that sends more than its limit is
-ignored for a while; what is missing then is requested later.
+Of the bytes that a link may carry, half are for deltas, which go to all peers alike and so at the
+pace of the slowest link, and half for answers to the region at its other end; the routers of a
+region share both. With a budget of 0 nothing is published, but others' deltas are received. An
+origin that sends more than its limit is ignored for a while; what is missing then is requested
+later.
 """
 
 from collections import Counter
@@ -28,6 +29,7 @@ from schemas.gossip import SIBLINGS, TrieAnswer, TrieAsk, TrieDelta, TriePart, s
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, RouterId
 
 ORIGINS_MAX = 256
+LINK_SHARE = 1 / 16  # of what a link carries, at most
 RECEIVED_BURST_S = 4.0
 RECEIVED_LEFT_MIN = 0.25  # of the burst: an origin that has spent more gets no request yet
 
@@ -120,8 +122,10 @@ class Gossip:
         self._emit = emit
         self._received_bytes_per_s = float(settings.trie_heard_bytes_per_s)
         self._received_burst_bytes = self._received_bytes_per_s * RECEIVED_BURST_S
-        half_bytes_per_s = settings.trie_bytes_per_s / 2
-        self._repairs = Repairs(half_bytes_per_s)
+        most = settings.trie_bytes_per_s / 2
+        half_shares = {peer: rate * LINK_SHARE / 2 for peer, rate in settings.links}
+        self._repairs = Repairs(most, half_shares)
+        half_bytes_per_s = min([most, *half_shares.values()])
         self._publisher = DeltaPublisher(
             origin, epoch, outgoing, trie_s=settings.trie_s, bytes_per_s=half_bytes_per_s
         )

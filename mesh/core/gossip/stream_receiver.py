@@ -12,7 +12,7 @@ are per region, so a region whose routers all start at once takes nothing from t
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mesh.core.gossip.remote_prefixes import Origin, PrefixSet, SetOutcome
@@ -36,6 +36,7 @@ from schemas.ids import REGION_ROUTERS_MAX, RegionId
 ASKERS_MAX = 256
 REGIONS_MAX = 256
 BURST_S = 4.0
+NO_LESS: Mapping[RegionId, float] = {}
 
 
 @dataclass(slots=True)
@@ -49,8 +50,9 @@ class Repair:
 class Repairs:
     """By the inbox that the answer goes to."""
 
-    def __init__(self, bytes_per_s: float) -> None:
-        """`bytes_per_s`: to each region."""
+    def __init__(self, bytes_per_s: float, less: Mapping[RegionId, float] = NO_LESS) -> None:
+        """`bytes_per_s`: to each region at most; `less`: to some."""
+        self._less = less
         self._bytes_per_s = bytes_per_s
         self._routers = 1
         self._of: dict[str, Repair] = {}
@@ -59,8 +61,8 @@ class Repairs:
     def share(self, routers: int) -> None:
         """Divide the links' budgets among so many routers of this region."""
         self._routers = routers
-        for budget in self._budgets.values():
-            budget.share(routers, self._bytes_per_s, BURST_S)
+        for region, budget in self._budgets.items():
+            budget.share(routers, self._to(region), BURST_S)
 
     def has_room(self, inbox: str, region: RegionId) -> bool:
         """Whether an answer to that inbox would be taken: not while one is being sent there."""
@@ -81,12 +83,15 @@ class Repairs:
             if not repair.left:
                 del self._of[inbox]
 
+    def _to(self, region: RegionId) -> float:
+        return min(self._bytes_per_s, self._less.get(region, self._bytes_per_s))
+
     def _budget(self, region: RegionId) -> ByteBudget:
         budget = self._budgets.get(region)
         if budget is None:
             if len(self._budgets) >= REGIONS_MAX:
                 del self._budgets[next(iter(self._budgets))]
-            bytes_per_s = self._bytes_per_s / self._routers
+            bytes_per_s = self._to(region) / self._routers
             budget = self._budgets[region] = ByteBudget(bytes_per_s, bytes_per_s * BURST_S)
         return budget
 

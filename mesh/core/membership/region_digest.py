@@ -37,9 +37,10 @@ from schemas.state import (
 )
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
-# Digests of many models are large: those of changes are so far apart that they take an eighth of
-# the slowest link that regions may have, 10 Mbit/s, at most.
-BYTES_PER_S = 156_250
+# Digests of many models are large, and each router of a region sends its own: they are so far apart
+# that all together take this of the slowest link at most. The longest time apart is half of that
+# after which peers forget a router.
+LINK_SHARE = 1 / 8
 BYTES, MODEL_BYTES, LISTED_BYTES = 512, 192, 32  # of one as JSON; of each model, and replica, in it
 AVOIDED_BYTES = 192  # of each replica and peer that is avoided, with why
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
@@ -56,7 +57,8 @@ Listed = dict[ReplicaId, int]  # a replica's place in the digest
 
 
 class RegionalDigest:
-    """Builds digests every `digest_s`, and at once after changes that matter to peers."""
+    """Builds digests every `digest_s`, and at once after changes that matter to peers, as far as
+    the links carry so many."""
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class RegionalDigest:
         self._round_trips_at = self._cards_at = float("-inf")
         self._latest: Digest | None = None
         self._apart_s = CHANGE_S_MIN
+        self._bytes_per_s = settings.slowest_bytes_per_s * LINK_SHARE
+        self._routers = 1
         self._last: tuple[object, ...] = ()  # what mattered in the last one
         self._accepted = True
         self.arrivals = EventRate(RATE_S)  # of clients' requests
@@ -91,11 +95,13 @@ class RegionalDigest:
         accepting: bool,
         adopted: Mapping[RegionId, int],
         rtt_s: Callable[[], dict[RegionId, float]],
+        routers: int = 1,
     ) -> Digest | None:
         """The digest to publish now, if one is due. A change too soon waits for the next tick.
 
-        `adopted`: regions with the term of each. `rtt_s`: to the peers.
+        `adopted`: regions with the term of each. `rtt_s`: to the peers. `routers`: of this region.
         """
+        self._routers = routers
         since_s = now - self._published_at
         if since_s < self._apart_s and accepting == self._accepted:
             return None
@@ -170,7 +176,8 @@ class RegionalDigest:
         models = sum(len(each) for by in by_other for each in by.values()) + len(counts)
         avoided = len(self._latest.avoided) + len(self._latest.avoided_peers)
         size = BYTES + MODEL_BYTES * models + LISTED_BYTES * len(listed) + AVOIDED_BYTES * avoided
-        self._apart_s = min(max(CHANGE_S_MIN, size / BYTES_PER_S), self._settings.digest_s)
+        apart_s = max(CHANGE_S_MIN, size * self._routers / self._bytes_per_s)
+        self._apart_s = min(apart_s, self._settings.digest_lost_s / 2)
         return self._latest
 
     def _listed(self, models: Iterable[ModelId], now: float) -> Listed:

@@ -13,8 +13,11 @@ from pydantic.dataclasses import dataclass
 from mesh.core.model.model_targets import ModelRule
 from schemas.exchange import Priority
 from schemas.gossip import BLOCKS_MAX
+from schemas.ids import RegionId
 from schemas.residency import OPEN_GROUND, Ground
 from schemas.settings import (
+    MBIT_BYTES,
+    MBIT_PER_S_LEAST,
     PENDING,
     WHOLE,
     Above0,
@@ -30,6 +33,7 @@ from schemas.settings import (
     TenantWeight,
 )
 
+SLOWEST_BYTES_PER_S = MBIT_PER_S_LEAST * MBIT_BYTES  # that a link between regions carries
 BlocksMax = Annotated[int, Field(strict=True, gt=0, le=BLOCKS_MAX), WHOLE]  # peers keep no more
 
 
@@ -95,13 +99,16 @@ class RouterSettings:
     # Time between prefix deltas for peers: short beside a round trip and the pause before a prompt
     # comes again, and long enough for few, full messages.
     trie_s: Above0 = 0.25
-    trie_bytes_per_s: IntAtLeast0 = 65_536  # on each link, repairs included; 0: no prefix gossip
+    # On each link, repairs included, and a share of it at most; 0: no prefix gossip.
+    trie_bytes_per_s: IntAtLeast0 = 65_536
     # Accepted from one origin: four times the default above, so that peers may differ.
     trie_heard_bytes_per_s: IntAbove0 = 262_144
     # Whole prefix sets for routers of this region that start: a region's 100,000 blocks in a
     # quarter of a second. 0: no gossip between routers of one region.
     siblings_bytes_per_s: IntAtLeast0 = 4_194_304
     trie_blocks_max: BlocksMax = 16_384  # published: 1 M tokens of prompts, 150 kB as one set
+    # What the links to peers carry, in bytes a second.
+    links: tuple[tuple[RegionId, Above0], ...] = ()
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
     models: tuple[ModelRule, ...] = ()  # what holds for single models, and aliases
     # Of tenants beside others, as (tenant, weight) pairs; others' is 1.
@@ -112,6 +119,11 @@ class RouterSettings:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
         if self.digest_late_s > self.digest_lost_s:
             raise ValueError("digest_late_s must not exceed digest_lost_s")
+
+    @property
+    def slowest_bytes_per_s(self) -> float:
+        """What every link carries: for what all peers are sent alike."""
+        return min((rate for _, rate in self.links), default=SLOWEST_BYTES_PER_S)
 
 
 # What a running router takes over while requests are held and under way. All else is built into

@@ -1,12 +1,13 @@
 """Whole meshes: sets that agree after any trouble, bytes in bounds, and limits of origins."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model import effects as fx
-from mesh.core.model.settings import RouterSettings
-from mesh.session.link_pace import SLOWEST_BYTES_PER_S
+from mesh.core.model.settings import SLOWEST_BYTES_PER_S, RouterSettings
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import REGION_ROUTERS_MAX
@@ -145,6 +146,29 @@ def test_gossip_and_its_repairs_take_a_sixteenth_of_the_slowest_link(seed):
                 continue
             bytes_sent = total - before.get(link, 0)
             assert bytes_sent <= SLOWEST_BYTES_PER_S / 16 * (ended - began) + burst, link
+
+
+def test_a_slow_link_is_sent_a_sixteenth_of_what_it_carries():
+    """By each region that knows its rate, whatever the others carry."""
+    net = Net(5, nodes=3, trie_blocks_max=16_384)
+    slow, fast = 250_000.0, 12_500_000.0
+    for node in net.nodes:
+        peers = {"us", "eu", "ap"} - {node.region}
+        links = tuple((peer, slow if "ap" in (peer, node.region) else fast) for peer in peers)
+        node.settings = replace(node.settings, links=links)
+        node.restart()
+    net.rest(SETTLE_S + 4.0)
+    net.sent_bytes.clear()
+    began = net.now
+    for step in range(80):
+        net.cuts = {frozenset(("us", "ap"))} if step % 16 < 8 else set()
+        for node in net.nodes:
+            path = tuple(net.dice.getrandbits(64) for _ in range(3000))
+            node.gossip.outgoing.used(path, net.now)
+        net.rest(0.25)
+    for link, sent in net.sent_bytes.items():
+        if "ap" in link:
+            assert sent <= slow / 16 * (net.now - began + 4.0) + 4096, link
 
 
 def test_an_origin_above_its_limit_is_ignored_and_asked_later():

@@ -24,6 +24,17 @@ def test_regions_do_not_wait_for_each_other_but_their_routers_do():
     assert [inbox for _, inbox, _ in repairs.due(4.01)] == ["eu2"] * 4
 
 
+def test_a_region_behind_a_slow_link_is_sent_less():
+    repairs = Repairs(4.0 * SIZE, {"ap": float(SIZE)})
+    for region in ("eu", "ap"):
+        repairs.put(region, region, [DELTA] * 40)
+    sent = [inbox for _, inbox, _ in repairs.due(0.0)]
+    assert (sent.count("eu"), sent.count("ap")) == (16, 4)
+    repairs.share(2)
+    sent = [inbox for now in (2.0, 4.0) for _, inbox, _ in repairs.due(now)]
+    assert (sent.count("eu"), sent.count("ap")) == (8, 2)
+
+
 def test_a_repeated_request_meanwhile_is_ignored():
     repairs = Repairs(float(SIZE))
     repairs.put("eu1", "eu", [DELTA] * 5)

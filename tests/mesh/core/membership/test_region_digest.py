@@ -6,16 +6,16 @@ import pytest
 
 from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
 from mesh.core.model.served_names import served_name
-from mesh.core.model.settings import RouterSettings
+from mesh.core.model.settings import SLOWEST_BYTES_PER_S, RouterSettings
 from mesh.core.requests.hold_queue import HoldQueue
 from mesh.core.view.outliers import IN_A_ROW, OUT_S
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
-from mesh.session.link_pace import SLOWEST_BYTES_PER_S
 from schemas.http import EMBEDDINGS
 from schemas.ids import ModelId, ReplicaId
 from schemas.listed_replicas import LISTED_MAX
 from schemas.residency import OPEN_GROUND, ground
+from schemas.settings import MBIT_BYTES
 from schemas.state import (
     AVOIDED_MAX,
     FirstWaiting,
@@ -32,16 +32,18 @@ OTHER = ModelId("other")
 class Region:
     """A region's tables and its digest."""
 
-    def __init__(self, where=OPEN_GROUND):
-        settings = RouterSettings(peer_queue_max=2, ground=where)
+    def __init__(self, where=OPEN_GROUND, links=()):
+        settings = RouterSettings(peer_queue_max=2, ground=where, links=links)
         self.replicas = ReplicaTable(ROUTER, settings)
         self.held = HoldQueue(100)
         self.peers = PeerTable(settings, US)
         tables = self.replicas, self.held, self.peers
         self.digest = RegionalDigest(US, ROUTER, 7, settings, *tables)
 
-    def due(self, now, accepting=True, adopted=(), rtt_s=dict):
-        return self.digest.due(now, accepting=accepting, adopted=dict(adopted), rtt_s=rtt_s)
+    def due(self, now, accepting=True, adopted=(), rtt_s=dict, routers=1):
+        return self.digest.due(
+            now, accepting=accepting, adopted=dict(adopted), rtt_s=rtt_s, routers=routers
+        )
 
     def fresh(self, now, adopted=()):
         return self.digest.fresh(now, accepting=True, adopted=dict(adopted))
@@ -116,22 +118,44 @@ def test_a_change_too_soon_after_another_waits():
     assert region.due(1.0 + 2 * CHANGE_S_MIN).replicas_ready == 1
 
 
-@pytest.mark.parametrize("models", [1, 3, 20, 64])
-def test_changes_take_an_eighth_of_the_slowest_link(models):
+@pytest.mark.parametrize(
+    ("models", "routers", "mbits"),
+    [
+        *((models, 1, 10.0) for models in (1, 3, 20, 64)),
+        *((1, 3, 10.0), (64, 3, 10.0), (20, 2, 2.0), (64, 3, 100.0)),
+    ],
+)
+def test_the_routers_of_a_region_take_an_eighth_of_the_slowest_link(models, routers, mbits):
     """Each placement may fill a replica, so what matters may change with every request."""
-    region, sent_bytes, peers_hear_s = Region(), 0, []
+    bytes_per_s = mbits * MBIT_BYTES
+    region = Region(links=((EU, bytes_per_s), ("ap", 1e9)))
+    sent_bytes, peers_hear_s = 0, []
     names = tuple(ModelId(f"mistralai/Mistral-7B-Instruct-v0.{n}") for n in range(models))
     for step in range(500):
         now = step / 500
         for number in range(LISTED_MAX):
             load = {"kv_used_ratio": 0.537, "pending": step % 2, "prefill_s_per_token": 0.0001234}
             region.replicas.see(beat(f"us-{number}", step + 1, models=names, **load), now)
-        if (digest := region.due(now)) is not None:
+        if (digest := region.due(now, routers=routers)) is not None:
             peers_hear_s.append(now)
             sent_bytes += len(encode_state(digest))
-    assert sent_bytes <= SLOWEST_BYTES_PER_S / 8 + 16_384
+    assert routers * sent_bytes <= bytes_per_s / 8 + routers * 16_384
     apart_s = max(after - before for before, after in itertools.pairwise(peers_hear_s))
-    assert apart_s <= 0.101, "late digests are taken for a region in trouble"
+    fits_in_s = routers * sent_bytes / len(peers_hear_s) / (bytes_per_s / 8)
+    assert apart_s <= max(0.101, 1.5 * fits_in_s), "late digests are taken for a region in trouble"
+
+
+def test_the_largest_digests_come_before_their_router_is_forgotten():
+    region = Region()
+    names = tuple(ModelId(f"model-{number}") for number in range(900))
+    region.replicas.see(beat("a", models=names), 1.0)
+    assert region.due(1.0) is not None
+    assert region.due(1.49) is None
+    assert region.due(1.51) is not None
+
+
+def test_without_a_known_rate_a_link_carries_what_one_must():
+    assert RouterSettings().slowest_bytes_per_s == SLOWEST_BYTES_PER_S == 1_250_000
 
 
 def test_the_end_of_accepting_never_waits():
