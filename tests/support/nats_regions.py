@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from infra import bus, topology
 from infra.address import SERVERS
 from infra.nats import bundle, server
-from infra.nats.region_config import Site, settings, to_text, users
+from infra.nats.region_config import LeafAddresses, Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
 from schemas import subjects
@@ -68,10 +68,12 @@ class NatsRegions:
         edit: Edit | None = None,
         binaries: Mapping[str, Path] | None = None,
         tls: bool = False,
+        leaf_addresses: LeafAddresses | None = None,
     ) -> None:
-        """`binaries`: a server's program where it is not the one that is found here."""
+        """`binaries`: a server's program where it is not the one that is found here.
+        `leaf_addresses`: as `bundle.write` takes them, where something stands between."""
         self.topology, self.directory, self._tls = mesh, directory, tls
-        self.files = bundle.write(mesh, directory, tls=tls)
+        self.files = bundle.write(mesh, directory, tls=tls, leaf_addresses=leaf_addresses)
         if edit is not None:
             _edit_configs(mesh, directory, self.files, edit)
         found = server.find()
@@ -191,19 +193,19 @@ class NatsRegions:
         wanted = sum(len(self.servers(link.solicitor)) for link in links)
         client = await self.connect(region, "system")
         try:
-            while await self._leaf_links(client, len(self.servers(region))) != wanted:
+            while len(await self.leaf_links(client, len(self.servers(region)))) != wanted:
                 await asyncio.sleep(0.02)
         finally:
             await client.close()
 
-    async def _leaf_links(self, client: Client, servers: int) -> int:
-        """How many the servers count, of which each answers for itself."""
-        inbox, found = client.new_inbox(), 0
+    async def leaf_links(self, client: Client, servers: int = 1) -> list[dict[str, Any]]:
+        """Those of which the servers report, each of its own."""
+        inbox, found = client.new_inbox(), []
         replies = await client.subscribe(inbox)
         await client.publish("$SYS.REQ.SERVER.PING.LEAFZ", reply=inbox)
         for _ in range(servers):
             reply = await replies.next_msg(timeout=PATIENCE_S)
-            found += json.loads(reply.data)["data"]["leafnodes"]
+            found += json.loads(reply.data)["data"]["leafs"] or []
         await replies.unsubscribe()
         return found
 

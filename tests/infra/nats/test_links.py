@@ -15,10 +15,12 @@ from nats.aio.msg import Msg
 
 from infra.nats import permissions
 from infra.nats.region_config import ACCOUNT, LINK_COMPRESSION
+from infra.topology import parse
+from mesh.demo.wan_proxy import WanProxy
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.link_speech import concrete, unspoken
-from tests.support.nats_regions import NatsRegions, running_regions
+from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 from tests.support.taps import Taps, add_tap
 from tests.support.until import PATIENCE_S
 
@@ -50,6 +52,30 @@ def test_both_ends_of_a_link_leave_out_the_slow_levels_of_compression(as_rendere
     ends = [*leaves, *(remote for each in leaves for remote in each["remotes"])]
     assert len(ends) == len(REGIONS) + len(PAIRS) // 2
     assert all(end["compression"] == LINK_COMPRESSION for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "level"), [(0, "s2_uncompressed"), (60, "s2_fast"), (150, "s2_fast")]
+)
+async def test_a_link_is_compressed_by_its_round_trip(tmp_path, rtt_ms, level):
+    """As rendered; NATS' own choice is `best` beyond 100 ms."""
+    topology = parse(mesh_toml(("eu", "us")), "mesh.toml")
+    [link] = topology.links
+    [target] = topology.region(link.acceptor).leaf
+    async with WanProxy(target, one_way_s=rtt_ms / 2000) as wan:
+        through = {(link.solicitor, link.acceptor): [wan.address]}
+        regions = NatsRegions(topology, tmp_path, leaf_addresses=through)
+        try:
+            await regions.start()
+            for region in ("eu", "us"):
+                client = await regions.connect(region, "system")
+                async with asyncio.timeout(PATIENCE_S):  # its first measurement may be off
+                    while [end["compression"] for end in await regions.leaf_links(client)] != [
+                        level
+                    ]:
+                        await asyncio.sleep(0.05)
+        finally:
+            await regions.stop()
 
 
 @pytest.fixture(scope="module", params=REGIONS)
