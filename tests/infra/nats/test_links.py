@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -76,6 +77,25 @@ async def test_a_link_is_compressed_by_its_round_trip(tmp_path, rtt_ms, level):
                         await asyncio.sleep(0.05)
         finally:
             await regions.stop()
+
+
+def test_a_server_that_hangs_is_left_soon_where_there_is_another(tmp_path):
+    """Streams may pause for two: then frames are retransmitted over the next one."""
+    topology = parse(mesh_toml(("eu", "us"), clusters=("eu",)), "mesh.toml")
+    trees: list[dict[str, Any]] = []
+    NatsRegions(topology, tmp_path, edit=lambda _, tree: trees.append(tree))
+    assert len(trees) == 4
+    for tree in trees:
+        pings = tree["ping_max"] + 1
+        noticed_ms = milliseconds(tree["ping_interval"]) * pings
+        assert noticed_ms + milliseconds(tree["leafnodes"]["reconnect"]) <= 1700
+        if "cluster" in tree:
+            assert milliseconds(tree["cluster"]["ping_interval"]) * pings <= 1500
+
+
+def milliseconds(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(ms|s)", text).groups()
+    return int(number) * {"ms": 1, "s": 1000}[unit]
 
 
 @pytest.fixture(scope="module", params=REGIONS)

@@ -36,7 +36,7 @@ def regions(tmp_path_factory):
         # Who stands still for a second is not to be cut off: no connection may be lost here.
         patch.setattr(bus, "CLUSTER_PING_INTERVAL_S", 60.0)
         patch.setattr(bus, "PING_INTERVAL_S", 60.0)
-        patch.setattr(region_config, "PING_INTERVAL_AMONG_SEVERAL", "60s")
+        patch.setattr(region_config, "PINGS_AMONG_SEVERAL", {"ping_interval": "60s"})
         patch.setattr(region_config, "CLUSTER_PING_INTERVAL", "60s")
         with running_regions(tmp_path_factory.mktemp("tls"), toml=toml, tls=True) as running:
             yield running

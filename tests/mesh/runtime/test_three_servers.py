@@ -3,6 +3,7 @@ cut in two."""
 
 import asyncio
 import contextlib
+import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 import pytest
 from prometheus_client import generate_latest
 
+from infra.nats.bundle import STATE
 from infra.topology import parse
 from mesh.adapters import streams
 from mesh.demo.wan_proxy import WanProxy
@@ -20,6 +22,7 @@ from tests.support.examined_mesh import examined, looked, running
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import chat, post, set_all, small_mesh
+from tests.support.stopped import stopped
 
 
 class Story:
@@ -80,9 +83,44 @@ async def test_answers_go_on_when_the_server_that_carries_them_is_killed(tmp_pat
         assert "nobody listens there" in ill["bus", f"server {lost}"].detail
         assert ill["bus", "cluster"].verdict is CheckResult.WARNING
         assert f"test-{lost} is " in ill["stream", "LEASES"].detail, ill
+        store = tmp_path / "rendered" / "us" / STATE / lost.removeprefix("us-") / "jetstream"
+        assert store.exists()
+        shutil.rmtree(store)  # it fetches its copies from the other two
         await regions.start_one(lost)
         found = await looked(lambda: examined(regions, tmp_path), lambda found: not named(found))
         assert not named(found)
+
+
+async def test_a_stream_from_abroad_goes_on_when_the_server_at_the_end_of_its_link_hangs(tmp_path):
+    mesh_toml_text = mesh_toml(("us", "eu"), replicas=1, clusters=("eu",))
+    regions = NatsRegions(parse(mesh_toml_text, "mesh.toml"), tmp_path)
+    try:
+        await regions.start()
+        async with scripted_engine() as engine, small_mesh(regions) as mesh:
+            story = engine.behaviour = Story()
+            for region in ("us", "eu"):
+                await mesh.router(region)
+            await mesh.agent("eu", "eu-0", engine)
+            await mesh.until_ready("eu", 1)
+            await mesh.until_peer("us", "eu")
+            abroad = asyncio.create_task(post(mesh, chat("from us", stream=True)))
+            await mesh.until(
+                lambda: mesh.sample("us", "mesh_request_ttft_seconds_count", served="peer") == 1,
+                "an answer to have begun",
+            )
+            client = await regions.connect("us", "system")
+            [link] = await regions.leaf_links(client)
+            async with stopped(regions.pid(link["name"].removeprefix("test-"))):
+                story.gate.set()
+                status, body, _ = await abroad
+                assert (status, body) == (
+                    200,
+                    event("begins") + event("ends") + b"data: [DONE]\n\n",
+                )
+                [other] = await regions.leaf_links(client)
+                assert other["name"] != link["name"]
+    finally:
+        await regions.stop()
 
 
 @pytest.mark.parametrize("named", [(0,), (2, 1), (0, 1, 2, None)], ids=["one", "two", "a comma"])
