@@ -2,12 +2,11 @@
 recording, computed for as long as Whisper's positions of its size take. The text is made up.
 """
 
-from dataclasses import dataclass
-
 import orjson
 from aiohttp import BodyPartReader, web
 
 from agents.sim import text as tokens
+from agents.simserver.prompt_work import PromptWork
 from agents.simserver.requests import RequestParser, invalid
 from schemas.engine_routes import TRANSLATIONS
 
@@ -16,16 +15,7 @@ FIELD_BYTES_MAX = 4096
 FORMATS = ("json", "text", "verbose_json")
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """`inputs`: the tokens of each prompt to compute; `body`: the answer."""
-
-    inputs: tuple[bytes, ...]
-    body: bytes
-    content_type: str = "application/json"
-
-
-async def transcribe(parser: RequestParser, request: web.Request) -> Transcript:
+async def transcribe(parser: RequestParser, request: web.Request) -> PromptWork:
     """One request with its form. Raises ApiError."""
     fields, recording = await _form(request)
     parser.model(fields.get("model"))
@@ -39,12 +29,12 @@ async def transcribe(parser: RequestParser, request: web.Request) -> Transcript:
     said = f"{task} {len(recording)} bytes"
     inputs = (bytes(positions * tokens.TOKEN_BYTES),)
     if form == "text":
-        return Transcript(inputs, said.encode(), "text/plain")
+        return PromptWork(inputs, said.encode(), "text/plain")
     answer: dict[str, object] = {"text": said}
     if form == "verbose_json":
         seconds = positions / 50
         answer |= {"task": task, "duration": seconds, "language": "english", "segments": []}
-    return Transcript(inputs, orjson.dumps(answer))
+    return PromptWork(inputs, orjson.dumps(answer))
 
 
 async def _form(request: web.Request) -> tuple[dict[str, str], bytes | None]:

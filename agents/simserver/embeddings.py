@@ -8,29 +8,19 @@ import base64
 import hashlib
 import math
 from array import array
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field
 
 from agents.sim import text as tokens
+from agents.simserver.prompt_work import PromptWork
 from agents.simserver.requests import Part, RequestParser, id_prompt, invalid
 from schemas.settings import Advice
 
 DIMENSIONS = 256
 INPUTS_MAX = 2048  # OpenAI's limit
 _ADVICE = "input must be a string or a list of strings, of token ids or of lists of token ids"
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingsRequest:
-    """One checked request. `inputs`: the tokens of each."""
-
-    model: str
-    inputs: tuple[bytes, ...]
-    dimensions: int
-    is_base64: bool
 
 
 def _inputs(given: object) -> tuple[bytes, ...]:
@@ -64,8 +54,8 @@ class _Body(Part):
     ] = None
 
 
-def read_embeddings(parser: RequestParser, raw: bytes) -> EmbeddingsRequest:
-    """The body of a /v1/embeddings request. Raises ApiError."""
+def embeddings(parser: RequestParser, raw: bytes) -> PromptWork:
+    """A /v1/embeddings body. Raises ApiError."""
     body = _Body.read(raw)
     longest = max(map(tokens.count, body.input))
     if longest > parser.max_model_len:
@@ -74,20 +64,16 @@ def read_embeddings(parser: RequestParser, raw: bytes) -> EmbeddingsRequest:
             f"{parser.max_model_len} tokens: shorten it"
         )
         raise invalid(message, "input", "context_length_exceeded")
-    model = parser.model(body.model)
-    wanted = body.dimensions or DIMENSIONS
-    return EmbeddingsRequest(model, body.input, wanted, body.encoding_format == "base64")
-
-
-def embeddings(asked: EmbeddingsRequest) -> bytes:
-    """The answer, as JSON."""
+    model, is_base64 = parser.model(body.model), body.encoding_format == "base64"
+    vectors = (_vector(each, body.dimensions or DIMENSIONS) for each in body.input)
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.is_base64)}
-        for index, vector in enumerate(_vector(each, asked.dimensions) for each in asked.inputs)
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, is_base64)}
+        for index, vector in enumerate(vectors)
     ]
-    prompt_tokens = sum(map(tokens.count, asked.inputs))
+    prompt_tokens = sum(map(tokens.count, body.input))
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    return orjson.dumps({"object": "list", "data": data, "model": asked.model, "usage": usage})
+    answer = {"object": "list", "data": data, "model": model, "usage": usage}
+    return PromptWork(body.input, orjson.dumps(answer))
 
 
 def _vector(given: bytes, dimensions: int) -> list[float]:

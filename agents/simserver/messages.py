@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field, PositiveInt
 
+from agents.simserver.prompt_work import PromptWork
 from agents.simserver.requests import (
     Flag,
     GenerationRequest,
@@ -16,7 +17,7 @@ from agents.simserver.requests import (
     Stops,
     message_text,
 )
-from agents.simserver.responses import AnswerText
+from agents.simserver.responses import EventRenderer
 from schemas.prompt_writing import BILLING_HEADER
 from schemas.settings import Advice
 
@@ -89,10 +90,10 @@ def read_messages(parser: RequestParser, raw: bytes) -> GenerationRequest:
     return parser.chat(orjson.dumps(body.chat() | more | {"stamp": body.stamp}))
 
 
-def count_tokens(parser: RequestParser, raw: bytes) -> bytes:
-    """The answer to a /v1/messages/count_tokens body. Raises ApiError."""
+def count_tokens(parser: RequestParser, raw: bytes) -> PromptWork:
+    """A /v1/messages/count_tokens body. Raises ApiError."""
     job = parser.chat(orjson.dumps(_Body.read(raw).chat() | {"max_tokens": 1}))
-    return orjson.dumps({"input_tokens": job.prompt_tokens})
+    return PromptWork((), orjson.dumps({"input_tokens": job.prompt_tokens}))
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -112,24 +113,21 @@ def _usage(job: GenerationRequest, cached_tokens: int, output_tokens: int) -> di
     }
 
 
-class MessageRenderer:
-    """The answer to one request, whole or as events; see `responses.SseRenderer`."""
+class MessageRenderer(EventRenderer):
+    """Messages."""
 
-    def __init__(self, job: GenerationRequest, message_id: str, attempt: str = "") -> None:
-        """`attempt`: what names this one in stamps."""
-        self._job, self._words = job, AnswerText(job, attempt)
+    def __init__(self, job: GenerationRequest, message_id: str, attempt: str) -> None:
+        super().__init__(job, attempt)
         self._message = {"id": message_id, "type": "message", "role": "assistant"}
         self._message |= {"model": job.model}
         self._stop = {"stop_reason": STOPS[job.answer.finish_reason], "stop_sequence": None}
 
     def whole(self, cached_tokens: int) -> bytes:
-        """The body of an answer that is not streamed."""
         content = [{"type": "text", "text": self._words.whole()}]
         usage = _usage(self._job, cached_tokens, self._job.answer.tokens)
         return orjson.dumps({**self._message, "content": content, **self._stop, "usage": usage})
 
     def opening(self) -> bytes:
-        """What precedes the first token."""
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._message, **nothing, "usage": _usage(self._job, 0, 0)}
         block = {"type": "text", "text": ""}
@@ -137,14 +135,10 @@ class MessageRenderer:
             "content_block_start", index=0, content_block=block
         )
 
-    def tokens(self, start: int, end: int) -> bytes:
-        """One event for each of the tokens `start` to `end`."""
-        texts = filter(None, map(self._words.token, range(start, end)))
-        deltas = ({"type": "text_delta", "text": text} for text in texts)
-        return b"".join(_event("content_block_delta", index=0, delta=delta) for delta in deltas)
+    def token(self, text: str) -> bytes:
+        return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
     def closing(self, cached_tokens: int) -> bytes:
-        """Why it ended, and the usage."""
         usage = _usage(self._job, cached_tokens, self._job.answer.tokens)
         return b"".join(
             (

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import BeforeValidator, PositiveInt
 
 from agents.simserver.requests import ApiError, Flag, GenerationRequest, Part, RequestParser
-from agents.simserver.responses import AnswerText
+from agents.simserver.responses import EventRenderer, json_response
 from schemas.response_calls import RESPONSE, RESPONSE_CANCEL, RESPONSE_INPUT
 
 KEPT_MAX = 1024
@@ -98,12 +98,12 @@ class KeptResponses:
         return name, kept, kept.answer
 
     async def _show(self, request: web.Request) -> web.Response:
-        return _json(self._found(request)[2])
+        return json_response(self._found(request)[2])
 
     async def _forget(self, request: web.Request) -> web.Response:
         name, _, _ = self._found(request)
         del self._kept[name]
-        return _json({"id": name, "object": "response", "deleted": True})
+        return json_response({"id": name, "object": "response", "deleted": True})
 
     async def _cancel(self, request: web.Request) -> web.Response:
         self._found(request)
@@ -125,7 +125,7 @@ class KeptResponses:
         listed = items[begin:][: int(limit) if limit.isdecimal() else ITEMS_LISTED]
         about = {"object": "list", "has_more": begin + len(listed) < len(items)}
         first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
-        return _json({**about, "data": listed, "first_id": first, "last_id": last})
+        return json_response({**about, "data": listed, "first_id": first, "last_id": last})
 
     def read(self, parser: RequestParser, raw: bytes, own_id: str) -> tuple[str, GenerationRequest]:
         """A /v1/responses body: the id of its answer, which is kept from now on unless it is not to
@@ -155,35 +155,29 @@ def _not_found(name: str, param: str) -> ApiError:
     return ApiError(404, f"Response with id {name!r} not found.", param)
 
 
-def _json(content: object) -> web.Response:
-    return web.Response(body=orjson.dumps(content), content_type="application/json")
-
-
-class ResponseRenderer:
-    """The answer to one request, whole or as events; see `responses.SseRenderer`."""
+class ResponseRenderer(EventRenderer):
+    """Responses."""
 
     def __init__(
         self,
         job: GenerationRequest,
         response_id: str,
         created: int,
-        attempt: str = "",
-        completed: Callable[[str, dict[str, Any]], None] = lambda name, answer: None,
+        attempt: str,
+        completed: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """`attempt`: what names this one in stamps. `completed`: called with its id and answer."""
-        self._name, self._on_completed = response_id, completed
-        self._job, self._words, self._number = job, AnswerText(job, attempt), 0
+        """`completed`: called with its id and answer."""
+        super().__init__(job, attempt)
+        self._name, self._on_completed, self._number = response_id, completed, 0
         self._frame = {"id": response_id, "object": "response", "created_at": created}
         self._frame |= {"model": job.model, "error": None, "instructions": None, "metadata": {}}
         self._frame |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
         self._item = {"id": f"item_{response_id}", "type": "message", "role": "assistant"}
 
     def whole(self, cached_tokens: int) -> bytes:
-        """The body of an answer that is not streamed."""
         return orjson.dumps(self._completed(cached_tokens))
 
     def opening(self) -> bytes:
-        """What precedes the first token."""
         response = {**self._frame, "status": "in_progress", "output": [], "usage": None}
         item = {**self._item, "status": "in_progress", "content": []}
         return b"".join(
@@ -195,14 +189,10 @@ class ResponseRenderer:
             )
         )
 
-    def tokens(self, start: int, end: int) -> bytes:
-        """One event for each of the tokens `start` to `end`."""
-        texts = filter(None, map(self._words.token, range(start, end)))
-        name = "response.output_text.delta"
-        return b"".join(self._of_part(name, delta=text, logprobs=[]) for text in texts)
+    def token(self, text: str) -> bytes:
+        return self._of_part("response.output_text.delta", delta=text, logprobs=[])
 
     def closing(self, cached_tokens: int) -> bytes:
-        """The text once more, and the whole response with its usage."""
         text, response = self._words.whole(), self._completed(cached_tokens)
         item = response["output"][0]
         return b"".join(

@@ -1,6 +1,6 @@
-"""Work on texts that generates nothing, beside embeddings: `/v1/rerank`, `/v1/score`, `/tokenize`,
-`/detokenize` and `/v1/chat/completions/render` of a simulated engine. Scores mean nothing: they are
-made of hashes of the texts.
+"""Work that generates nothing: `/v1/rerank`, `/v1/score`, `/tokenize`, `/detokenize` and
+`/v1/chat/completions/render` of a simulated engine. Scores mean nothing: they are made of hashes of
+the texts.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ class PromptWork:
 
     inputs: tuple[bytes, ...]
     body: bytes
+    content_type: str = "application/json"
 
 
 def _texts(given: object) -> list[str]:

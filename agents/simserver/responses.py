@@ -7,12 +7,12 @@ that reads slowly holds up only its own handler: tokens not yet written are a nu
 """
 
 import hashlib
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import orjson
 from aiohttp import web
 
-from agents.sim.text import SimulatedAnswer
 from agents.simserver.driver import TokenStream
 from agents.simserver.faults import Break, FaultSwitchboard
 from agents.simserver.requests import GenerationRequest
@@ -65,59 +65,42 @@ def usage(job: GenerationRequest, completion_tokens: int, cached_tokens: int) ->
     }
 
 
-def whole(
-    job: GenerationRequest,
-    response_id: str,
-    created: int,
-    cached_tokens: int,
-    attempt: str = "",
-) -> bytes:
-    """The body of an answer that is not streamed."""
-    text = AnswerText(job, attempt).whole()
-    content = {"message": {"role": "assistant", "content": text}} if job.chat else {"text": text}
-    return orjson.dumps(
-        {
-            "id": response_id,
-            "object": "chat.completion" if job.chat else "text_completion",
-            "created": created,
-            "model": job.model,
-            "choices": [
-                {
-                    "index": 0,
-                    **content,
-                    "logprobs": None,
-                    "finish_reason": job.answer.finish_reason,
-                }
-            ],
-            "usage": usage(job, job.answer.tokens, cached_tokens),
-        }
-    )
+class EventRenderer(ABC):
+    """The answer to one request in the shapes of some API."""
 
+    def __init__(self, job: GenerationRequest, attempt: str) -> None:
+        """`attempt`: what names this one in stamps."""
+        self._job, self._words = job, AnswerText(job, attempt)
 
-class EventRenderer(Protocol):
-    """An answer in the shapes of some API."""
-
+    @abstractmethod
     def whole(self, cached_tokens: int) -> bytes:
         """The body of an answer that is not streamed."""
 
+    @abstractmethod
     def opening(self) -> bytes:
         """What precedes the first token."""
 
+    @abstractmethod
+    def token(self, text: str) -> bytes:
+        """The event of one token."""
+
+    @abstractmethod
+    def closing(self, cached_tokens: int) -> bytes:
+        """What follows the last token: why it ended, and the usage."""
+
     def tokens(self, start: int, end: int) -> bytes:
         """The events of the tokens `start` to `end`."""
+        texts = filter(None, map(self._words.token, range(start, end)))
+        return b"".join(map(self.token, texts))
 
-    def closing(self, cached_tokens: int) -> bytes:
-        """What follows the last token."""
 
+class SseRenderer(EventRenderer):
+    """Chats and completions."""
 
-class SseRenderer:
     def __init__(
         self, job: GenerationRequest, response_id: str, created: int, attempt: str = ""
     ) -> None:
-        """`attempt`: what names this one in stamps."""
-        self._job = job
-        self._answer: SimulatedAnswer = job.answer
-        self._words, self._attempt = AnswerText(job, attempt), attempt
+        super().__init__(job, attempt)
         self._frame = {
             "id": response_id,
             "object": "chat.completion.chunk" if job.chat else "text_completion",
@@ -128,31 +111,27 @@ class SseRenderer:
         self._before, self._after = self._event(self._choice(delta, _SLOT)).rsplit(_SLOT_JSON, 1)
 
     def whole(self, cached_tokens: int) -> bytes:
-        """The body of an answer that is not streamed."""
-        job, frame = self._job, self._frame
-        return whole(
-            job, str(frame["id"]), int(str(frame["created"])), cached_tokens, self._attempt
-        )
+        job, text = self._job, self._words.whole()
+        message = {"role": "assistant", "content": text}
+        content = {"message": message} if job.chat else {"text": text}
+        reason = job.answer.finish_reason
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+        kind = "chat.completion" if job.chat else "text_completion"
+        numbers = usage(job, job.answer.tokens, cached_tokens)
+        answer = {**self._frame, "object": kind, "choices": [choice], "usage": numbers}
+        return orjson.dumps(answer)
 
     def opening(self) -> bytes:
-        """What precedes the first token: a chat's role."""
         return self._event(self._choice({"role": "assistant", "content": ""}, "")) * self._job.chat
 
-    def tokens(self, start: int, end: int) -> bytes:
-        """One event for each of the tokens `start` to `end`."""
-        token = self._words.token
-        return b"".join(
-            self._before + text.encode() + self._after
-            for at in range(start, end)
-            if (text := token(at))
-        )
+    def token(self, text: str) -> bytes:
+        return self._before + text.encode() + self._after
 
     def closing(self, cached_tokens: int) -> bytes:
-        """Why it ended, the usage if requested, and the end mark."""
-        finish = self._event(self._choice({}, "", self._answer.finish_reason))
+        finish = self._event(self._choice({}, "", self._job.answer.finish_reason))
         if not self._job.include_usage:
             return finish + DONE
-        numbers = usage(self._job, self._answer.tokens, cached_tokens)
+        numbers = usage(self._job, self._job.answer.tokens, cached_tokens)
         last = orjson.dumps({**self._frame, "choices": [], "usage": numbers})
         return b"".join((finish, b"data: ", last, b"\n\n", DONE))
 
@@ -164,6 +143,10 @@ class SseRenderer:
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps({**self._frame, "choices": [choice]}) + b"\n\n"
+
+
+def json_response(content: object) -> web.Response:
+    return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}

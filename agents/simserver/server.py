@@ -28,7 +28,7 @@ from agents.sim.text import TOKEN_BYTES, count
 from agents.simserver.adapters import AdapterRoutes
 from agents.simserver.audio import transcribe
 from agents.simserver.driver import Driver, TokenStream
-from agents.simserver.embeddings import embeddings, read_embeddings
+from agents.simserver.embeddings import embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
 from agents.simserver.kv_events import KvEventPublisher
 from agents.simserver.kv_transfer import KvPeer, KvSettings
@@ -50,11 +50,22 @@ from agents.simserver.prompt_work import (
     tokenize,
 )
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
-from agents.simserver.responses import EventRenderer, SseRenderer, send_stream
+from agents.simserver.responses import EventRenderer, SseRenderer, json_response, send_stream
 from infra.address import Address
 from infra.process import LimitedLog, end_all
 from schemas.engine_routes import TRANSCRIPTIONS, TRANSLATIONS
-from schemas.http import COUNT_TOKENS, DETOKENIZE, MESSAGES, RERANK, RESPONSES, SCORE, TOKENIZE
+from schemas.http import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
+)
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -66,7 +77,14 @@ CRASH_EXIT_CODE = 70
 # Tokens that came out just before a crash get this long to leave the process.
 _CRASH_DELAY_S = 0.005
 
+GENERATION: Mapping[str, Callable[[RequestParser, bytes], GenerationRequest]] = {
+    CHAT: RequestParser.chat,
+    COMPLETIONS: RequestParser.completion,
+    MESSAGES: read_messages,
+}
 PROMPT_WORK: Mapping[str, Callable[[RequestParser, bytes], PromptWork]] = {
+    EMBEDDINGS: embeddings,
+    COUNT_TOKENS: count_tokens,
     RERANK: rerank,
     SCORE: score,
     TOKENIZE: tokenize,
@@ -147,15 +165,10 @@ class SimServer:
             app.add_routes(self._kv.routes())
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completion),
-                web.post("/v1/embeddings", self._embeddings),
-                web.post(MESSAGES, self._messages),
-                web.post(COUNT_TOKENS, self._count_message_tokens),
-                web.post(RESPONSES, self._response),
+                *(web.post(path, self._generate) for path in (*GENERATION, RESPONSES)),
                 *self._responses.routes(),
                 *(web.post(path, self._prompt_work) for path in PROMPT_WORK),
-                *(web.post(path, self._audio) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
+                *(web.post(path, self._prompt_work) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
                 *self._adapters.routes(),
                 web.post("/echo", self._echo),
                 web.get("/v1/models", self._models),
@@ -194,44 +207,12 @@ class SimServer:
         body = error_body(refusal.status, refusal.message) if is_anthropic else refusal.body()
         return web.Response(status=refusal.status, body=body, content_type="application/json")
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        return await self._generate(request, self._parser.chat(await request.read()))
-
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        return await self._generate(request, self._parser.completion(await request.read()))
-
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        return await self._generate(request, read_messages(self._parser, await request.read()))
-
-    async def _count_message_tokens(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        body = count_tokens(self._parser, await request.read())
-        return web.Response(body=body, content_type="application/json")
-
-    async def _response(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        own_id = f"resp_{self._nonce}{secrets.token_hex(8)}"
-        name, job = self._responses.read(self._parser, await request.read(), own_id)
-        return await self._generate(request, job, name)
-
-    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        asked = read_embeddings(self._parser, await request.read())
-        await self._compute(asked.inputs)
-        return web.Response(body=embeddings(asked), content_type="application/json")
-
     async def _prompt_work(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
-        asked = PROMPT_WORK[request.path](self._parser, await request.read())
-        await self._compute(asked.inputs)
-        return web.Response(body=asked.body, content_type="application/json")
-
-    async def _audio(self, request: web.Request) -> web.StreamResponse:
-        self._maybe_fail()
-        asked = await transcribe(self._parser, request)
+        if (read := PROMPT_WORK.get(request.path)) is not None:
+            asked = read(self._parser, await request.read())
+        else:
+            asked = await transcribe(self._parser, request)
         await self._compute(asked.inputs)
         return web.Response(body=asked.body, content_type=asked.content_type)
 
@@ -239,7 +220,7 @@ class SimServer:
         """A route that no table knows: what an engine gets of a request, for tests."""
         body = await request.read()
         headers = {str(name).lower(): text for name, text in request.headers.items()}
-        return _json({"headers": headers, "body_sha256": sha256(body).hexdigest()})
+        return json_response({"headers": headers, "body_sha256": sha256(body).hexdigest()})
 
     async def _compute(self, inputs: Collection[bytes]) -> None:
         """Return when all these prompts are computed."""
@@ -260,11 +241,16 @@ class SimServer:
         if self._faults.request_fails():
             raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
 
-    async def _generate(
-        self, request: web.Request, job: GenerationRequest, name: str = ""
-    ) -> web.StreamResponse:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        raw, name = await request.read(), ""
+        if request.path == RESPONSES:
+            own_id = f"resp_{self._nonce}{secrets.token_hex(8)}"
+            name, job = self._responses.read(self._parser, raw, own_id)
+        else:
+            job = GENERATION[request.path](self._parser, raw)
         kv = self._kv
-        params = {} if kv is None else kv.read(await request.read())
+        params = {} if kv is None else kv.read(raw)
         if kv is not None and kv.is_prefill:
             return await self._prefill(request, job, kv, params)
         if kv is not None:
@@ -307,7 +293,7 @@ class SimServer:
             answer = self._renderer(request, job, f"{self._nonce}-{stream.id:x}", "")
             body = orjson.loads(answer.whole(stream.cached_tokens))
             ended = "length"
-            return _json(body | {"kv_transfer_params": handed_out})
+            return json_response(body | {"kv_transfer_params": handed_out})
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
@@ -346,7 +332,7 @@ class SimServer:
             raise ApiError(503, f"{error}: try again later", code="queue_full") from None
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json(
+        return json_response(
             {
                 "object": "list",
                 "data": [
@@ -367,7 +353,7 @@ class SimServer:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": "simulated"})
+        return json_response({"version": "simulated"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         write = PAGES.get(self._config.metrics)
@@ -378,7 +364,7 @@ class SimServer:
         return web.Response(body=page.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _show_faults(self, request: web.Request) -> web.Response:
-        return _json(self._faults.now.model_dump(mode="json"))
+        return json_response(self._faults.now.model_dump(mode="json"))
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         try:
@@ -411,7 +397,3 @@ class SimServer:
         if self._faults.crash_is_due(tokens):
             logger.error("crash: a fault switch ends this process")
             asyncio.get_running_loop().call_later(_CRASH_DELAY_S, os._exit, CRASH_EXIT_CODE)
-
-
-def _json(content: object) -> web.Response:
-    return web.Response(body=orjson.dumps(content), content_type="application/json")

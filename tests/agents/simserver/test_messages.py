@@ -23,7 +23,7 @@ def test_a_system_turn_among_the_messages_is_taken_where_it_stands():
     )
     roles = [role for role, _ in turns]
     assert read_messages(PARSER, body(*roles)).prompt == PARSER.chat(chat.encode()).prompt
-    assert json.loads(count_tokens(PARSER, body(*roles)))["input_tokens"] > 0
+    assert json.loads(count_tokens(PARSER, body(*roles)).body)["input_tokens"] > 0
 
 
 def test_a_block_of_billing_is_left_out_of_the_system_prompt():

@@ -6,7 +6,7 @@ import pytest
 
 from agents.sim import text as tokens
 from agents.simserver.requests import GenerationRequest, RequestParser
-from agents.simserver.responses import DONE, SseRenderer, prompt_mark, usage, whole
+from agents.simserver.responses import DONE, SseRenderer, prompt_mark, usage
 
 ASKER = RequestParser(models=('odd "name" \\u0000', "m"), max_model_len=1000, seed=0)
 
@@ -50,7 +50,7 @@ def test_the_words_need_no_escaping():
 
 def test_a_whole_answer_has_its_usage():
     asked = ask(max_tokens=3, ignore_eos=True)
-    body = json.loads(whole(asked, "chatcmpl-1", 5, 0))
+    body = json.loads(SseRenderer(asked, "chatcmpl-1", 5).whole(0))
     assert body["choices"][0]["message"] == {"role": "assistant", "content": asked.answer.text}
     assert body["usage"] == {
         "prompt_tokens": 4,
@@ -66,7 +66,7 @@ def test_stamps_name_prompt_attempt_and_index_of_each_token():
     expected = [f"{mark}/e1-a/{index} " for index in range(12)]
     seen = events(SseRenderer(asked, "chatcmpl-1", 5, "e1-a").tokens(0, 12))
     assert [event["choices"][0]["delta"]["content"] for event in seen] == expected
-    body = json.loads(whole(asked, "chatcmpl-1", 5, 0, "e1-a"))
+    body = json.loads(SseRenderer(asked, "chatcmpl-1", 5, "e1-a").whole(0))
     assert body["choices"][0]["message"]["content"] == "".join(expected)
     assert body["usage"]["completion_tokens"] == 12
     other = ask(messages=[{"role": "user", "content": "ho"}], stamp=True)

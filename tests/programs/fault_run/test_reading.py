@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agents.simserver.requests import RequestParser
-from agents.simserver.responses import DONE, SseRenderer, prompt_mark, whole
+from agents.simserver.responses import DONE, SseRenderer, prompt_mark
 from schemas.http import Fault, error_body, error_event
 from tests.programs.fault_run.reading import End, Stamps, Stream, read_plain, read_refusal
 
@@ -84,12 +84,12 @@ def test_what_is_wrong_with_a_stream_is_seen(wrong):
 
 def test_a_plain_answer_is_whole_or_not():
     asked = ask(stream=False)
-    body = whole(asked, "chatcmpl-1", 5, 0, "e1-1")
+    body = SseRenderer(asked, "chatcmpl-1", 5, "e1-1").whole(0)
     good = stamps()
     assert (read_plain(good, body), good.violations) == (End.WHOLE, [])
     for spoilt in (
-        whole(asked, "chatcmpl-1", 5, 0, "e1-1").replace(b"/3 ", b"/4 "),
-        whole(ask(stream=False, content="ho"), "chatcmpl-1", 5, 0, "e1-1"),
+        body.replace(b"/3 ", b"/4 "),
+        SseRenderer(ask(stream=False, content="ho"), "chatcmpl-1", 5, "e1-1").whole(0),
         body[:-1],
         b"{}",
     ):
