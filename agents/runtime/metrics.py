@@ -55,6 +55,17 @@ OFFLINE_COUNTERS = {
     "done": "Offline requests answered",
     "tokens": "Prompt and answer tokens of these",
 }
+REPLIES_DROPPED = "Work messages dropped because no response may go to their reply subject"
+PAGE_BROKEN = "1 while a page of the engine can't be read and the engine answers all the same"
+ENGINE_FAILING = "1 while the engine fails the requests that it is given"
+
+
+def _gauge(name: str, about: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
+
+
+def _counter(name: str, about: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
 
 
 class HeartbeatCollector(Collector):
@@ -72,42 +83,22 @@ class HeartbeatCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         beat = self._heartbeat()
-        labels = (beat.region, beat.replica, beat.engine)
-        for name, about in GAUGES.items():
-            gauge = GaugeMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
-            if (value := getattr(beat, name)) is not None:
-                gauge.add_metric(labels, float(value))
-            yield gauge
-        for name, about in COUNTERS.items():
-            counter = CounterMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
-            counter.add_metric(labels, float(getattr(beat, name)))
-            yield counter
-        totals = self._offline()
-        for name, about in OFFLINE_COUNTERS.items():
-            counter = CounterMetricFamily(f"mesh_agent_offline_{name}", about, labels=LABELS)
-            counter.add_metric(labels, float(getattr(totals, name)))
-            yield counter
-        dropped = CounterMetricFamily(
-            "mesh_agent_replies_dropped",
-            "Work messages dropped because no response may go to their reply subject",
-            labels=LABELS,
+        labels, totals = (beat.region, beat.replica, beat.engine), self._offline()
+        values = (
+            *((_gauge(name, about), getattr(beat, name)) for name, about in GAUGES.items()),
+            *((_counter(name, about), getattr(beat, name)) for name, about in COUNTERS.items()),
+            *(
+                (_counter(f"offline_{name}", about), getattr(totals, name))
+                for name, about in OFFLINE_COUNTERS.items()
+            ),
+            (_counter("replies_dropped", REPLIES_DROPPED), self._unanswered()),
+            (_gauge("page_broken", PAGE_BROKEN), beat.page_problem is not None),
+            (_gauge("engine_failing", ENGINE_FAILING), beat.is_failing),
         )
-        dropped.add_metric(labels, float(self._unanswered()))
-        yield dropped
-        broken = GaugeMetricFamily(
-            "mesh_agent_page_broken",
-            "1 while a page of the engine can't be read and the engine answers all the same",
-            labels=LABELS,
-        )
-        broken.add_metric(labels, float(beat.page_problem is not None))
-        yield broken
-        failing = GaugeMetricFamily(
-            "mesh_agent_engine_failing",
-            "1 while the engine fails the requests that it is given",
-            labels=LABELS,
-        )
-        failing.add_metric(labels, float(beat.is_failing))
-        yield failing
+        for family, value in values:
+            if value is not None:
+                family.add_metric(labels, float(value))
+            yield family
         state = GaugeMetricFamily(
             "mesh_agent_state", "1 for the state the replica is in", labels=(*LABELS, "state")
         )
@@ -127,7 +118,6 @@ async def serve_metrics(
     registry.register(
         HeartbeatCollector(agent.heartbeat, agent.offline_totals, lambda: bus.unanswered)
     )
-
     add_process_metrics(registry)
 
     async def page(request: web.Request) -> web.Response:

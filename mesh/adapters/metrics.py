@@ -376,9 +376,6 @@ class _CoreState(Collector):
         self._clock = clock
         self._model_label = model_label
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         core = self._core
         yield GaugeMetricFamily(
@@ -411,12 +408,6 @@ class _CoreState(Collector):
             "mesh_replica_prefill_seconds_per_token", "Learned from its answers.", "replica"
         )
         states = _gauge("mesh_replicas", "Replicas by state; full ones apart.", "state")
-        pages = GaugeMetricFamily(
-            "mesh_replicas_page_broken", "Replicas with a page of the engine that can't be read."
-        )
-        results = GaugeMetricFamily(
-            "mesh_replicas_failing", "Replicas whose engine fails the requests that it is given."
-        )
         counts: dict[str, int] = {}
         broken = failing = 0
         for replica in self._core.replicas:
@@ -431,9 +422,11 @@ class _CoreState(Collector):
             counts[state] = counts.get(state, 0) + 1
         for state, count in sorted(counts.items()):
             states.add_metric([state], count)
-        pages.add_metric([], broken)
-        results.add_metric([], failing)
-        yield from (pending, running, kv, prefill, states, pages, results)
+        yield from (pending, running, kv, prefill, states)
+        about = "Replicas with a page of the engine that can't be read."
+        yield GaugeMetricFamily("mesh_replicas_page_broken", about, value=broken)
+        about = "Replicas whose engine fails the requests that it is given."
+        yield GaugeMetricFamily("mesh_replicas_failing", about, value=failing)
 
     def _peers(self) -> Iterator[Metric]:
         rtt = _gauge("mesh_peer_rtt_seconds", "Round trip on the bus.", "peer")

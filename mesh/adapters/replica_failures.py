@@ -55,9 +55,6 @@ class ReplicaFailures(Collector):
         for name in [name for name in self._counts if not self._replicas.remembers(name)]:
             del self._counts[name]
 
-    def describe(self) -> Iterator[Metric]:
-        yield from ()
-
     def collect(self) -> Iterator[Metric]:
         """Zero for a replica that failed none, so that its first failure is an increase."""
         family = CounterMetricFamily(

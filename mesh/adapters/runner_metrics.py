@@ -19,7 +19,7 @@ from mesh.core.model import events as ev
 from mesh.session.bus_receiver import NOBODY_LISTENS
 from mesh.session.record import Ending, Observer, OpenRequest
 from schemas import exchange
-from schemas.batch import BatchJob, JobStatus, Task
+from schemas.batch import ENDED, BatchJob, JobStatus, Task
 from schemas.ids import RegionId
 
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
@@ -191,24 +191,21 @@ class _Collected(Collector):
     def __init__(self, state: RunnerState) -> None:
         self._state = state
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         jobs = list(self._state.open_jobs())
         by_status = GaugeMetricFamily(
             "mesh_batch_jobs", "Jobs of the region that have not ended.", labels=["status"]
         )
         tally = Tally(job.status for job in jobs)
-        for status in (JobStatus.VALIDATING, JobStatus.IN_PROGRESS, JobStatus.FINALIZING):
-            by_status.add_metric([status], tally[status])
-        by_status.add_metric([JobStatus.CANCELLING], tally[JobStatus.CANCELLING])
+        for status in JobStatus:
+            if status not in ENDED:
+                by_status.add_metric([status], tally[status])
         yield by_status
-        left = GaugeMetricFamily(
-            "mesh_batch_lines_left", "Lines of the region's jobs that have no result."
+        yield GaugeMetricFamily(
+            "mesh_batch_lines_left",
+            "Lines of the region's jobs that have no result.",
+            value=sum(job.total - job.answered for job in jobs),
         )
-        left.add_metric([], sum(job.total - job.answered for job in jobs))
-        yield left
         yield GaugeMetricFamily(
             "mesh_batch_jobs_late_now",
             "Jobs in progress that are predicted to be late.",
