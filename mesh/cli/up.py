@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,26 +66,21 @@ def given_engine(text: str) -> GivenEngine:
             region,
             url=checked_engine_url(url),
             metrics_url=next(map(checked_metrics_url, parts[METRICS]), None),
-            batch_max=next(map(_batch_max, parts[BATCH_MAX]), None),
+            batch_max=_whole(BATCH_MAX, parts, BATCH_MAX_MOST, "number"),
             models=checked_models(parts[MODEL]),
-            load_s=next(map(_load_s, parts[LOAD_S]), None),
+            load_s=_whole(LOAD_S, parts, int(LOAD_S_MAX), "number of seconds"),
         )
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: {error}") from error
 
 
-def _batch_max(text: str) -> int:
-    plain = text.isascii() and text.isdigit() and len(text) <= len(str(BATCH_MAX_MOST))
-    if not plain or not 1 <= int(text) <= BATCH_MAX_MOST:
-        raise ValueError(f"{BATCH_MAX} must be a number from 1 to {BATCH_MAX_MOST}")
-    return int(text)
-
-
-def _load_s(text: str) -> float:
-    plain = text.isascii() and text.isdigit() and len(text) <= len(str(LOAD_S_MAX))
-    if not plain or not 1 <= int(text) <= LOAD_S_MAX:
-        raise ValueError(f"{LOAD_S} must be a number of seconds from 1 to {LOAD_S_MAX:g}")
-    return float(text)
+def _whole(name: str, parts: Mapping[str, Sequence[str]], most: int, what: str) -> int | None:
+    for text in parts[name]:
+        plain = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+        if not plain or not 1 <= int(text) <= most:
+            raise ValueError(f"{name} must be a {what} from 1 to {most}")
+        return int(text)
+    return None
 
 
 def _given_engines(

@@ -97,7 +97,7 @@ class Commands:
         if metrics is not None:
             probes += [http_ready(worker_page(metrics, number)) for number in range(workers)]
             arguments |= {"--workers": str(workers), "--metrics": str(metrics)}
-        words = [word for name, value in arguments.items() if value for word in (name, value)]
+        words = _words(arguments)
         if console is not None:
             words += self._console(console)
         return Program(
@@ -119,31 +119,22 @@ class Commands:
 
     def batch_runner(self, region: str, name: str, metrics: Address) -> Program:
         """One of a region's batch runners; `metrics`: its page."""
-        credentials = self.files[RegionId(region)].credentials
+        arguments = {
+            "--region": region,
+            "--name": name,
+            "--batch-credentials": str(self.files[RegionId(region)].credentials[BATCH]),
+            "--metrics": str(metrics),
+            "--config": str(self.options.config),
+            "--drain-s": str(RUNNER_DRAIN_S),
+            "--log-level": self.options.log_level,
+        }
+        words = *self._as_user(region, "router"), *_words(arguments)
         return Program(
             name=f"batch-runner-{region}-{name}",
             kind=ProgramKind.BATCH_RUNNER,
             region=region,
             preloaded=True,
-            command=_python(
-                "mesh.cli.main",
-                "batch-runner",
-                *self._as_user(region, "router"),
-                "--region",
-                region,
-                "--name",
-                name,
-                "--batch-credentials",
-                str(credentials[BATCH]),
-                "--metrics",
-                str(metrics),
-                "--config",
-                str(self.options.config),
-                "--drain-s",
-                str(RUNNER_DRAIN_S),
-                "--log-level",
-                self.options.log_level,
-            ),
+            command=_python("mesh.cli.main", "batch-runner", *words),
             ready=http_ready(metrics),
         )
 
@@ -174,11 +165,20 @@ class Commands:
         """The agent of that engine. `profile`: how it takes offline work; None: not at all."""
         name = f"agent-{replica}"
         ready_file = self.state.run / f"{name}.json"
-        words = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
-        words += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
-        words += [] if engine.load_s is None else ["--load-s", f"{engine.load_s:g}"]
+        arguments = {
+            "--region": region,
+            "--replica": replica,
+            "--engine-kind": kind.value,
+            "--engine-url": engine.url,
+            "--metrics-url": engine.metrics_url,
+            "--batch-max": None if engine.batch_max is None else str(engine.batch_max),
+            "--load-s": None if engine.load_s is None else f"{engine.load_s:g}",
+            "--profile": None if profile is None else str(profile),
+            "--drain-timeout": str(AGENT_DRAIN_S),
+            "--ready-file": str(ready_file),
+        }
+        words = [*self._as_user(region, f"agent-{replica}"), *_words(arguments)]
         words += [word for model in engine.models for word in ("--model", model)]
-        words += [] if profile is None else ["--profile", str(profile)]
         routes = self.topology.regions[RegionId(region)].routes
         words += [word for path in routes for word in ("--route", path)]
         if engine.key is not None:
@@ -190,24 +190,7 @@ class Commands:
             kind=ProgramKind.AGENT,
             region=region,
             preloaded=True,
-            command=_python(
-                "agents.cli",
-                "run",
-                *self._as_user(region, f"agent-{replica}"),
-                "--region",
-                region,
-                "--replica",
-                replica,
-                "--engine-kind",
-                kind.value,
-                "--engine-url",
-                engine.url,
-                *words,
-                "--drain-timeout",
-                str(AGENT_DRAIN_S),
-                "--ready-file",
-                str(ready_file),
-            ),
+            command=_python("agents.cli", "run", *words),
             ready=FileWritten(ready_file),
         )
 
@@ -220,6 +203,11 @@ def engine_url(program: Program) -> str:
     """Where a simulated engine that is ready listens."""
     assert isinstance(program.ready, FileWritten)
     return str(orjson.loads(program.ready.path.read_bytes())["url"])
+
+
+def _words(options: Mapping[str, str | None]) -> list[str]:
+    """Of a command line, without options that have no value."""
+    return [word for name, value in options.items() if value for word in (name, value)]
 
 
 def _python(module: str, *arguments: str) -> tuple[str, ...]:
