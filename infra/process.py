@@ -92,6 +92,17 @@ async def run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Return, or raise, as the first of them does; then end the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await end_all(tasks)
+
+
 class LimitedLog:
     """Warnings about messages of others, which may come by the thousand.
 

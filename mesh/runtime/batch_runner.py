@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from infra.address import Address
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
-from infra.process import LimitedLog, end_all
+from infra.process import LimitedLog, end_all, first_of
 from infra.tenant_table import TenantTable, caller_of
 from mesh.adapters.batch_bus import RunnerBus, RunnerListeners
 from mesh.adapters.bus import has_headers
@@ -148,16 +148,7 @@ async def run(
     try:
         await runner.open()
         on_ready(runner)
-        waits = [
-            asyncio.create_task(stop.wait(), name="stop"),
-            asyncio.create_task(runner.until_broken(), name="broken"),
-        ]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            await end_all(waits)
+        await first_of(stop.wait(), runner.until_broken())
         await runner.drain()
     finally:
         await runner.close()

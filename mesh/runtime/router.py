@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
 from infra.address import Address
-from infra.process import end_all
+from infra.process import end_all, first_of
 from infra.tracing import package_version
 from mesh.adapters.access_log import AccessLog, AccessLogFormat
 from mesh.adapters.bus import Listeners, RouterBus
@@ -75,22 +75,10 @@ async def run(
     try:
         await router.open()
         on_ready(router)
-        await _first_of(stop.wait(), router.until_broken())
+        await first_of(stop.wait(), router.until_broken())
         await router.drain()
     finally:
         await router.close()
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Return, or raise, as the first of them does."""
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
