@@ -5,11 +5,8 @@ the others, and one round-trip time holds between any two. Of a pair, the region
 first in the alphabet accepts the leaf link and the other solicits it: a rule instead of a setting,
 so two operators can't both wait for the other.
 
-All mistakes are reported at once, each with its file, line, key and what to do; nothing is
-repaired silently.
-
-Rejected: YAML (its `no` is a boolean) and environment variables per field (a mesh has dozens of
-addresses; they belong in one reviewed file).
+All mistakes are reported at once, each with its file, line, key and what to do; nothing is repaired
+silently.
 """
 
 import itertools

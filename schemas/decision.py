@@ -4,10 +4,9 @@ Every decision is one value with its candidates and its reason; the same value g
 into the log and, with the request header `x-mesh-debug: 1`, into the response header
 `x-mesh-decision`.
 
-Scores are seconds of expected time to first token wherever a policy computes them, because
-seconds of different causes add up and a person can check them. A policy that computes none
-leaves `seconds` null instead of inventing a number. Rejected: opaque scores from 0 to 1, which
-no one can compare with a measured TTFT.
+Scores are seconds of expected time to first token wherever a policy computes them, because seconds
+of different causes add up and a person can check them. A policy that computes none leaves `seconds`
+null instead of inventing a number.
 
 Wherever a receipt is written down its seconds have microseconds (`rounded`): the digits after
 them are arithmetic's, not knowledge, and they double the size. Inside, and in a router's

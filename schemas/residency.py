@@ -15,9 +15,7 @@ carry labels and requests want them, and these are the rules:
   carries one of these.
 
 "At least one" because labels of one request are alternatives ("Germany or France"): where two
-things must hold, the operator gives the ground that has both a label of its own. Rejected: a small
-language of "and" and "or" (an operator could not see at a glance where a prompt may go), and a
-hierarchy of labels (whether `eu` includes `ch` is for lawyers and not for a router to know).
+things must hold, the operator gives the ground that has both a label of its own.
 """
 
 from collections.abc import Iterable, Mapping

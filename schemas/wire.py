@@ -1,12 +1,9 @@
 """How machine-read messages become bytes: msgpack arrays `[tag, version, field, …]`.
 
 Arrays instead of maps: half the bytes and a third of the time to unpack. A table maps tags to
-classes, so no class name travels. Unknown tags and versions are errors. A message grows at its
-end, by a field with a default: older readers ignore it, newer readers fill it in when it is
-missing. Its version rises only when an old field changes its meaning.
-
-Rejected: pickling class names (a peer could then choose what we construct), protobuf (a
-compiler step for eight small messages).
+classes, so no class name travels. Unknown tags and versions are errors. A message grows at its end,
+by a field with a default: older readers ignore it, newer readers fill it in when it is missing. Its
+version rises only when an old field changes its meaning.
 """
 
 from collections.abc import Callable

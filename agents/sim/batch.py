@@ -10,11 +10,9 @@ Full blocks of a chunk are published when the iteration is planned, as vLLM V1 d
 (`KVCacheManager.allocate_slots`: the blocks of a step are in the prefix cache before it runs, so a
 prompt admitted to the same step finds them), or after it, as SGLang's radix cache does. Blocks of
 answers are published when they are full. A chunk that is aborted while it runs leaves its blocks in
-the cache: the engine computes the iteration to its end.
-
-Rejected: taking memory chunk by chunk, which lets two half-done prefills starve each other.
-Source: Orca (OSDI 2022) for iteration-level batching, Sarathi-Serve (OSDI 2024) for chunks;
-the code of vLLM V1 (main, 2026) and SGLang (`srt/managers/schedule_policy`, main, 2026).
+the cache: the engine computes the iteration to its end. Source: Orca (OSDI 2022) for
+iteration-level batching, Sarathi-Serve (OSDI 2024) for chunks; the code of vLLM V1 (main, 2026) and
+SGLang (`srt/managers/schedule_policy`, main, 2026).
 """
 
 from bisect import bisect_right

@@ -35,8 +35,7 @@ passwords: same bytes, so a diff of two renderings shows what changed.
 Passwords are random, never chosen. Rendering again keeps every password, so that adding a replica
 disturbs no other process; a user who was removed gets a new one when added again. A server's file
 has their bcrypt hashes, and in plain only those with which it logs in itself, over links to other
-regions. Rejected: nkeys (nats-py needs libsodium for them, the `nats` command a file of its own,
-and servers' logs and reports name a key instead of a user).
+regions.
 """
 
 import json

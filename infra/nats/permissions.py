@@ -10,13 +10,8 @@ label. Prompts of a confined region cross only to regions that carry one of its 
 under such a label; its prefixes are published to these regions alone. Prompts of other regions
 cross unlabelled, or under a label that the receiver carries. No server can see a router of a region
 that is *not* confined removing a label: a client that needs the guarantee sends its request to a
-confined region.
-
-Rejected: permissions written by hand beside the table (a subject added to one and not to the other
-is either a hole or an outage), and `allow_responses` (the sender of a request whose reply subject
-is no inbox would make the answerer publish there). Where a server answers by itself (JetStream), or
-for a tool, the request crosses from one account into another, and its answer reaches only the
-account of the request.
+confined region. Where a server answers by itself (JetStream), or for a tool, the request crosses
+from one account into another, and its answer reaches only the account of the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

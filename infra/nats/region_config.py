@@ -26,14 +26,6 @@ Three nats-servers are a NATS cluster, whose streams have three replicas. Where 
 link, each of them does: a dialling server passes on over its link what its own clients say and
 take, and nothing of the others' [2.15.1]. Where it accepts, any one does for all. So a message
 crosses once, and a dialling server that loses its acceptor dials that one's neighbour.
-
-Rejected:
-- every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
-  side has then only deny lists, and once a wildcard subscription meets a `deny_imports`, the server
-  applies that list to deliveries *to* the peer too [tried, 2.15.1]. A region could forge its peers'
-  own digests.
-- a hub that all regions join: its loss parts them all, and two hops cost two round trips.
-- gateways: one interest graph over all regions, and no permissions per region.
 """
 
 import base64

@@ -4,9 +4,6 @@ Each call tries the regions once without a pause, because another region is the 
 again after growing pauses, `tries_max` times in all. Only a call that failed before its answer
 began is repeated; an error inside a stream is the caller's to handle, because what was read can't
 be taken back.
-
-Rejected: an HTTP transport that changes the host below an SDK (a different one for each HTTP
-library, and the SDK's own retries would multiply with ours).
 """
 
 import asyncio

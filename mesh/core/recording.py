@@ -7,12 +7,10 @@ gets them makes every decision again. The first line is the header; then one lin
 
 and, when the recording was ended in order, a last one with the reason: {"end": "..."}.
 
-The codec is generic: dataclasses are written field by field under their class's name, and read
-by their types. A new event, or a new field, needs nothing here. Effects are only compared, so
-they are read as plain values. JSON writes a float's shortest text that reads back as the same
-float, so times survive to the last bit.
-
-Rejected: recording NATS messages: that needs prompts' texts, and lacks clocks and HTTP.
+The codec is generic: dataclasses are written field by field under their class's name, and read by
+their types. A new event, or a new field, needs nothing here. Effects are only compared, so they are
+read as plain values. JSON writes a float's shortest text that reads back as the same float, so
+times survive to the last bit.
 """
 
 from collections.abc import Mapping, Sequence

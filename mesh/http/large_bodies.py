@@ -4,12 +4,7 @@ Every client's tokens pass through the loop, so nothing on it may take longer th
 milliseconds. Pieces are joined in a thread, which releases the interpreter's lock; JSON is parsed
 in another process (`large_body_process`), started with the first large body and again when it is
 gone. One body is parsed at a time, so that the memory of one is needed and not of ten; mostly the
-smallest first, so that a small body waits for one of those that take long, and not for all of
-them.
-
-Rejected: a thread for the parsing (it keeps the interpreter's lock for as long as it takes), a
-pool of processes from the standard library (its workers outlive a router that is killed), and a
-parser that stops and goes on (none in the standard library, and ten times slower).
+smallest first, so that a small body waits for one of those that take long, and not for all of them.
 """
 
 import asyncio

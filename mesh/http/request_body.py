@@ -2,8 +2,7 @@
 
 A body is decoded in small steps, so that neither a client that sends little nor one whose little
 becomes much takes more than its share of memory or time. A client is too slow when WINDOW_S bring
-fewer than WINDOW_BYTES. Rejected: a mean since the start (a client that sent much at first may then
-stop for long), and a limit on the whole alone (a body that stops is noticed at its end).
+fewer than WINDOW_BYTES.
 """
 
 import asyncio

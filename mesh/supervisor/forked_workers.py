@@ -9,11 +9,8 @@ before it ever served stops the whole router.
 Each worker holds one end of two pipes: by one it reports that it serves and, again and again, what
 it does; by the other the parent requests a stop with one byte each; its end of file is the parent's
 death, which also stops the worker. Under systemd with a watchdog, a worker that stops reporting is
-killed and restarted, as systemd does with the parent. A stop that comes both as a signal and by
-the pipe, because a terminal or a service manager signals the whole process group, counts once.
-
-Rejected: a command per worker (each would read secrets and options again) and `multiprocessing`
-(an extra process that tracks resources which we don't use).
+killed and restarted, as systemd does with the parent. A stop that comes both as a signal and by the
+pipe, because a terminal or a service manager signals the whole process group, counts once.
 """
 
 import asyncio

@@ -1,14 +1,10 @@
 """Python programs as forks of one process that has imported them all.
 
 A mesh on one machine runs some thirty Python processes. Each would import the same modules, 0.7 s
-of a core and 40 MB; a fork starts in milliseconds and shares that memory until it writes to it.
-The preloaded process has one thread and no event loop, opens nothing and serves nobody: it reads
-what to fork from a socket whose other end the supervisor holds, and reports which of its children
-ended. Its children die with it, and it dies with the supervisor (`parent_death`).
-
-Rejected: multiprocessing's fork server. A signal for the whole process group ends it, and
-everything that it forked with it; and it needs another process, which tracks resources that nobody
-uses.
+of a core and 40 MB; a fork starts in milliseconds and shares that memory until it writes to it. The
+preloaded process has one thread and no event loop, opens nothing and serves nobody: it reads what
+to fork from a socket whose other end the supervisor holds, and reports which of its children ended.
+Its children die with it, and it dies with the supervisor (`parent_death`).
 """
 
 import asyncio

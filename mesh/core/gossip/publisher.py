@@ -13,16 +13,11 @@ gained again. Only uses that peers may know of name a replica, so a block may be
 `DeltaPublisher` numbers the deltas: one every `trie_s` while something has changed, as large as the
 budget allows; otherwise a keepalive every SIGN_S that repeats the last number. A peer that asks
 gets the deltas it missed, as far as they are kept and shorter than the whole set, else the set.
-Rejected: a Merkle tree over the set: streams are in order and complete nearly always, so the last
-number finds every difference; a tree would spend on each change what it saves of a rare 150 kB
-snapshot.
 
 `SiblingPublisher` publishes each prompt that this router placed, with its replica, with the next
 event and whole, because every sibling's index evicts by age like the engine: a prompt that is used
 again makes all of its path young there as here. A prompt published a moment ago is not published
-again. A sibling that missed something gets all of the replicas concerned, as of then. Rejected: the
-deltas again (they would make old prompts young, and restore what a replica lost since); only what
-is new to a replica (a system prompt that every request uses would look like the oldest).
+again. A sibling that missed something gets all of the replicas concerned, as of then.
 """
 
 from collections import deque

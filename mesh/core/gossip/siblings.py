@@ -1,18 +1,16 @@
 """Routers of one region, which place on the same replicas: each receives what the others placed.
 
 A sibling's placements are entered as if they had been made here, so all routers of a region keep
-one index (`SharedIndex`), of what all of them placed, evicted in one order. Rejected: a set for
-each sibling beside one's own: each would be bounded by the whole replica's memory. A sibling may
-name a replica before this router receives its heartbeat, or after it was handed back, so any name
-is entered, and dropped if its replica stays unknown. Times are those of arrival; no clocks are
+one index (`SharedIndex`), of what all of them placed, evicted in one order. A sibling may name a
+replica before this router receives its heartbeat, or after it was handed back, so any name is
+entered, and dropped if its replica stays unknown. Times are those of arrival; no clocks are
 compared.
 
 The stream is numbered and repaired like the one to peers. It stays on the region's own bus, so it
 names the replica, and is sent with the router's next event. There is no leader: every router
 publishes what it placed itself, and a router that starts gets everything from a sibling that is
 *warm*: one that has the whole index, or that found no sibling to ask when it started (`StateSync`).
-Until then a router serves as well as it can. Rejected: a lone router's own set back from a peer:
-peers know what the region holds, not which replica holds it, nor that one was restarted meanwhile.
+Until then a router serves as well as it can.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

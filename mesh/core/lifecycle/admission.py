@@ -11,8 +11,7 @@ so that its client can try elsewhere while that helps. The expected seconds, as 
   + the rest    of the cheapest first token, by the policy: round trip, prefill, …
 
 Both queues drain side by side, so the longer of the two counts and not their sum. While neither is
-known no request is shed. Rejected: shedding by queue length alone (it says nothing about seconds),
-and shedding only at the deadline (queues fill with requests that are answered too late).
+known no request is shed.
 
 A request without an objective is limited by `queue_delay_s_max`: at five times the
 capacity a queue without a limit in seconds answered nearly all requests after 38 s, and refused the
@@ -28,9 +27,7 @@ because an admitted request is served in time unless the queue slows down, or hi
 shorter prompts overtake. Only time in queues counts, other regions' included, not the time of
 failed attempts. As many requests as there are replicas may wait whatever the pace, up to
 `hold_s_max`: the limit is for crowds, not for long jobs. While no replica serves a request's need,
-its time does not count; it starts anew. Rejected: a limit on the time already waited alone (CoDel:
-every client is refused late), last come first served (a conversation's next turn would overtake),
-DAGOR's threshold of classes.
+its time does not count; it starts anew.
 
 When a client may retry: `requests/retry_after.py`.
 

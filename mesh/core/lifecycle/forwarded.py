@@ -13,17 +13,14 @@ replica that has room,
     per token + what every first token costs
 
 must be within the goal; the client is assumed to have as much to compute as the request in hand. A
-replica of unknown speed counts as in time. Rejected: replicas reserved for own work (idle GPUs),
-and a limit on the number of foreign requests (it ignores their length).
+replica of unknown speed counts as in time.
 
 A held request of a peer waits like those of the region's own clients, at its place by arrival: its
 prefix may be here, or this queue be shorter. Its own router keeps the client, and receives HELD at
 once and every HELD_S, then PLACED or REFUSED. While it waits, its prefix may be evicted here or
 another region have room. So whenever it is tried, other regions are priced as well, and once one of
 them is clearly cheaper it is handed back: refused as ELSEWHERE, to be placed by its own router,
-which chooses by what it knows itself. Rejected: refusing it and letting its region ask
-again: that region learns half a round trip late that a replica is free, so between two busy
-regions no request would be exchanged. A client that hangs up meanwhile is not reported here: when
+which chooses by what it knows itself. A client that hangs up meanwhile is not reported here: when
 the request is placed, its router cancels it at the replica.
 
 Reads: draining, held, placer, replicas, settings, told_held_at.

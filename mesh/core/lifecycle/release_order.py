@@ -9,9 +9,7 @@ A request gives way to shorter ones of its model and class that came within SHOR
 time that its own prompt takes to compute. So that nobody is held until it is shed, they came no
 later than the least of SHORTER_S_MAX, half of the longest hold, half of its own limit for the first
 token, and the limit of queue delay. Turns of models and classes are by `effective_arrival`: which
-request of a model and class has one is decided here, among the first SORTED_MAX. Rejected: nothing
-held for a queue, which had the same effect (short prompts went first where memory was full) without
-any limit on engines' queues.
+request of a model and class has one is decided here, among the first SORTED_MAX.
 
 Reads: held, newcomer, placer, replicas, s_per_token, settings, turns, uncached.
 Writes: newcomer, s_per_token, turns, uncached.

@@ -21,12 +21,8 @@ confined to labels claims no region without such a label: it could not send anyt
 
 That leaves two owners that don't know of each other within one lease. Routers publish the terms of
 their leases in keepalives, and an agent refuses work of any other region than the one with the
-highest term (`agents/core/routers.py`).
-
-Rejected: a leader per region or mesh (requests would wait for elections); leases that the stream
-drops by age (judged by the server host's wall clock, and the term would be lost with the message);
-reading the stream across links (JetStream's API in the allow-list). Source: SkyWalker, section 4.2,
-whose central controller this replaces.
+highest term (`agents/core/routers.py`). Source: SkyWalker, section 4.2, whose central controller
+this replaces.
 """
 
 from collections.abc import Iterator

@@ -6,9 +6,6 @@ heartbeats, and places nothing there. A replica is lost if its agent restarts or
 silent while its region's routers are not silent: if both are, the link is cut, and the answer may
 come by another. A replica is watched until its agent has nothing left or nobody waits any more, for
 WATCH_S_MAX at most; answers that run longer end by their own silence.
-
-Rejected: sending the waiting inboxes to the region's routers (a message per answer, to routers that
-may be gone as well), and LOST at the hand-back itself (nearly all of these answers end well).
 """
 
 from collections.abc import Collection, Iterable

@@ -1,12 +1,10 @@
 """How far away a client is, on a sphere: a hint where nothing was measured.
 
 A proxy or a DNS server in front of the mesh knows where a client is (by its address) before it
-knows any round trip. The great circle is a lower bound of the way: cables follow coasts, and
-some of them go round a continent, so the estimate serves to order regions and never to price
-them. Routers use what they measure.
-
-Rejected: geodesics on an ellipsoid (half a percent nearer the truth than cables ever are).
-Source: the haversine distance by which GORGO (3.1) sends clients to their nearest node.
+knows any round trip. The great circle is a lower bound of the way: cables follow coasts, and some
+of them go round a continent, so the estimate serves to order regions and never to price them.
+Routers use what they measure. Source: the haversine distance by which GORGO (3.1) sends clients to
+their nearest node.
 """
 
 from math import asin, cos, isfinite, radians, sin, sqrt

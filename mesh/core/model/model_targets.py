@@ -10,9 +10,7 @@ messages between them.
 The choice is weighted rendezvous hashing (Schindelhauer and Schomaker, Weighted Distributed Hash
 Tables, SPAA 2005): each target draws -ln(u) / share with u of (conversation, alias, target), and
 the least wins. A target that nothing serves is left out, and only its own conversations move, to
-the others by their shares; they return with it. Rejected: one draw compared with summed shares
-(every change of a share or a target moves conversations of all others too), and a table of
-conversations (routers would have to agree on it).
+the others by their shares; they return with it.
 """
 
 import math

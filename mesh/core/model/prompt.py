@@ -9,8 +9,7 @@ Hashes cross regions, so they are keyed BLAKE2b (RFC 7693), not a checksum: with
 secret they can't be turned back into text, nor can a guess be tested. With the secret, guesses of a
 whole prefix can be, block by block; the hashes alone show how many prompts begin alike. One running
 state makes all of a prompt's hashes: 53 us for 4,000 tokens, where seeded xxh3 takes 20 and hides
-nothing. Rejected: xxh3 inside and a keyed hash of it on the wire (the same cost, and two names per
-block).
+nothing.
 
 Text instead of tokens, because tokenising would need every model's tokenizer and its CPU
 (SkyWalker's tree is over characters for the same reason). Tokens are estimated from bytes with a

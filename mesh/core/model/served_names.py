@@ -5,8 +5,7 @@ serves a model and has room a router must know apart for such paths, so a model 
 its own, `MODEL on /v1/embeddings`. Where a prompt is computed and nothing is generated it is
 another kind of work too, with its own pace, speeds and tokens per byte (`work_name`). Only routers'
 and batch runners' tables, messages between batch runners and texts for people have these names;
-clients, agents, heartbeats and digests name the model and the path. Rejected: a path beside the
-model in every table and rule.
+clients, agents, heartbeats and digests name the model and the path.
 
 A prefill replica of a pair answers no request, so it has no model but a name for its work on it
 (`prefill_name`), by which its router looks for one.

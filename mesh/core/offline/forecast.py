@@ -10,7 +10,6 @@ it than fits: what was computed in a minute divided by what was idle. So the for
 only, and follows a region that gets more replicas within a day.
 
 Sources: HyGen (Sun et al., 2025, figure 1) shows that online load has a day's and a week's period.
-Rejected: fitting a curve (it needs more history than a week, and operators can't check it).
 """
 
 from collections.abc import Iterable, Mapping

@@ -9,10 +9,6 @@ takes the cheapest. Where the decode replica also takes whole requests and the p
 it is a candidate a second time, alone: a prompt that is short or mostly cached there may begin
 sooner without a transfer. Policies that don't price pairs get each replica once, and the prefill
 replica with the shortest queue.
-
-Rejected: all combinations as candidates (their number is a product); choosing the decode replica
-when the prompt is computed (its memory could be given away meanwhile, and a hand-over between two
-decisions can fail); pairs across regions (KV caches don't cross wide-area links in useful time).
 """
 
 from collections.abc import Collection

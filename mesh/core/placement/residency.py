@@ -8,8 +8,7 @@ of an older version, whose digests name no labels, gets no labelled requests.
 A request that no region of the map may serve is refused for good (403), and a place without the
 label is listed as EXCLUDED. If a region that may serve it is away (restarting, cut off, silent),
 the request is held like any other, and ends as 503 with a time to retry, however long it takes. In
-neither case does it go anywhere else. Rejected: 403 once no carrier has reported for two minutes
-(an outage is no prohibition, and clients don't retry after 403).
+neither case does it go anywhere else.
 """
 
 from mesh.core.model.request import Request

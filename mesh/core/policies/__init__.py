@@ -3,8 +3,7 @@
 A name may carry options behind a colon, `cache-aware:0.3/64/1.5`. A policy that has any declares a
 frozen dataclass of numbers with defaults; the values fill its fields in order, separated by `/`,
 and an empty or missing one keeps the default. So one text, which fits into a command line, a log
-and a receipt, names all of what was run. Rejected: fields of RouterSettings for each policy's
-options, which could not hold two variants of one policy side by side.
+and a receipt, names all of what was run.
 """
 
 from collections.abc import Callable, Mapping

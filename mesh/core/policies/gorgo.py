@@ -18,7 +18,6 @@ rtt·w₁ + prefill·w₂ + queue·w₃ + base, with recursive least squares and
 would be slow, because the terms differ in size by two orders and rise together. The base is the
 same for all targets. Each error is clipped to a few times the usual one, as TTFT has a long tail;
 each weight stays in its range; and forgetting stops where the terms have not varied for long.
-Rejected: comparing the mean TTFT of two settings, which needs hours of steady load.
 """
 
 import math

@@ -29,14 +29,6 @@ open, the request is held, to be placed by later information. If it is a peer, i
 waits there if it must: which of its replicas becomes free is known there first. If another region
 becomes cheaper meanwhile, it is handed back. Near ties are broken at random. Of a large fleet the
 candidates are a sample (`mesh.core.view.replica_sampling`).
-
-Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first, peers only
-when full (a distant idle replica is often nearer in seconds); charging how much one more in a batch
-slows every token of all (prefills hide it, and a wrong slope outweighs all else), or a little for
-each request that runs (over 75 cells it clearly paid in no mean); holding nothing that would wait
-longer than 7 s (short prompts then went first, as memory was full for long ones, which halved mean
-times to the first token; but engines' queues had no limit, and classes no order. Now the hold queue
-lets short prompts go first: `mesh.core.lifecycle.release_order`).
 """
 
 from collections.abc import Mapping, Sequence

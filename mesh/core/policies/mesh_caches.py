@@ -7,14 +7,11 @@ text a router doesn't read; so a prompt that continues exactly where a served on
 held as far as that prompt and its answer were long. What was forwarded to a peer counts as held
 until it is answered; if the peer announces it by then, the peer alone says how long it holds it.
 
-Estimates are checked against what engines report, unless their KV events say more. An engine
-evicts by age: if it no longer had a block last used at time t, everything last used before t is
-gone as well, and it keeps less than estimated. So both are reduced: the blocks, and the room that
-the owner is credited with. Each confirmed hit gives a little room back. What no eviction explains,
-answer after answer, is the engine's way: such estimates count no more (`mesh_trust.py`).
-
-Rejected: after a miss, removing the missed prompt alone (it was just computed anew; others of its
-age would miss too).
+Estimates are checked against what engines report, unless their KV events say more. An engine evicts
+by age: if it no longer had a block last used at time t, everything last used before t is gone as
+well, and it keeps less than estimated. So both are reduced: the blocks, and the room that the owner
+is credited with. Each confirmed hit gives a little room back. What no eviction explains, answer
+after answer, is the engine's way: such estimates count no more (`mesh_trust.py`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,9 +9,7 @@ A holder that is not listed waits at least as long as any that is. Where no hold
 listed, the price is of the region as a whole: its shortest wait, most memory, mean batch, median
 speed and deepest prefix, as if one replica had them all.
 
-What was forwarded since the digest left counts at the replica that it was priced for. Rejected: a
-row for each replica without the holders' names, each of which may then be the holder (worse than
-the region as a whole on shared documents).
+What was forwarded since the digest left counts at the replica that it was priced for.
 """
 
 import math

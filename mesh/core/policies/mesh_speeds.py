@@ -10,9 +10,6 @@ least squares with forgetting: an engine that slows down is noticed within some 
 ridge as heavy as RIDGE answers pulls a candidate with few towards the fleet's speed; one with none
 has the reported speed. The fleet's slope is pulled little towards the start value, which is off by
 a factor on most GPUs.
-
-Rejected: scaling an estimate by observed over expected: slow engines and those that decode much
-look the same.
 """
 
 import math

@@ -10,9 +10,6 @@ parent's. Memory is bounded per owner, the oldest insertion out first; an insert
 leaf first and root last, so a parent is always younger than its children and eviction never leaves
 a gap in a path. Blocks that no request has used for `ttl_s` go too: an engine that idled has kept
 them, but one that was restarted behind its agent has not.
-
-Rejected: removing a prompt's blocks when its engine reports a miss. By then it has computed them
-anew; gone are the blocks of the same age (`forget_until`).
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence

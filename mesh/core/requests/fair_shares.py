@@ -18,12 +18,9 @@ what they were given in it, divided by their weights, differs by at most
 and what estimates were wrong by. It is not counted while nobody else waits: idle engines are
 anybody's. Each router counts for itself: among n routers the bound is n times as wide.
 
-A prompt that an engine computes delays whoever comes next, whatever the shares. So tenants are
-kept apart: as many replicas as those who were given less use, to the nearest, are kept for them,
-once these have been given all that they can compute.
-
-Rejected: requests in place of seconds (long prompts would take all), a share of requests that may
-run (it leaves engines idle), weights inside prices (the policy would choose worse places).
+A prompt that an engine computes delays whoever comes next, whatever the shares. So tenants are kept
+apart: as many replicas as those who were given less use, to the nearest, are kept for them, once
+these have been given all that they can compute.
 """
 
 import heapq

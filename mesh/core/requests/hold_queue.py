@@ -1,15 +1,14 @@
 """The hold queue: requests that wait for a place, by class and arrival (SkyWalker 3.3).
 
-One queue per model: a request whose model has no free replica must not block those for another.
-Nor must its backlog shed them: of a full queue, the kind of work that most requests wait for gives
-up its newest one, of no higher class, to a request for another that fewer wait for (longest queue
-drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Rejected: a fixed part for each model
-(which models there will be is unknown, and what one leaves the others could not use).
-Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
-class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
-go before it arrived at most two head starts later. The number is settled at arrival; an age rule
-would reorder the queue as time passes. Where the policy judges load, `release_order` gives the
-turns of a model and class to those with less to compute.
+One queue per model: a request whose model has no free replica must not block those for another. Nor
+must its backlog shed them: of a full queue, the kind of work that most requests wait for gives up
+its newest one, of no higher class, to a request for another that fewer wait for (longest queue
+drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998). Within a model the order is
+`effective_arrival`, also when a request comes back after a refusal: a class is worth HEAD_START_S
+of waiting. A higher class goes first, and no request starves: all that go before it arrived at most
+two head starts later. The number is settled at arrival; an age rule would reorder the queue as time
+passes. Where the policy judges load, `release_order` gives the turns of a model and class to those
+with less to compute.
 
 `PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
 cached, and a batch takes from each group in proportion to its number, "ten from priority group 10,

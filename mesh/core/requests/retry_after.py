@@ -1,10 +1,8 @@
 """When a client that was refused may try again.
 
-Retry-After is the wait until the queue may be joined, plus the clients refused
-before and not due yet, at the queue's pace: each refusal books one place, or a refused crowd would
-return together. Bookings lapse at the same pace. Up to a fifth is added at random. Rejected: the
-wait alone (a queue at its limit would send all clients away for one second), and exponential
-back-off.
+Retry-After is the wait until the queue may be joined, plus the clients refused before and not due
+yet, at the queue's pace: each refusal books one place, or a refused crowd would return together.
+Bookings lapse at the same pace. Up to a fifth is added at random.
 """
 
 from math import ceil

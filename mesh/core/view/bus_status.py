@@ -13,8 +13,6 @@ on with its last view. What it handed off and has not seen end takes room, agent
 can't take, and a replica that refused rests for REST_S. Blindness ends with the first heartbeat,
 after which the others have as long to send one as before they count as dead, or after
 `heartbeat_blind_s`. Each region's heartbeats arrive by another way, so each region has a detector.
-Rejected: placing at random among agents of a pool subject (it ignores what each of them is known to
-work on).
 """
 
 from collections import deque

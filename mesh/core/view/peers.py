@@ -7,8 +7,7 @@ since is counted against the free replicas that it names.
 Health is judged by the gap since the last digest: green while digests come in time, yellow when
 some are missing, red when the peer gets no work. Each router judges by what it receives itself, so
 no rumour needs a refutation, for which SWIM has incarnation numbers; (epoch, seq) order the digests
-of one router, and after a silence any new epoch counts, whatever its host's clock shows. Rejected:
-a detector that learns each peer's cadence (phi accrual): routers publish at a fixed one. Source:
+of one router, and after a silence any new epoch counts, whatever its host's clock shows. Source:
 SWIM (Das et al. 2002) 4.2; SkyWalker 3.3.
 
 Round trips are measured by pings over the bus, the way that work goes. The median of the last few

@@ -5,8 +5,7 @@ every hand-off, and is an attribute.
 
 A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`) or
 it is over. When its answer begins it waits no longer, but it still occupies the batch slot that the
-last heartbeat showed free. Rejected: counting only hand-offs that have not begun, which overfills a
-batch by as many as begin between two heartbeats.
+last heartbeat showed free.
 """
 
 from collections import deque

@@ -7,8 +7,7 @@ information it is even better: routers that see the same heartbeats would all se
 requests to the same least loaded replica (Mitzenmacher, "How useful is old information?", 2000;
 seen live in ai-dynamo/dynamo, issue 589), but their samples differ. A random sample would miss two
 kinds that matter: the holders of a long prefix, which the policy names, and the last idle replicas
-of a busy fleet, which are drawn separately. Rejected: a heap of all by load: all routers would pick
-its top.
+of a busy fleet, which are drawn separately.
 
 A `SampledSet` is drawn from at random in constant time: a list holds the things and a dict their
 places; the last one replaces a removed one.
