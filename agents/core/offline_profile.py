@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from agents.core.engine_curves import EngineCurves
-from agents.core.latency_predictor import FEATURES, IterationTimes, LatencyPredictor
+from agents.core.latency_predictor import FEATURES, IterationTimes
 from agents.core.slo_profile import Measure
 from schemas.problems import what_it_must_be_instead
 
@@ -98,12 +98,6 @@ class OfflineProfile:
 
 
 _PROFILE: TypeAdapter[OfflineProfile] = TypeAdapter(OfflineProfile)
-
-
-def coefficients_of(predictor: LatencyPredictor) -> dict[str, tuple[float, ...]]:
-    """The fields `computing` and `waiting` for a fitted predictor."""
-    computing, waiting = predictor.coefficients
-    return {"computing": computing, "waiting": waiting}
 
 
 def encode_profile(profile: OfflineProfile) -> bytes:

@@ -10,7 +10,7 @@ little, most of all in 99th percentiles: every trial is in the result, so that a
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -94,17 +94,3 @@ def search(
         trials.append(Trial(values[middle], latency, kept))
         below, above = (middle, above) if kept else (below, middle)
     return SloProfile(values[below] if below >= 0 else None, limits, tuple(trials))
-
-
-def largest_knob(
-    play: Callable[[float], OnlineLatency], limits: Limits, values: tuple[float, ...]
-) -> SloProfile:
-    """What `search` finds with `play` for each run."""
-    steps = search(limits, values)
-    try:
-        knob = next(steps)
-        while True:
-            knob = steps.send(play(knob))
-    except StopIteration as end:
-        found: SloProfile = end.value
-        return found

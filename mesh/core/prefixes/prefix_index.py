@@ -192,9 +192,6 @@ class PrefixIndex(Generic[OwnerT]):
         """Its blocks and when each was inserted last, the oldest first."""
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
 
-    def has(self, owner: OwnerT, block: int) -> bool:
-        return block in self._blocks_of.get(owner, NO_BLOCKS)
-
     def missed_at(self, owner: OwnerT) -> float | None:
         """Its blocks inserted up to then are evicted; None if none are known to be."""
         return self._missed_at.get(owner)

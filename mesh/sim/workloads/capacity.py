@@ -90,11 +90,6 @@ class WorkloadDemand:
     decode_context_tokens: float  # summed over output tokens: the context of each
     prefill_context_tokens: float  # summed over uncached tokens, likewise
 
-    @property
-    def shared_ratio(self) -> float:
-        """The share of prompt tokens that an endless cache would hit."""
-        return 1 - self.uncached_tokens / self.prompt_tokens
-
 
 def demand(workload: Workload) -> WorkloadDemand:
     """Sums of an open loop. Raises ValueError for a closed one, which has no rate of its own.

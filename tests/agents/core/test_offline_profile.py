@@ -10,12 +10,12 @@ from agents.core.offline_profile import (
     OfflineProfile,
     ProfileInvalid,
     ProfileTrial,
-    coefficients_of,
     decode_profile,
     encode_profile,
 )
 from agents.core.slo_profile import Measure
 from tests.agents.core.test_latency_predictor import TRAINED
+from tests.support.profiled import coefficients_of
 
 TRIAL = ProfileTrial(budget_s=0.02, latency_s={Measure.TBT_P99: 0.03}, kept=True)
 PROFILE = OfflineProfile(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.slo_profile import Measure, keeps, largest_knob, levels, limits_of
+from agents.core.slo_profile import Measure, keeps, levels, limits_of
+from tests.support.profiled import largest_knob
 
 TBT, TTFT = Measure.TBT_MEAN, Measure.TTFT_P99
 ALONE = {TBT: 0.020, TTFT: 0.5}

@@ -11,7 +11,7 @@ import pytest
 from agents.config import EngineConfig
 from agents.core.latency_predictor import LatencyPredictor
 from agents.core.offline_admission import OfflineAdmission
-from agents.core.offline_profile import OfflineProfile, coefficients_of
+from agents.core.offline_profile import OfflineProfile
 from agents.core.slo_profile import Measure
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.load import Lengths, OnlineRequest
@@ -21,6 +21,7 @@ from agents.sim.profiles import L4_LLAMA
 from agents.sim.profiling_run import profiling_run
 from agents.simserver.server import SimConfig
 from tests.agents.simserver.support import config, running
+from tests.support.profiled import coefficients_of
 
 SCALE = 10.0
 SIM = config(profile=L4_LLAMA, time_scale=SCALE)

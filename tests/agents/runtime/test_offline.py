@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from agents.core.latency_predictor import LatencyPredictor, Sample
-from agents.core.offline_profile import OfflineProfile, coefficients_of, encode_profile
+from agents.core.offline_profile import OfflineProfile, encode_profile
 from agents.core.slo_profile import Measure
 from agents.sim.profiles import L4_LLAMA
 from agents.sim.profiling_run import profiling_run
@@ -23,6 +23,7 @@ from tests.agents.runtime.test_simulated import body
 from tests.agents.scene import Gate, scene
 from tests.agents.simserver.support import MODEL, config, running
 from tests.support.ports import free_ports
+from tests.support.profiled import coefficients_of
 
 SPEED = 10.0
 OFFLINE = {H_OFFLINE: "1"}

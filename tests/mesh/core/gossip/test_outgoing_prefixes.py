@@ -200,5 +200,5 @@ def test_peers_know_the_holders_of_every_block(seed):
     known.remove(origin, lost)
     known.add(origin, gained, *outgoing.holders(gained))
     for block in known.blocks(origin):
-        held_by = {owner for owner in index.owners if index.has(owner, block)}
+        held_by = {owner for owner in index.owners if block in dict(index.held(owner))}
         assert set(known.holders((block,), ("us",))["us"]) - {""} == held_by

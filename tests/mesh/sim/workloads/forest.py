@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from mesh.sim.workload import RequestNode, Segment, Workload
+from mesh.sim.workloads.capacity import WorkloadDemand
 
 
 def nodes_of(root: RequestNode) -> Iterator[RequestNode]:
@@ -63,3 +64,8 @@ def digest(workload: Workload) -> str:
         row = (*node.prompt, node.answer, node.pause_s, node.session, len(node.children))
         seen.update(repr(row).encode())
     return seen.hexdigest()
+
+
+def shared_ratio(wanted: WorkloadDemand) -> float:
+    """The share of prompt tokens that an endless cache would hit."""
+    return 1 - wanted.uncached_tokens / wanted.prompt_tokens

@@ -8,7 +8,7 @@ import pytest
 from mesh.sim.workloads.capacity import demand
 from mesh.sim.workloads.skywalker import mixed_tree, tot
 from schemas.ids import RegionId
-from tests.mesh.sim.workloads.forest import nodes_of
+from tests.mesh.sim.workloads.forest import nodes_of, shared_ratio
 
 US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
 
@@ -62,4 +62,4 @@ def test_questions_and_answers_are_as_long_as_gsm8k_s_and_end_at_256():
 
 def test_what_can_be_hit_is_more_than_skywalker_reached():
     # §5.1: its best policy hit 89.56 to 90.01% of the tokens.
-    assert 0.90 < demand(tot(rate_per_s=20.0)).shared_ratio < 0.98
+    assert 0.90 < shared_ratio(demand(tot(rate_per_s=20.0))) < 0.98

@@ -18,7 +18,7 @@ from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.events import TokenUsage
 from agents.core.latency_predictor import LatencyPredictor
-from agents.core.offline_profile import OfflineProfile, coefficients_of
+from agents.core.offline_profile import OfflineProfile
 from agents.core.replica_config import ReplicaConfig
 from agents.core.slo_profile import Measure
 from agents.sim.engine import EngineSim
@@ -39,6 +39,7 @@ from schemas.state import Heartbeat
 from tests.programs.studies.hygen.runs import LATE_S, Meters
 from tests.programs.studies.hygen.runs import Outcome as RunOutcome
 from tests.programs.studies.hygen.workloads import OFFLINE_IDS, Arrival
+from tests.support.profiled import coefficients_of
 
 REGION, REPLICA, MODEL = RegionId("us"), ReplicaId("g0"), ModelId("m")
 ROUTER, RUNNER = RouterId("r1"), RouterId("batch-0")

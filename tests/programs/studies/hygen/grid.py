@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from agents.core.latency_predictor import LatencyPredictor
-from agents.core.slo_profile import Limits, Measure, keeps, largest_knob, levels, limits_of
+from agents.core.slo_profile import Limits, Measure, keeps, levels, limits_of
 from agents.sim.engine import EngineSim
 from agents.sim.profiles import A100_MISTRAL, Profile
 from agents.sim.profiling_run import profiling_run
@@ -30,6 +30,7 @@ from tests.programs.studies.hygen.workloads import (
     online,
     recorded,
 )
+from tests.support.profiled import largest_knob
 
 # Sarathi-Serve's chunk, on the A100's times. Nothing is added before the scheduler sees a request:
 # a constant in every TTFT would make a tolerance of it easy to keep.
