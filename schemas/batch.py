@@ -21,13 +21,13 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
 from schemas.numbers import Count
 from schemas.residency import Labels
-from schemas.state import decode_json
+from schemas.state import decoder
 
 ENDPOINTS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})  # that a job's lines may ask for
 
@@ -170,16 +170,11 @@ class BatchJob:
         return self.completed + self.failed
 
 
-_JOB: TypeAdapter[BatchJob] = TypeAdapter(BatchJob)
-
-
 def encode_job(job: BatchJob) -> bytes:
     return orjson.dumps(job)
 
 
-def decode_job(data: bytes) -> BatchJob:
-    """The job in `data`. Raises WireError for anything else."""
-    return decode_json(_JOB, data)
+decode_job = decoder(BatchJob)
 
 
 def window_s(text: str) -> int:

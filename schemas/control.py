@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue
 
 from schemas.ids import RegionId, ReplicaId, ValidRegionId, ValidReplicaId
-from schemas.state import decode_json
+from schemas.state import decoder
 
 DRAINED_MAX = 1024  # replicas of one region that are drained one by one
 TEXT_MAX = 500  # characters
@@ -58,13 +58,8 @@ def nothing_ordered(region: RegionId) -> RegionControl:
     return RegionControl(region=region)
 
 
-_CONTROL: TypeAdapter[RegionControl] = TypeAdapter(RegionControl)
-
-
 def encode_control(control: RegionControl) -> bytes:
     return orjson.dumps(control)
 
 
-def decode_control(data: bytes) -> RegionControl:
-    """The record in `data`. Raises WireError for anything else."""
-    return decode_json(_CONTROL, data)
+decode_control = decoder(RegionControl)

@@ -20,11 +20,11 @@ from enum import StrEnum
 from typing import Literal
 
 import orjson
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from schemas.ids import ValidRegionId
 from schemas.numbers import Count, Seconds
-from schemas.state import decode_json
+from schemas.state import decoder
 from schemas.wire import WireError
 
 SECONDS_DIGITS = 6
@@ -127,9 +127,6 @@ class Decision:
     """How many were considered, whether listed or not."""
 
 
-_DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
-
-
 def place_name(name: str | None, prefill: str | None) -> str:
     """A place for people: of a pair both replicas, the one that computes the prompt first."""
     return f"{prefill} + {name}" if prefill else f"{name}"
@@ -206,9 +203,7 @@ def encode_decision(decision: Decision) -> bytes:
     return orjson.dumps(rounded(decision))
 
 
-def decode_decision(data: bytes) -> Decision:
-    """The decision in `data`. Raises WireError for anything else."""
-    return decode_json(_DECISION, data)
+decode_decision = decoder(Decision)
 
 
 def header_value(decision: Decision, bytes_max: int = HEADER_BYTES_MAX) -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue
 
 from schemas.control import DRAINED_MAX
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
 from schemas.numbers import Count, Seconds
-from schemas.state import STATE_BYTES_MAX, decode_json
+from schemas.state import STATE_BYTES_MAX, decoder
 
 ID_CHARS_MAX = 128
 QUESTION_BYTES_MAX = 1024
@@ -211,17 +211,8 @@ class RouterRequests:
     """Tenants with most requests waiting, then with most work; for the latest requests only."""
 
 
-_QUESTION: TypeAdapter[RequestQuestion] = TypeAdapter(RequestQuestion)
-_ANSWER: TypeAdapter[RouterRequests] = TypeAdapter(RouterRequests)
-
-
 def encode_question(question: RequestQuestion) -> bytes:
     return orjson.dumps(question)
-
-
-def decode_question(data: bytes) -> RequestQuestion:
-    """The question in `data`. Raises WireError for anything else."""
-    return decode_json(_QUESTION, data)
 
 
 def encode_answer(answer: RouterRequests, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
@@ -233,6 +224,5 @@ def encode_answer(answer: RouterRequests, bytes_max: int = ANSWER_BYTES_MAX) -> 
     return data
 
 
-def decode_answer(data: bytes) -> RouterRequests:
-    """The answer in `data`. Raises WireError for anything else."""
-    return decode_json(_ANSWER, data)
+decode_question = decoder(RequestQuestion)
+decode_answer = decoder(RouterRequests)

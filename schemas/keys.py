@@ -16,11 +16,11 @@ from math import inf
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from schemas.control import Text
 from schemas.ids import NAME_PATTERN, RegionId, ValidRegionId
-from schemas.state import decode_json
+from schemas.state import decoder
 
 KEYS_MAX = 1000  # of a region, with those that are over
 MODELS_MAX = 16  # that a key is limited to
@@ -133,13 +133,8 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     return None if first == inf else first
 
 
-_KEYS: TypeAdapter[RegionKeys] = TypeAdapter(RegionKeys)
-
-
 def encode_keys(keys: RegionKeys) -> bytes:
     return orjson.dumps(keys)
 
 
-def decode_keys(data: bytes) -> RegionKeys:
-    """The record in `data`. Raises WireError for anything else."""
-    return decode_json(_KEYS, data, KEYS_BYTES_MAX)
+decode_keys = decoder(RegionKeys, KEYS_BYTES_MAX)

@@ -11,12 +11,12 @@ from math import inf
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from schemas.exchange import Priority
 from schemas.ids import ValidRegionId, ValidRouterId
 from schemas.settings import AtLeast0, IntAbove0, Option, Table
-from schemas.state import decode_json
+from schemas.state import decoder
 
 ROWS_MAX = 256  # of a message
 NAME_CHARS_MAX = 160
@@ -126,13 +126,8 @@ class LimitClaims:
     rows: Annotated[tuple[LimitRow, ...], Field(max_length=ROWS_MAX)] = ()
 
 
-_CLAIMS: TypeAdapter[LimitClaims] = TypeAdapter(LimitClaims)
-
-
 def encode_claims(claims: LimitClaims) -> bytes:
     return orjson.dumps(claims)
 
 
-def decode_claims(data: bytes) -> LimitClaims:
-    """The claims in `data`. Raises WireError for anything else."""
-    return decode_json(_CLAIMS, data)
+decode_claims = decoder(LimitClaims)

@@ -7,6 +7,7 @@ readers ignore fields they don't know. The texts under the fields are the descri
 `schemas/json/`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -511,13 +512,7 @@ class OfflineState:
     """Lines of these jobs that a replica has, here or in another region."""
 
 
-_HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
-_DIGEST: TypeAdapter[Digest] = TypeAdapter(Digest)
-_LEASE: TypeAdapter[Lease] = TypeAdapter(Lease)
-_OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
-
 T = TypeVar("T")
-
 
 SIGNIFICANT = ".4g"  # digits
 ROUNDED_KEPT = 1024
@@ -551,32 +546,23 @@ def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
     return orjson.dumps(message).replace(*left_out)
 
 
-def decode_heartbeat(data: bytes) -> Heartbeat:
-    """The heartbeat in `data`. Raises WireError for anything else."""
-    return decode_json(_HEARTBEAT, data)
+def decoder(kind: type[T], bytes_max: int = STATE_BYTES_MAX) -> Callable[[bytes], T]:
+    """What reads such a message from JSON. It raises WireError that names the first wrong field."""
+    adapter = TypeAdapter(kind)
+
+    def decode(data: bytes) -> T:
+        if len(data) > bytes_max:
+            raise WireError(f"state of {len(data)} bytes, at most {bytes_max} are read")
+        try:
+            return adapter.validate_json(data)
+        except ValidationError as error:
+            first: Any = error.errors(include_url=False)[0]
+            raise WireError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    return decode
 
 
-def decode_digest(data: bytes) -> Digest:
-    """The digest in `data`. Raises WireError for anything else."""
-    return decode_json(_DIGEST, data)
-
-
-def decode_lease(data: bytes) -> Lease:
-    """The lease in `data`. Raises WireError for anything else."""
-    return decode_json(_LEASE, data)
-
-
-def decode_offline(data: bytes) -> OfflineState:
-    """The state of a region's offline work in `data`. Raises WireError for anything else."""
-    return decode_json(_OFFLINE, data)
-
-
-def decode_json(adapter: TypeAdapter[T], data: bytes, bytes_max: int = STATE_BYTES_MAX) -> T:
-    """What `adapter` reads from `data`. Raises WireError that names the first wrong field."""
-    if len(data) > bytes_max:
-        raise WireError(f"state of {len(data)} bytes, at most {bytes_max} are read")
-    try:
-        return adapter.validate_json(data)
-    except ValidationError as error:
-        first: Any = error.errors(include_url=False)[0]
-        raise WireError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+decode_heartbeat = decoder(Heartbeat)
+decode_digest = decoder(Digest)
+decode_lease = decoder(Lease)
+decode_offline = decoder(OfflineState)

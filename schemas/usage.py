@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from schemas.ids import MODEL_CHARS_MAX, ValidRegionId, ValidRouterId
 from schemas.numbers import WHOLE_MAX
-from schemas.state import decode_json
+from schemas.state import decoder
 
 DAYS_KEPT = 400
 ROWS_MAX = 64  # of a page
@@ -78,13 +78,8 @@ class UsagePage:
     rows: Annotated[tuple[UsageRow, ...], Field(max_length=ROWS_MAX)] = ()
 
 
-_PAGE: TypeAdapter[UsagePage] = TypeAdapter(UsagePage)
-
-
 def encode_page(page: UsagePage) -> bytes:
     return orjson.dumps(page)
 
 
-def decode_page(data: bytes) -> UsagePage:
-    """The page in `data`. Raises WireError for anything else."""
-    return decode_json(_PAGE, data)
+decode_page = decoder(UsagePage)

@@ -19,7 +19,7 @@ from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
 from agents.core.prefill_speed import PrefillLine
 from schemas.ids import ModelId, ValidModelId
-from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, decode_json, rounded
+from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, decoder, rounded
 
 SPEED_BYTES_MAX = 16 * 1024
 MODELS_MAX = 128
@@ -56,9 +56,7 @@ def encode_speed(speed: KnownSpeed) -> bytes:
     return _SPEED.dump_json(speed, indent=2) + b"\n"
 
 
-def decode_speed(data: bytes) -> KnownSpeed:
-    """What a file's bytes say. Raises WireError that names the first wrong field."""
-    return decode_json(_SPEED, data)
+decode_speed = decoder(KnownSpeed)
 
 
 def of_last_run(engine: str, models: tuple[ModelId, ...], line: PrefillLine) -> KnownSpeed:

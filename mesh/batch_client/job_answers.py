@@ -3,7 +3,7 @@
 Another server's answer may leave everything out but the ids and the status.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -154,37 +154,24 @@ class FilePage:
     has_more: bool = False
 
 
-_JOB: TypeAdapter[JobAnswer] = TypeAdapter(JobAnswer)
-_FILE: TypeAdapter[FileAnswer] = TypeAdapter(FileAnswer)
-_PAGE: TypeAdapter[JobPage] = TypeAdapter(JobPage)
-_FILE_PAGE: TypeAdapter[FilePage] = TypeAdapter(FilePage)
+def _reader(kind: type[T], what: str) -> Callable[[bytes], T]:
+    """What reads such an answer. It raises AnswerInvalid."""
+    adapter = TypeAdapter(kind)
+
+    def read(data: bytes) -> T:
+        try:
+            return adapter.validate_json(data)
+        except ValidationError as error:
+            problem = f"that is no {what} of OpenAI's API: {problem_of(error)}"
+            raise AnswerInvalid(problem) from error
+
+    return read
 
 
-def read_job(data: bytes) -> JobAnswer:
-    """Raises AnswerInvalid."""
-    return _read(_JOB, data, "batch job")
-
-
-def read_file(data: bytes) -> FileAnswer:
-    """Raises AnswerInvalid."""
-    return _read(_FILE, data, "file")
-
-
-def read_page(data: bytes) -> JobPage:
-    """Raises AnswerInvalid."""
-    return _read(_PAGE, data, "list of batch jobs")
-
-
-def read_file_page(data: bytes) -> FilePage:
-    """Raises AnswerInvalid."""
-    return _read(_FILE_PAGE, data, "list of files")
-
-
-def _read(adapter: TypeAdapter[T], data: bytes, what: str) -> T:
-    try:
-        return adapter.validate_json(data)
-    except ValidationError as error:
-        raise AnswerInvalid(f"that is no {what} of OpenAI's API: {problem_of(error)}") from error
+read_job = _reader(JobAnswer, "batch job")
+read_file = _reader(FileAnswer, "file")
+read_page = _reader(JobPage, "list of batch jobs")
+read_file_page = _reader(FilePage, "list of files")
 
 
 def error_message(data: bytes) -> str:

@@ -18,11 +18,11 @@ from math import inf
 from typing import Annotated
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from schemas.ids import ModelId, ValidModelId
 from schemas.numbers import Count
-from schemas.state import Heartbeat, ReplicaState, decode_json
+from schemas.state import Heartbeat, ReplicaState, decoder
 from schemas.wire import WireError
 
 HOUR_S = 3600
@@ -68,7 +68,7 @@ class ForecastState:
     v: int = 1
 
 
-_STATE: TypeAdapter[ForecastState] = TypeAdapter(ForecastState)
+_decode = decoder(ForecastState)
 
 
 def write_forecast(state: ForecastState) -> bytes:
@@ -78,7 +78,7 @@ def write_forecast(state: ForecastState) -> bytes:
 def read_forecast(data: bytes) -> ForecastState:
     """What `write_forecast` wrote. Raises ForecastInvalid for anything else."""
     try:
-        state = decode_json(_STATE, data)
+        state = _decode(data)
     except WireError as error:
         raise ForecastInvalid(f"no forecast: {error}") from error
     if state.v != 1:
