@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
@@ -99,8 +99,6 @@ def result_subject(job: str, number: int | str) -> str:
 class LineError:
     """What is wrong with an input file, or with one line of it."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     code: str
     message: str
     line: Count | None = None
@@ -111,8 +109,6 @@ class LineError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
     """One job, as the bucket `batches` keeps it. Times are seconds since 1970."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

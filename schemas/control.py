@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from schemas.ids import RegionId, ReplicaId, ValidRegionId, ValidReplicaId
 from schemas.state import decoder
@@ -26,8 +26,6 @@ Text = Annotated[str, Field(max_length=TEXT_MAX)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionControl:
     """The operators' orders for one region, and the command that wrote them."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import Literal
 
 import orjson
-from pydantic import ConfigDict
 
 from schemas.ids import ValidRegionId
 from schemas.numbers import Count, Seconds
@@ -53,8 +52,6 @@ class CandidateKind(StrEnum):
 class Candidate:
     """One place that was considered."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     name: str
     """Replica or region."""
     kind: CandidateKind
@@ -83,8 +80,6 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Why one request was placed where it was."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

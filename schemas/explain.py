@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from schemas.control import DRAINED_MAX
 from schemas.decision import Decision
@@ -39,8 +39,6 @@ Text = Annotated[str, Field(max_length=256)]
 class RequestQuestion:
     """What a person asks about: exactly one of these is given."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
     request: Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX)] | None = None
@@ -58,8 +56,6 @@ class RequestQuestion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeStep:
     """Something that happened to a request at this router."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     at: Seconds
     """When, in seconds since 1970."""
@@ -80,8 +76,6 @@ class LifeStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLife:
     """One request at one router, from its arrival to its end."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     request: Text
     """The id in `x-request-id`."""
@@ -137,8 +131,6 @@ class RequestLife:
 class RequestFlow:
     """Clients' requests of one router that ended lately and were served in one region."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     served_by_region: Text | None = None
     """Null of those that no region served."""
     requests: Count
@@ -152,8 +144,6 @@ class RequestFlow:
 class TenantWork:
     """What waits at one router of one tenant, and what was computed lately for it there."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     tenant: Text
     """Empty: of requests that have none; `*`: of all that are not named."""
     waiting: Count = 0
@@ -166,8 +156,6 @@ class TenantWork:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingInForce:
     """By which choices a router places requests now."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     orders: Annotated[int, Field(ge=-1)]
     """Number of the operators' record that it has read last; 0: there is none, -1: none was read
@@ -187,8 +175,6 @@ class RoutingInForce:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequests:
     """What one router has of the requests that were asked for."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

@@ -16,7 +16,7 @@ from math import inf
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.control import Text
 from schemas.ids import NAME_PATTERN, RegionId, ValidRegionId
@@ -46,8 +46,6 @@ class Scope(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
     """One API key. Times are Unix seconds by the clock of an operator's machine."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     id: Name
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)]
@@ -93,8 +91,6 @@ class KeyRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionKeys:
     """The keys of one region, in order of their ids, and the command that wrote them."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.ids import ValidModelId
 
@@ -70,8 +70,6 @@ KvAddress = Annotated[str, Field(pattern=ADDRESS_PATTERN, max_length=ADDRESS_CHA
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransfer:
     """One replica's part in pairs."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     kind: _Word
     """The transfer kind: nixl, p2p or sglang; both replicas of a pair have the same."""

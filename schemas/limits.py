@@ -11,7 +11,7 @@ from math import inf
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.exchange import Priority
 from schemas.ids import ValidRegionId, ValidRouterId
@@ -88,8 +88,6 @@ def key_limits(given: Sequence[tuple[str, float | str]]) -> LimitsTable | None:
 class LimitRow:
     """What one process has spent of one tenant's, or key's, limits."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     name: Annotated[str, Field(min_length=2, max_length=NAME_CHARS_MAX)]
     """`t:` and a tenant, or `k:` and the id of a key."""
     born: Annotated[int, Field(ge=0)]
@@ -112,8 +110,6 @@ class LimitRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitClaims:
     """What one router or batch runner has spent of tenants' limits."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

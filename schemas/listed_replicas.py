@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.numbers import Count, Seconds
 
@@ -19,8 +19,6 @@ class ListedReplicas:
 
     Of each model those with the shortest waits. One of unknown speed or queue is not listed.
     """
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     names: Annotated[tuple[ListedName, ...], Field(max_length=LISTED_MAX)] = ()
     """As gossip names them, those of an adopted region as `region/replica`."""

@@ -74,8 +74,6 @@ CardText = Annotated[str, Field(max_length=CARD_CHARS_MAX)]
 class ModelCard:
     """What an engine reports of a model in its `/v1/models`, for clients to read there."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     created: Count | None = None
     """Seconds since 1970."""
     owned_by: CardText | None = None
@@ -104,8 +102,6 @@ Lacking = Annotated[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRoutes:
     """What is known of an engine's optional paths beside those that it is known to answer."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     unknown: Annotated[tuple[OptionalPath, ...], Field(max_length=PATHS_MAX)] = ()
     """Paths of which it is not known, for some of its models, whether it answers them: a request
@@ -137,7 +133,7 @@ PriorSeconds = Annotated[float, Field(ge=0.0, le=3600.0)]
 class PrefillPrior:
     """How long an engine's first tokens take, as known before it has answered requests."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
+    __pydantic_config__ = ConfigDict(extra="ignore")  # in a file that forbids others, too
 
     short_tokens: PriorTokens
     """A short prompt, of which nothing is cached, alone on the engine."""
@@ -170,8 +166,6 @@ AVOIDED_MAX, AVOIDED_CHARS_MAX = 32, 160  # places that a digest names, and why 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResults:
     """How the last requests that an engine was given ended, of those that it answered or failed."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     failed: Annotated[int, Field(ge=0, le=RESULTS_MAX)]
     """Of the last `of`, those that the engine failed: a server error, no connection, an error as
@@ -223,8 +217,6 @@ class FirstWaiting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """One replica's state, every 100 ms and at once when it turns full or not full."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
@@ -378,8 +370,6 @@ class ModelCapacity:
 class Digest:
     """A region's state as its router publishes it to its peers, every 100 ms and on change."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
     region: ValidRegionId
@@ -448,8 +438,6 @@ class Digest:
 class Lease:
     """Who owns the replicas of a region, until the next write or the lease's end."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
     region: ValidRegionId
@@ -468,8 +456,6 @@ class Lease:
 class OfflineCapacity:
     """What a region would take of offline requests of one model."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     room_tokens: Count
     """That its replicas would take now, of prompts and of the most that they may generate."""
     tokens_per_s: PerSecond | None = None
@@ -485,8 +471,6 @@ class OfflineCapacity:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineState:
     """A region's offline work as its batch runner publishes it to its peers, every second."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
@@ -547,7 +531,8 @@ def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
 
 
 def decoder(kind: type[T], bytes_max: int = STATE_BYTES_MAX) -> Callable[[bytes], T]:
-    """What reads such a message from JSON. It raises WireError that names the first wrong field."""
+    """What reads such a message from JSON, and ignores fields that this version does not know. It
+    raises WireError that names the first wrong field."""
     adapter = TypeAdapter(kind)
 
     def decode(data: bytes) -> T:

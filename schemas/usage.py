@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.ids import MODEL_CHARS_MAX, ValidRegionId, ValidRouterId
 from schemas.numbers import WHOLE_MAX
@@ -39,8 +39,6 @@ class UsageKind(StrEnum):
 class UsageRow:
     """Sums of one account. The fields `estimated_…` are parts of the others."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     key: Name = ""
     """The id of the API key; empty where there is none."""
     tenant: Name = ""
@@ -62,8 +60,6 @@ class UsageRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePage:
     """Rows of one process and day."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""

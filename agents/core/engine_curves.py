@@ -97,8 +97,6 @@ class EngineCurves:
 class CalibratedEngine:
     """A file's part that is of the engine's times; what else is in it is for agents."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     v: Literal[1] = 1
     engine: Text
     """Kind of the engine: vllm, sglang, llamacpp, openai."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from schemas.batch import ENDED, JobStatus
 from schemas.problems import problem_of
@@ -16,7 +16,6 @@ from schemas.problems import problem_of
 UnixTime = Annotated[int, Field(ge=0)]
 T = TypeVar("T")
 MESSAGE_CHARS_MAX = 2000
-_IGNORE = ConfigDict(extra="ignore")
 
 
 class AnswerInvalid(Exception):
@@ -26,8 +25,6 @@ class AnswerInvalid(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineCounts:
     """Of a job's lines."""
-
-    __pydantic_config__ = _IGNORE
 
     total: Annotated[int, Field(ge=0)] = 0
     completed: Annotated[int, Field(ge=0)] = 0
@@ -42,8 +39,6 @@ class LineCounts:
 class JobError:
     """Why a job failed, or what is wrong with a line of its input file."""
 
-    __pydantic_config__ = _IGNORE
-
     code: str | None = None
     message: str = ""
     line: int | None = None
@@ -55,16 +50,12 @@ class JobError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobErrors:
-    __pydantic_config__ = _IGNORE
-
     data: tuple[JobError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPart:
     """What a mesh says of a job and OpenAI does not."""
-
-    __pydantic_config__ = _IGNORE
 
     estimated_end_at: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     late: bool = False
@@ -74,8 +65,6 @@ class MeshPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswer:
     """A batch job. Times are seconds since 1970."""
-
-    __pydantic_config__ = _IGNORE
 
     id: str
     status: JobStatus
@@ -124,8 +113,6 @@ class JobAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAnswer:
-    __pydantic_config__ = _IGNORE
-
     id: str
     bytes: Annotated[int, Field(ge=0)]
     created_at: UnixTime = 0
@@ -138,8 +125,6 @@ class FileAnswer:
 class JobPage:
     """A part of the list of jobs, the newest first."""
 
-    __pydantic_config__ = _IGNORE
-
     data: tuple[JobAnswer, ...]
     has_more: bool = False
 
@@ -147,8 +132,6 @@ class JobPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePage:
     """A part of the list of files, the newest first."""
-
-    __pydantic_config__ = _IGNORE
 
     data: tuple[FileAnswer, ...]
     has_more: bool = False

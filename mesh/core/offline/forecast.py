@@ -18,7 +18,7 @@ from math import inf
 from typing import Annotated
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from schemas.ids import ModelId, ValidModelId
 from schemas.numbers import Count
@@ -49,8 +49,6 @@ class ForecastInvalid(ValueError):
 class ModelHistory:
     """One model's idle replicas, on average over hours since 1970."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
     hours: Annotated[tuple[tuple[Count, _Idle], ...], Field(max_length=KEPT_HOURS)]
     tokens_per_s: _Rate | None = None
     """Offline, of one idle replica; None: none was measured."""
@@ -59,8 +57,6 @@ class ModelHistory:
 @dataclass(frozen=True, slots=True)
 class ForecastState:
     """All that the forecast knows."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
 
     models: Annotated[dict[ValidModelId, ModelHistory], Field(max_length=MODELS_MAX)] = field(
         default_factory=dict
