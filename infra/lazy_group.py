@@ -15,7 +15,7 @@ class LazyGroup(click.Group):
     def __init__(self, *, modules: Mapping[str, tuple[str, str]], help: str) -> None:
         """`modules`: subcommand → (module, one line about it). The module holds it as `command`, or
         as the name behind a colon."""
-        super().__init__(help=help)
+        super().__init__(help=help, context_settings={"show_default": True})
         self._modules = dict(modules)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

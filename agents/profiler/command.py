@@ -98,7 +98,7 @@ def _named(values: tuple[str, ...]) -> list[tuple[Measure, str]]:
 _TOKENS = click.IntRange(min=1, max=1_000_000)
 
 
-@click.command("profile", context_settings={"show_default": True})
+@click.command("profile")
 @credentials_option(also=(ENGINE_KEY,))
 @engine_options
 @click.option(

@@ -29,7 +29,7 @@ NAMES_CAUSE = (BusUnreachable, ReplicaNameTaken)
 EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 
 
-@click.command("run", context_settings={"show_default": True})
+@click.command("run")
 @credentials_option(also=("NATS_PASSWORD", ENGINE_KEY))
 @click.option(
     "--region", envvar="MESH_REGION", required=True, help="Region of this replica. [MESH_REGION]"

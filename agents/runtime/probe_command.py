@@ -39,7 +39,7 @@ def _model(name: str) -> ModelId:
         raise click.BadParameter(str(error)) from error
 
 
-@click.command("probe", context_settings={"show_default": True})
+@click.command("probe")
 @click.argument("url", metavar="URL")
 @click.option("--metrics-url", default="", help="Its metrics page.", show_default="URL/metrics")
 @click.option(

@@ -60,7 +60,7 @@ def _kv_settings(
     return KvSettings(KvRole(role), TransferKind(kind), timeout_s, s_per_token)
 
 
-@click.command(context_settings={"show_default": True})
+@click.command()
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",

@@ -98,13 +98,11 @@ TIMEOUT_OPTION = click.option(
     "--endpoint-path",
     type=click.Choice(sorted(ENDPOINTS)),
     default=CHAT,
-    show_default=True,
     help="What every line of the file asks for.",
 )
 @click.option(
     "--window",
     default="24h",
-    show_default=True,
     callback=_window,
     help="How long the job may take, like 30m, 24h or 7d; lines not answered by then get an error.",
 )
@@ -202,7 +200,6 @@ def cancel(job_id: str, endpoint: str, api_key: str | None, as_json: bool) -> No
     "--limit",
     type=click.IntRange(1, LISTED_MAX),
     default=LISTED,
-    show_default=True,
     help="The newest so many jobs.",
 )
 @with_options(ENDPOINT_OPTIONS)

@@ -22,7 +22,6 @@ ENDPOINT_OPTIONS = (
         "--endpoint",
         envvar="MESH_ENDPOINT",
         default=DEMO_ENDPOINT,
-        show_default=True,
         help="The OpenAI API of the job's region.  [env MESH_ENDPOINT]",
     ),
     click.option(

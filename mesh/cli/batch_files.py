@@ -20,7 +20,6 @@ LISTED = 100
     "--limit",
     type=click.IntRange(1, FILES_LISTED_MAX),
     default=LISTED,
-    show_default=True,
     help="The newest so many files.",
 )
 @with_options(ENDPOINT_OPTIONS)

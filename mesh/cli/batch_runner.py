@@ -43,9 +43,7 @@ DRAIN_S = 20.0
     required=True,
     help="The region whose batch jobs it does, as named in mesh.toml.  [env MESH_REGION]",
 )
-@click.option(
-    "--name", default="batch-0", show_default=True, help="One of the region's batch_runners."
-)
+@click.option("--name", default="batch-0", help="One of the region's batch_runners.")
 @config_option("mesh.toml; the packaged three-region one if absent.")
 @with_options(NATS_OPTIONS)
 @click.option(
@@ -67,7 +65,6 @@ DRAIN_S = 20.0
     "--drain-s",
     type=click.FloatRange(0),
     default=DRAIN_S,
-    show_default=True,
     help="For lines that replicas have, after a request to stop, in seconds.",
 )
 @log_level_option("INFO logs attempts that failed.")

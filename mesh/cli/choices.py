@@ -67,7 +67,7 @@ def batch_login(url: str, credentials: Path) -> BusAddress:
 def config_option(help: str) -> Decorator:
     """`--config`, the file of the mesh; the packaged one of the demo if it is not given."""
     path = click.Path(path_type=Path, dir_okay=False)
-    return click.option("--config", type=path, default=DEFAULT_FILE, help=help)
+    return click.option("--config", type=path, default=DEFAULT_FILE, show_default=False, help=help)
 
 
 def workers_option(help: str, show_default: str | None = None) -> Decorator:
@@ -79,4 +79,4 @@ def workers_option(help: str, show_default: str | None = None) -> Decorator:
 def log_level_option(help: str) -> Decorator:
     """`--log-level`, of routers."""
     levels = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
-    return click.option("--log-level", default="WARNING", show_default=True, type=levels, help=help)
+    return click.option("--log-level", default="WARNING", type=levels, help=help)

@@ -42,7 +42,6 @@ COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.B
     "--listen-s",
     type=click.FloatRange(0.2, 600),
     default=LISTEN_S,
-    show_default=True,
     help="How long to listen in each region, in seconds.",
 )
 @click.option("--verbose", is_flag=True, help="List checks that passed, too.")

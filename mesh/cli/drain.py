@@ -58,7 +58,7 @@ CREDENTIALS_HELP = "The directory that `mesh infra nats --out` wrote, with the r
 def reason_option(shown_by: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`--reason`; `shown_by`: the command that lists such changes."""
     help = f"Kept with the change; `{shown_by}` shows it."
-    return click.option("--reason", default="", help=help)
+    return click.option("--reason", default="", show_default=False, help=help)
 
 
 REASON = reason_option("mesh changes")

@@ -75,7 +75,6 @@ class Found:
     "--within-s",
     type=click.FloatRange(0.1, 60),
     default=WITHIN_S,
-    show_default=True,
     help="How long to wait for routers, in seconds.",
 )
 @click.option("--json", "for_programs", is_flag=True, help="Print JSON.")

@@ -92,7 +92,6 @@ class _Found:
     type=click.Choice([each.value for each in Scope]),
     multiple=True,
     default=(Scope.INFERENCE.value,),
-    show_default=True,
     help="What it is good for; may be given several times.",
 )
 @click.option("--model", "models", multiple=True, help="That it may name; without, all.")
@@ -195,7 +194,6 @@ def revoke(ids: tuple[str, ...], config: Path | None, credentials: Path, reason:
     "--overlap-s",
     type=click.FloatRange(0.0, 90 * DAY_S),
     default=OVERLAP_S,
-    show_default=True,
     help="How long the old one stays valid, in seconds.",
 )
 def rotate(
@@ -236,7 +234,6 @@ def sync(config: Path | None, credentials: Path) -> None:
     "--last",
     type=click.IntRange(1, HISTORY_MAX),
     default=20,
-    show_default=True,
     help="How many changes of each region to show.",
 )
 def history(config: Path | None, credentials: Path, last: int) -> None:

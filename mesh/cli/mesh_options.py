@@ -56,7 +56,6 @@ def mesh_options(credentials_help: str) -> Callable[[Callable[..., Any]], Callab
         "--credentials",
         type=click.Path(path_type=Path, file_okay=False),
         default=DEFAULT_STATE / "config",
-        show_default=True,
         help=credentials_help,
     )
     return lambda command: config(credentials(command))

@@ -62,12 +62,13 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     required=True,
     help="The region to serve, as named in mesh.toml.  [env MESH_REGION]",
 )
-@click.option("--router", default="r1", show_default=True, help="This router's name in the region.")
+@click.option("--router", default="r1", help="This router's name in the region.")
 @click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path),
     default=DEFAULT_FILE,
+    show_default=False,
     help="mesh.toml; the packaged three-region one if absent.",
 )
 @click.option("--http", help="HOST:PORT of the OpenAI endpoint, instead of the one in mesh.toml.")
@@ -109,7 +110,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     "--sse-keep-alive-s",
     type=click.FloatRange(0, 300),
     default=10.0,
-    show_default=True,
     help="After so many seconds without a byte, a client that waits for a stream is sent what "
     "readers pass over: a comment, or a ping of /v1/messages. The status line leaves with the "
     "first one. 0: never.",
@@ -118,7 +118,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     "--drain-s",
     type=click.FloatRange(0),
     default=30.0,
-    show_default=True,
     help="For open requests after a request to stop, in seconds.",
 )
 @click.option(
@@ -133,21 +132,18 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     "--record-bytes-max",
     type=click.IntRange(64 * 1024),
     default=BYTES_MAX,
-    show_default=True,
     help="The recording ends at this size; the router continues.",
 )
 @click.option(
     "--access-log",
     type=click.Choice([style.value for style in AccessLogFormat]),
     default=AccessLogFormat.LOGFMT.value,
-    show_default=True,
     help="How to write one line on standard output for each request that has ended.",
 )
 @click.option(
     "--requests-kept",
     type=click.IntRange(1, KEPT_MAX),
     default=KEPT,
-    show_default=True,
     help="Requests that have ended and that `mesh explain` finds.",
 )
 @click.option(
@@ -155,7 +151,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     envvar="MESH_TRACE_SLOW_TTFT_S",
     type=click.FloatRange(0, min_open=True),
     default=5.0,
-    show_default=True,
     help="With tracing on, a stream whose first byte took longer is traced though it is not "
     "sampled, in seconds. So is a request that failed.  [env MESH_TRACE_SLOW_TTFT_S]",
 )
@@ -164,7 +159,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
     envvar="MESH_TRACE_SLOW_S",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
-    show_default=True,
     help="The same for a whole request, in seconds.  [env MESH_TRACE_SLOW_S]",
 )
 @log_level_option("DEBUG logs every placement.")

@@ -43,7 +43,6 @@ WITHIN = click.option(
     "--within-s",
     type=click.FloatRange(0.1, 600.0),
     default=WITHIN_S,
-    show_default=True,
     help="How long to wait for routers to report, in seconds.",
 )
 

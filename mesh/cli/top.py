@@ -40,7 +40,6 @@ PIPED_COLUMNS = 120
     "--every-s",
     type=click.FloatRange(0.1, 60),
     default=EVERY_S,
-    show_default=True,
     help="Time between two frames, in seconds.",
 )
 @click.option("--once", is_flag=True, help="Print one frame as text, and end.")

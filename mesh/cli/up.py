@@ -162,7 +162,6 @@ OWN_SECRETS = (
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_STATE,
-    show_default=True,
     help="Where configuration, secrets and logs are kept; one mesh at a time.",
 )
 def command(

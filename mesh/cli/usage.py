@@ -59,7 +59,6 @@ class DayRow(NamedTuple):
     "form",
     type=click.Choice(["table", "csv", "json"]),
     default="table",
-    show_default=True,
     help="How to print the rows.",
 )
 def command(
