@@ -231,16 +231,11 @@ class WanProxy:
         self.held_bytes_max = held_bytes_max
         self.bytes_per_s = bytes_per_s
         self.rng = rng or random.Random(0)
-        self._listen = listen
+        self.address = listen  # of the near side; the same through every cut and heal
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()
         self._dials: set[asyncio.Task[None]] = set()
         self.to_target_bytes = self.from_target_bytes = 0  # taken in since the start
-
-    @property
-    def address(self) -> Address:
-        """Where the near side connects to; the same through every cut and heal."""
-        return self._listen
 
     @property
     def connections(self) -> int:
@@ -254,8 +249,8 @@ class WanProxy:
     async def start(self) -> None:
         """Begin to listen. Raises OSError if the port is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, *self._listen)
-        self._listen = Address(*self._server.sockets[0].getsockname()[:2])
+        self._server = await loop.create_server(self._accept, *self.address)
+        self.address = Address(*self._server.sockets[0].getsockname()[:2])
 
     def cut(self) -> None:
         """The link fails: connections drop with what was on its way, new ones are refused."""

@@ -159,7 +159,6 @@ class ClientConnection(asyncio.Protocol):
         "_raw",
         "_routes",
         "_server",
-        "_task",
         "_timer",
         "_unread_bytes",
         "_upload",
@@ -168,6 +167,7 @@ class ClientConnection(asyncio.Protocol):
         "is_last",
         "is_paused",
         "is_probe",
+        "task",
         "transport",
     )
 
@@ -187,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         self._unread_bytes = 0  # of its answer
         self._chunks: ChunkedBody | None = None  # where that is not known
         self._exchange: Exchange | None = None
-        self._task: asyncio.Task[None] | None = None  # its handler's
+        self.task: asyncio.Task[None] | None = None  # its handler's
         self._wants_writing: asyncio.Future[None] | None = None
         self._writer: AnswerWriter | None = None
         self.is_last = False  # nothing is read after the current request
@@ -220,8 +220,8 @@ class ClientConnection(asyncio.Protocol):
         if self._upload is not None:
             self._upload.release()
             self._server.upload_left(self._path, self._headers)
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         if self._writer is not None:
             self._writer.leave()
 
@@ -271,11 +271,6 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_body(RequestRefused(*SHUTTING_DOWN))
         elif self._phase is not Phase.EXCHANGE and self._phase is not Phase.REFUSED:
             self._close()
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """The handler's that is at work."""
-        return self._task
 
     @property
     def is_answering(self) -> bool:
@@ -508,7 +503,7 @@ class ClientConnection(asyncio.Protocol):
         self._phase, self._exchange = Phase.EXCHANGE, exchange
         if len(data) > start:
             self._exchange_arrived(data[start:])
-        self._task = self._loop.create_task(self._handle(exchange))
+        self.task = self._loop.create_task(self._handle(exchange))
 
     def _parsed(self, data: bytes, size: int) -> Exchange:
         """Raises _HeadRefused."""
@@ -562,7 +557,7 @@ class ClientConnection(asyncio.Protocol):
         """Have the request answered, or placed. Cancelled when the client is gone."""
         try:
             done = await self._server.handler(exchange)
-            self._exchange = self._task = None
+            self._exchange = self.task = None
             if not exchange.body.is_whole:
                 self.is_last = True
             if isinstance(done, Work):

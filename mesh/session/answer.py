@@ -129,7 +129,7 @@ class AnswerReceiver:
     # Of an answer that comes over a link: called when a credit is due, which it sends later.
     pace: Callable[[], None] | None = None
     _chunks: list[bytes] = field(default_factory=list)
-    _given_out_last: bytes = b""  # the end of what was given out
+    given_out_last: bytes = b""  # the last event of it, or the last LAST_BYTES of several
     _progress_due_at: float = -inf
     _looked_at_bytes: int = 0  # that had been given out then
     _is_error: bool = False
@@ -146,24 +146,19 @@ class AnswerReceiver:
     @property
     def is_between_events(self) -> bool:
         """Whether what was given out ends with a whole event; not inside one too long to hold."""
-        return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
-
-    @property
-    def given_out_last(self) -> bytes:
-        """The last event that was given out, or the last LAST_BYTES of several."""
-        return self._given_out_last
+        return not self.given_out_last or self.given_out_last.endswith(EVENT_ENDS)
 
     @property
     def has_last_event(self) -> bool:
         """Whether its last event was given out; clients may leave on it."""
-        return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
+        return self.is_event_stream and self.given_out_last.endswith(LAST_EVENTS)
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing of it is missing, though its end may be: its last event is here."""
         if self.end is not None or not self.is_event_stream:
             return self.end is not None
-        return b"".join((self._given_out_last, *self._chunks)).endswith(LAST_EVENTS)
+        return b"".join((self.given_out_last, *self._chunks)).endswith(LAST_EVENTS)
 
     @property
     def engine_failure(self) -> str | None:
@@ -205,7 +200,7 @@ class AnswerReceiver:
             return b""
         self.next_number += 1
         self.taken_bytes += len(data)
-        self._given_out_last = data
+        self.given_out_last = data
         self.keep(data)
         return data
 
@@ -238,7 +233,7 @@ class AnswerReceiver:
             self.buffered_bytes -= len(data)
             if self.splice is not None and not (data := self.splice.joined(data)):
                 return b""
-            self._given_out_last = data[-LAST_BYTES:]
+            self.given_out_last = data[-LAST_BYTES:]
             self.keep(data)
         return data
 

@@ -104,7 +104,8 @@ class OfflineQueue:
         self._places: dict[int, _Place] = {}  # of waiting and of taken ones
         self._in_trie: SortedList[Place] = SortedList()
         self._by_age: SortedDict[int, int] = SortedDict()
-        self._arrivals = self._ranks = self._blocks = 0
+        self._arrivals = self._ranks = 0
+        self.blocks = 0  # of the prompts that wait and of those that were taken
         self._by_prefix: bool | None = None  # the throw that counts until a request is taken
 
     def __len__(self) -> int:
@@ -116,11 +117,6 @@ class OfflineQueue:
         place = self._places.get(key)
         return place is not None and place.arrival in self._by_age
 
-    @property
-    def blocks(self) -> int:
-        """What the prompts have together, of those that wait and those that were taken."""
-        return self._blocks
-
     def add(self, key: int, blocks: Sequence[int]) -> None:
         """Queue a request; `blocks` are the chained hashes of its prompt, in order.
 
@@ -130,15 +126,15 @@ class OfflineQueue:
             raise DuplicateOffline(f"offline request {key} is in the queue already")
         if len(self._places) >= self._requests_max:
             raise OfflineQueueFull(f"{self._requests_max} offline requests are queued or running")
-        if self._blocks + len(blocks) > self._blocks_max:
+        if self.blocks + len(blocks) > self._blocks_max:
             raise OfflineQueueFull(
-                f"a prompt of {len(blocks)} blocks doesn't fit beside {self._blocks}: "
+                f"a prompt of {len(blocks)} blocks doesn't fit beside {self.blocks}: "
                 f"the queue's limit is {self._blocks_max}"
             )
         ranks = tuple([self._hold(block) for block in blocks])
         place = self._places[key] = _Place(ranks, self._arrivals, key, tuple(blocks))
         self._arrivals += 1
-        self._blocks += len(blocks)
+        self.blocks += len(blocks)
         self._enqueue(place)
 
     def first(self) -> int | None:
@@ -230,7 +226,7 @@ class OfflineQueue:
         place = self._places.pop(key, None)
         if place is None:
             raise UnknownOffline(f"offline request {key} is not in the queue")
-        self._blocks -= len(place.blocks)
+        self.blocks -= len(place.blocks)
         for block in place.blocks:
             node = self._nodes[block]
             node.holders -= 1
