@@ -5,18 +5,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from operator import methodcaller
 from pathlib import Path
 
 import click
 import orjson
 
 from mesh.batch_client.download import download
-from mesh.batch_client.endpoint import Endpoint
+from mesh.batch_client.endpoint import FILES_LISTED_MAX, Endpoint
 from mesh.batch_client.input_file import check
 from mesh.batch_client.job_answers import JobAnswer
 from mesh.batch_client.pace import estimate, pace_of_whole
 from mesh.batch_client.watch import watch
-from mesh.cli import batch_files
 from mesh.cli import batch_view as view
 from mesh.cli.batch_endpoint import ENDPOINT_OPTIONS, run_at
 from mesh.cli.modelled import with_options
@@ -34,7 +34,7 @@ from schemas.http import CHAT
 EXIT_NOT_COMPLETED = 1
 EXIT_UNDER_WAY = 3
 EXIT_INTERRUPTED = 130
-LISTED, LISTED_MAX = 20, 1000
+LISTED, LISTED_MAX, FILES_LISTED = 20, 1000, 100
 
 
 @click.group()
@@ -43,10 +43,6 @@ def command() -> None:
 
     They work over HTTP, at a mesh or any other endpoint with OpenAI's Files and Batch API.
     """
-
-
-command.add_command(batch_files.list_files)
-command.add_command(batch_files.delete)
 
 
 def _metadata(
@@ -273,6 +269,41 @@ def output(
         return
     for name, each in done.items():
         click.echo(f"{name}: {each['path']}, {each['bytes']} bytes")
+
+
+@command.command("files")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, FILES_LISTED_MAX),
+    default=FILES_LISTED,
+    help="The newest so many files.",
+)
+@with_options(ENDPOINT_OPTIONS)
+def list_files(limit: int, endpoint: str, api_key: str | None, as_json: bool) -> None:
+    """List uploaded files and outputs of jobs, the newest first."""
+    files, has_more = run_at(endpoint, api_key, lambda api: api.files(limit))
+    if as_json:
+        click.echo(orjson.dumps(files))
+    elif files:
+        view.console().print(view.files_table(files, time.time()))
+    else:
+        click.echo(f"no files at {endpoint}")
+    if has_more:
+        click.echo(f"there are more: --limit {FILES_LISTED_MAX}", err=True)
+
+
+@command.command()
+@click.argument("file_ids", metavar="FILE...", nargs=-1, required=True)
+@with_options(ENDPOINT_OPTIONS)
+def delete(file_ids: Sequence[str], endpoint: str, api_key: str | None, as_json: bool) -> None:
+    """Delete files by their ids; ends at the first that can't be deleted.
+
+    A job that has read its input file goes on; one whose file is not checked yet fails.
+    """
+    for file_id in file_ids:
+        run_at(endpoint, api_key, methodcaller("delete_file", file_id), file_id=file_id)
+        deletion = orjson.dumps({"id": file_id, "deleted": True}).decode()
+        click.echo(deletion if as_json else f"{file_id} is deleted")
 
 
 def _no_output(job: JobAnswer) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import orjson
 
 from infra.process import end_all
 from infra.topology import Topology
 from mesh.cli.mesh_options import find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.top.rows import CONNECTING, STALE_S, Frame
-from mesh.top.text import as_json, frame_lines
+from mesh.top.rows import CONNECTING, STALE_S, Frame, frame_lines
 from mesh.top.watch import FleetWatch
 from schemas.ids import RegionId
 
@@ -63,9 +63,11 @@ def command(
     watch = _watch(config, credentials, regions)
     if once or for_programs or not (sys.stdout.isatty() and sys.stdin.isatty()):
         frame = asyncio.run(_with(watch, _one_frame(watch)))
+        if for_programs:
+            click.echo(orjson.dumps(frame, option=orjson.OPT_INDENT_2))
+            return
         width = shutil.get_terminal_size((PIPED_COLUMNS, 0)).columns
-        lines = [as_json(frame)] if for_programs else frame_lines(frame, width, time.time())
-        for line in lines:
+        for line in frame_lines(frame, width, time.time()):
             click.echo(line)
         return
     from mesh.top.screen import TopScreen  # loads a library that other uses do not need

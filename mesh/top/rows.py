@@ -4,18 +4,20 @@ None is "not known" and shown as a dash: a missing signal is not zero. Ages are 
 last message that the row was made of.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mesh.explain.text import printable
+from mesh.explain.text import clock, printable
 
 STALE_S = 2.0  # as long as routers wait for a silent replica
 UNKNOWN = "–"
 GOOD = {"serving", "ready", "connected", "ok", "none"}
 WARNING = {"draining", "drained", "starting", "unknown", "client_gone", "shed", "refused"}
 CONNECTING = "connecting"  # to its bus for the first time
+REQUESTS_SHOWN = 20  # in a frame as text
+TITLES = {"traffic": "traffic: requests of the last minute, by where they were served"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,3 +340,19 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Row], width: int) -> I
             for column, text, size in zip(columns, line, widths, strict=True)
         )
         yield "  ".join(parts).rstrip()[:width]
+
+
+def frame_lines(frame: Frame, width: int, unix_s: float) -> Iterator[str]:
+    """All tables below each other, each of at most that width."""
+    yield clock(unix_s)
+    for note in frame.notes:
+        yield printable(note)
+    for table in TABLES:
+        column = next(one for one in table.columns if one.title == table.sorted_by)
+        rows = ordered(table.rows(frame), column, reverse=table.reverse)
+        if table.name == "requests":
+            rows = rows[:REQUESTS_SHOWN]
+        if rows:
+            yield ""
+            yield TITLES.get(table.name, table.name)
+            yield from table_lines(table.columns, rows, width)

@@ -263,7 +263,6 @@ TIMES_OF_DAY = {
     "mesh/adapters/ended_requests.py",
     "mesh/batch_client/watch.py",
     "mesh/cli/batch.py",
-    "mesh/cli/batch_files.py",
     "mesh/cli/drain.py",
     "mesh/cli/keys.py",
     "mesh/cli/top.py",

@@ -16,12 +16,12 @@ from mesh.top.rows import (
     TrafficRow,
     age,
     fitting,
+    frame_lines,
     level,
     matches,
     ordered,
     table_lines,
 )
-from mesh.top.text import frame_lines
 
 COLUMNS = {column.title: column for column in REPLICAS}
 ROWS = [
