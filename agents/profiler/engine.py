@@ -15,7 +15,7 @@ import orjson
 
 from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, read_object
-from agents.adapters.exchange import JSON_BODY
+from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
@@ -29,7 +29,7 @@ STREAMS_MAX = 1024  # at once
 IDLE_TIMEOUT_S = 20.0
 SCRAPE_S = 0.05
 SCRAPES_FAILED_MAX = 20  # one after another; a busy engine may answer late
-SETTINGS_TIMEOUT_S, SETTINGS_BYTES_MAX = 5.0, 1024 * 1024
+SETTINGS_TIMEOUT_S = 5.0
 CONTEXT_UNKNOWN = 4096  # tokens, where the engine doesn't say
 PROBE_WORDS = (64, 320)
 PROBE_TOKENS = 16
@@ -210,23 +210,12 @@ class ProfiledEngine:
         """llama.cpp gives each slot a part of its context, and shows that in its settings."""
         if self.kind != "llamacpp":
             return
-        with contextlib.suppress(OSError, HttpBroken, TimeoutError):
-            async with asyncio.timeout(SETTINGS_TIMEOUT_S):
-                settings = read_object(await self._get("/props"))
-            slot = settings.get("default_generation_settings")
+        with contextlib.suppress(OSError, HttpBroken, UnexpectedAnswer):
+            _, page = await exchange(self._client.api, "GET", "/props", SETTINGS_TIMEOUT_S)
+            slot = read_object(page).get("default_generation_settings")
             context = slot.get("n_ctx") if isinstance(slot, dict) else None
             if isinstance(context, int) and context > 0:
                 self.context_tokens = context
-
-    async def _get(self, path: str) -> bytes:
-        response = await self._client.api.request("GET", path, {})
-        page = bytearray()
-        try:
-            while (chunk := await response.read()) and len(page) <= SETTINGS_BYTES_MAX:
-                page += chunk
-        finally:
-            self._client.api.release(response)
-        return bytes(page)
 
     async def _find_path(self) -> None:
         """Completions, or chat where it has none; without the fields that it refuses."""
