@@ -233,7 +233,7 @@ class HttpApi:
         if exchange.headers.get("upgrade", "").lower() == "websocket":
             message = 'websockets are not served here; use HTTP, with "stream": true for events'
             raise RequestRefused(Fault.UPGRADE, message, "upgrade", headers=SERVED_INSTEAD)
-        methods = self._methods(path)
+        methods = self._by_path.get(self._route(exchange))
         if methods is None:
             message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"
             raise RequestRefused(Fault.PATH_UNKNOWN, message)
@@ -246,14 +246,6 @@ class HttpApi:
             raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
 
-    def _methods(self, path: str) -> dict[str, RouteHandler] | None:
-        if (methods := self._by_path.get(path)) is not None and "{" not in path:
-            return methods
-        return next(
-            (self._by_path[known] for pattern, known in self._patterns if pattern.fullmatch(path)),
-            None,
-        )
-
     def _route(self, exchange: Exchange) -> str:
         """The path as it is documented, or as it was requested if there is none such."""
         path = _path(exchange)
@@ -264,7 +256,7 @@ class HttpApi:
 
     async def _preflight(self, exchange: Exchange, known_id: RequestId) -> Answer:
         assert self._cors is not None
-        methods = self._methods(_path(exchange)) or {}
+        methods = self._by_path[self._route(exchange)]
         origin = exchange.headers.get(http.H_ORIGIN)
         allowed = self._cors.preflight(origin, exchange.headers, methods)
         if allowed is None:
