@@ -47,15 +47,7 @@ from schemas.listed_routes import ListedRoutes
 from schemas.model_table import MODELS_MAX, ModelTable, model_problems
 from schemas.problems import KeyPath, problems
 from schemas.residency import Ground, ground
-from schemas.settings import (
-    WHOLE,
-    Advice,
-    LinkTable,
-    Option,
-    RoutingScope,
-    RoutingTable,
-    Table,
-)
+from schemas.settings import WHOLE, Advice, LinkTable, Option, RoutingScope, RoutingTable, Table
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1

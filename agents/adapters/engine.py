@@ -13,12 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from agents.adapters.engine_kinds import (
-    EngineDialect,
-    MetricsPage,
-    kind_of_page,
-    looks_like,
-)
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage, kind_of_page, looks_like
 from agents.adapters.exchange import UnexpectedAnswer, UnexpectedStatus, exchange
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
 from agents.adapters.listed_models import MODELS_PATH, NO_CARDS, NOT_READ, ListedModels, served

@@ -20,13 +20,7 @@ from agents.adapters.listed_models import MODELS_PATH, ListsNoModel, served
 from agents.adapters.optional_paths import PATIENCE_S, smallest_request
 from agents.core.engine_health import LOAD_S
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
-from agents.core.loaded_models import (
-    NO_STATES,
-    LoadedModels,
-    ModelState,
-    States,
-    loads_nothing,
-)
+from agents.core.loaded_models import NO_STATES, LoadedModels, ModelState, States, loads_nothing
 from schemas.engine_routes import COMPUTED_PATHS
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS, REGIONS
 from schemas.http_statuses import NOT_THIS_PATH, OK, SERVER_ERROR, SUCCESS, TOO_MANY, UNAUTHORIZED

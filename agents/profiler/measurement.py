@@ -17,12 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from agents.core.iteration_samples import (
-    Recording,
-    StreamTimes,
-    chunk_seen,
-    without_stalls,
-)
+from agents.core.iteration_samples import Recording, StreamTimes, chunk_seen, without_stalls
 from agents.core.latency_predictor import LatencyPredictor, Sample, mean_error
 from agents.profiler.engine import ProfiledEngine
 from agents.profiler.stream import EngineUnusable, Stream

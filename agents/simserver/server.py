@@ -32,12 +32,7 @@ from agents.simserver.embeddings import embeddings
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
 from agents.simserver.kv_events import KvEventPublisher
 from agents.simserver.kv_transfer import KvPeer, KvSettings
-from agents.simserver.messages import (
-    MessageRenderer,
-    count_tokens,
-    error_body,
-    read_messages,
-)
+from agents.simserver.messages import MessageRenderer, count_tokens, error_body, read_messages
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.openai_responses import KeptResponses, ResponseRenderer
 from agents.simserver.prompt_work import (

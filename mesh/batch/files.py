@@ -39,13 +39,7 @@ from mesh.batch.records import (
     TooLarge,
     new_file_id,
 )
-from schemas.batch import (
-    BUCKET_FILES,
-    FILE_ID_PATTERN,
-    STREAM_FILE_RECORDS,
-    STREAM_FILES,
-    Purpose,
-)
+from schemas.batch import BUCKET_FILES, FILE_ID_PATTERN, STREAM_FILE_RECORDS, STREAM_FILES, Purpose
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,7 @@ from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.adapters.tail_rule import SlowLimits
-from mesh.cli.choices import (
-    NATS_OPTIONS,
-    ROUTING_OPTIONS,
-    log_level_option,
-    workers_option,
-)
+from mesh.cli.choices import NATS_OPTIONS, ROUTING_OPTIONS, log_level_option, workers_option
 from mesh.cli.console import CONSOLE_OPTIONS, console_config, serving
 from mesh.cli.console import NAMES as CONSOLE_NAMES
 from mesh.cli.modelled import checked_option, with_options

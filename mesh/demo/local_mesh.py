@@ -42,12 +42,7 @@ from mesh.demo.stream_checks import keep_checking
 from mesh.demo.wan_proxy import WanProxy
 from mesh.doctor.connectivity import read_logins
 from mesh.supervisor.program import Program, ProgramKind
-from mesh.supervisor.supervisor import (
-    ProgramDied,
-    ProgramReady,
-    SupervisedProgram,
-    Supervisor,
-)
+from mesh.supervisor.supervisor import ProgramDied, ProgramReady, SupervisedProgram, Supervisor
 from schemas.ids import RegionId, ReplicaId, RouterId
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,7 @@ from typing import Any
 
 import orjson
 
-from mesh.explain.story import (
-    Prediction,
-    Story,
-    largest,
-    parts,
-    prediction,
-    summary,
-    waited_s,
-)
+from mesh.explain.story import Prediction, Story, largest, parts, prediction, summary, waited_s
 from schemas.decision import Candidate, Decision, Placement, candidate_name, chosen_of, place_name
 from schemas.exchange import Refusal
 from schemas.explain import OPEN, LifeStep, RequestLife

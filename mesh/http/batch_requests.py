@@ -12,22 +12,11 @@ from typing import Protocol
 from infra.process import LimitedLog
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.batch.records import (
-    FileUnknown,
-    JobUnknown,
-    StoreError,
-    StoreUnavailable,
-    StreamsMissing,
-)
+from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable, StreamsMissing
 from mesh.batch.store import BatchStore
 from mesh.http.callers import owner
 from mesh.http.exchange import Exchange, Query
-from mesh.http.request_body import (
-    H_CONTENT_ENCODING,
-    UPLOAD_S_MAX,
-    WINDOW_BYTES,
-    arriving,
-)
+from mesh.http.request_body import H_CONTENT_ENCODING, UPLOAD_S_MAX, WINDOW_BYTES, arriving
 from schemas.http import H_IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_CHARS_MAX, Fault
 from schemas.problems import did_you_mean
 from schemas.residency import Labels

@@ -25,13 +25,7 @@ from infra.tenant_table import Caller, TenantTable, caller_of, caller_with, key_
 from mesh.adapters.refused import RequestRefused
 from mesh.http.tokens import SignerUnknown, TokenRefused, Tokens, is_token
 from mesh.http.wrong_keys import WrongKeys
-from schemas.http import (
-    H_API_KEY,
-    H_AUTHORIZATION,
-    H_RESIDENCY,
-    H_WWW_AUTHENTICATE,
-    Fault,
-)
+from schemas.http import H_API_KEY, H_AUTHORIZATION, H_RESIDENCY, H_WWW_AUTHENTICATE, Fault
 from schemas.ids import UNLISTED_KEY, ModelId, RegionId
 from schemas.keys import KeyRecord, Scope
 from schemas.limits import KEY, LimitsTable

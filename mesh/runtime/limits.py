@@ -43,14 +43,7 @@ from schemas.http import (
     Fault,
 )
 from schemas.ids import RegionId, RouterId
-from schemas.limits import (
-    KEY,
-    TENANT,
-    Limited,
-    LimitsTable,
-    decode_claims,
-    encode_claims,
-)
+from schemas.limits import KEY, TENANT, Limited, LimitsTable, decode_claims, encode_claims
 from schemas.usage import UsageKind, UsagePage
 from schemas.wire import WireError
 

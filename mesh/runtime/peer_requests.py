@@ -17,22 +17,14 @@ from prometheus_client import Counter
 
 from infra import trace_context, tracing
 from infra.process import LimitedLog
-from mesh.adapters.bus import (
-    HEADERS_BYTES_MAX,
-    header_bytes,
-)
+from mesh.adapters.bus import HEADERS_BYTES_MAX, header_bytes
 from mesh.adapters.spans import ingress_trace
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText
 from mesh.core.model.prompt_shapes import CALL_TEXT, text_at
 from mesh.core.offline.events import answer_tokens_max
 from mesh.http.read_request import BodyBudget, salt_of
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.session.headers import (
-    IngressInvalid,
-    accepted_headers,
-    read_forwarded,
-    read_tenant,
-)
+from mesh.session.headers import IngressInvalid, accepted_headers, read_forwarded, read_tenant
 from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, subjects, wire

@@ -22,25 +22,14 @@ from agents.sim.profiles import Profile
 from mesh.core.model.events import HeldDeltaSeen, HeldPartSeen
 from mesh.session.answer import EVENT_STREAM
 from mesh.sim.agent_config import agent_config
-from mesh.sim.engine import (
-    REFUSED_CONNECTION,
-    MetricScrapes,
-    ReplicaEngine,
-)
+from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
 from mesh.sim.event_queue import CoalescingSender
 from mesh.sim.kv_events import ReplicaKvEvents
 from mesh.sim.pair_stages import PairStages
 from mesh.sim.running_answer import RunningAnswer, due_progress, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import (
-    H_OFFLINE,
-    WORKING_S,
-    Head,
-    Outcome,
-    Refusal,
-    Refused,
-)
+from schemas.exchange import H_OFFLINE, WORKING_S, Head, Outcome, Refusal, Refused
 from schemas.held import HeldAsk
 from schemas.http_statuses import OK
 from schemas.ids import RegionId, ReplicaId, RouterId

@@ -11,15 +11,7 @@ from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from mesh.doctor.waiting_tenants import flood
-from mesh.top.rows import (
-    CONNECTING,
-    STALE_S,
-    Frame,
-    RegionRow,
-    ReplicaRow,
-    RequestRow,
-    TrafficRow,
-)
+from mesh.top.rows import CONNECTING, STALE_S, Frame, RegionRow, ReplicaRow, RequestRow, TrafficRow
 from schemas.control import RegionControl, nothing_ordered
 from schemas.explain import COUNTED_S, RequestFlow, RequestLife, RouterRequests
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId

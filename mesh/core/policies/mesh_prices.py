@@ -20,13 +20,7 @@ from mesh.core.policies.mesh_peers import (
     PeerDelays,
     PeerPrices,
 )
-from mesh.core.policies.mesh_price import (
-    HELD_NOTHING,
-    HeldPrefix,
-    Price,
-    PriceRow,
-    PromptHolders,
-)
+from mesh.core.policies.mesh_price import HELD_NOTHING, HeldPrefix, Price, PriceRow, PromptHolders
 from mesh.core.policies.mesh_speeds import SpeedModel
 
 # In an M/M/1 queue that is busy for a share b of its time are b / (1 - b) requests, and one more
