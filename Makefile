@@ -209,8 +209,8 @@ format: $(STAMP) ## rewrite to the house format
 	$(BIN)/ruff format .
 
 schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files and docs/options.md anew from the code
-	$(BIN)/python -m schemas.build
-	$(BIN)/python -m infra.topology_schema
+	$(BIN)/python -m docs.documents
+	$(BIN)/python -m docs.topology_schema
 	$(BIN)/python -m docs.options
 
 # What `build/release` has: tools of a release, apart from what they release.

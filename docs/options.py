@@ -14,8 +14,8 @@ import click
 from pydantic_core import PydanticUndefined
 
 from agents.cli import main as mesh_agent
+from docs.topology_schema import document
 from infra import auth_table, batch_table, tenant_table, topology
-from infra.topology_schema import document
 from mesh.cli.main import main as mesh
 from mesh.cli.modelled import fields_of
 from mesh.core.model.settings import RouterSettings

@@ -201,7 +201,7 @@ def test_the_terminal_shows_the_mesh_that_the_readme_starts():
     assert [region.http for region in regions if f"http://{region.http}/v1" not in shown] == []
 
 
-@pytest.mark.parametrize("module", ["schemas.build", "infra.topology_schema", "docs.options"])
+@pytest.mark.parametrize("module", ["docs.documents", "docs.topology_schema", "docs.options"])
 def test_modules_that_make_schemas_runs_exist(module):
     assert module in (ROOT / "Makefile").read_text()
     assert importlib.util.find_spec(module) is not None

@@ -4,9 +4,9 @@ import tomllib
 import jsonschema
 import pytest
 
+from docs.documents import json_text
+from docs.topology_schema import FILE, document, main
 from infra.topology import DEFAULT_FILE, TopologyError, parse
-from infra.topology_schema import FILE, document, main
-from schemas.build import json_text
 
 DEFAULT = DEFAULT_FILE.read_text()
 VALIDATOR = jsonschema.Draft202012Validator(document())
@@ -17,7 +17,7 @@ def test_the_committed_schema_is_what_the_code_writes():
 
 
 def test_writing_writes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("infra.topology_schema.FILE", tmp_path / "x.json")
+    monkeypatch.setattr("docs.topology_schema.FILE", tmp_path / "x.json")
     main()
     assert json.loads((tmp_path / "x.json").read_text()) == document()
 

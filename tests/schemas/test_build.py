@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 
-from schemas.build import HERE, JSON_SCHEMAS, documents, write
+from docs.documents import HERE, JSON_SCHEMAS, documents, write
 from schemas.decision import encode_decision
 from schemas.state import encode_state
 from tests.schemas.strategies import DECISIONS, DIGESTS, HEARTBEATS

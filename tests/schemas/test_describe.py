@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
+from docs.describe import components, field_texts, json_schema
 from schemas.decision import Candidate, Decision
-from schemas.describe import components, field_texts, json_schema
 from schemas.http import ErrorBody, ErrorDetail
 from schemas.state import Heartbeat
 

@@ -5,8 +5,8 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from docs.openapi import LIMIT_HEADERS, document
 from schemas.http import Fault, Model, ModelList, error_body
-from schemas.openapi import LIMIT_HEADERS, document
 from schemas.routes import ROUTES
 
 made = cache(document)

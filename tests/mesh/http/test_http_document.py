@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry
 
+from docs.openapi import document
 from mesh.adapters.ended_requests import EndedRequests
 from mesh.adapters.refused import RequestRefused
 from mesh.http.read_request import BodyBudget
@@ -14,7 +15,6 @@ from mesh.http.routes import HttpApi
 from mesh.http.server import HttpServer
 from schemas.http import H_ALLOW, H_RETRY_AFTER, Fault, Location, Readiness, Region, Routing
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.openapi import document
 from schemas.routes import ROUTES
 from schemas.state import Health, ModelCard
 

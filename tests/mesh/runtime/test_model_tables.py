@@ -6,11 +6,11 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from docs.topology_schema import document
 from infra.address import Address
 from infra.bus import BusAddress
 from infra.toml_positions import key_path, key_text
 from infra.topology import DEFAULT_FILE, TopologyError, parse
-from infra.topology_schema import document
 from mesh.core.model.model_targets import ModelRule
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig, router_settings

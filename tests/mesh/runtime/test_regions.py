@@ -7,10 +7,10 @@ import jsonschema
 import orjson
 import pytest
 
+from docs.openapi import document
 from mesh.core.model.geo import GeoLocation
 from mesh.runtime.config import RegionEntry
 from schemas.ids import RegionId
-from schemas.openapi import document
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh

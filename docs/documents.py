@@ -1,4 +1,4 @@
-"""Writes the documents beside this file anew from the code: `make schemas`.
+"""Writes the documents in `schemas` anew from the code: `make schemas`.
 
 The code is the source and the documents are its readable form, because a document that is
 written by hand agrees with the code on the day it is written. A test compares the two.
@@ -10,17 +10,18 @@ from typing import Any
 
 import yaml
 
-from schemas import asyncapi, openapi
+import schemas
+from docs import asyncapi, openapi
+from docs.describe import json_schema
 from schemas.control import RegionControl
 from schemas.decision import Decision
-from schemas.describe import json_schema
 from schemas.explain import RequestQuestion, RouterRequests
 from schemas.keys import RegionKeys
 from schemas.limits import LimitClaims
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
 from schemas.usage import UsagePage
 
-HERE = Path(__file__).parent
+HERE = Path(schemas.__file__).parent
 JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/heartbeat.v1.json": Heartbeat,
     "json/digest.v1.json": Digest,

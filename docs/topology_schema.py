@@ -4,15 +4,14 @@ The model holds replicas by name, and a file may give their number. What spans t
 ports, unlinked regions) is beyond JSON Schema; `topology.load` checks it.
 """
 
-from pathlib import Path
 from typing import Any
 
+from docs.describe import DIALECT, Untitled
+from docs.documents import HERE, json_text
 from infra.topology import REPLICAS_MAX, Topology
-from schemas import build
-from schemas.describe import DIALECT, Untitled
 from schemas.ids import NAME_PATTERN
 
-FILE = Path(build.__file__).with_name("json") / "mesh-toml.v1.json"
+FILE = HERE / "json" / "mesh-toml.v1.json"
 
 
 def document() -> dict[str, Any]:
@@ -31,7 +30,7 @@ def document() -> dict[str, Any]:
 
 
 def main() -> None:
-    FILE.write_text(build.json_text(document()), encoding="utf-8")
+    FILE.write_text(json_text(document()), encoding="utf-8")
 
 
 if __name__ == "__main__":

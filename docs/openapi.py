@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from docs.describe import COMPONENT, components
 from schemas import http
 from schemas.batch import Purpose
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, FILES_MAX, FileUpload
-from schemas.describe import COMPONENT, components
 from schemas.engine_routes import GENERATING_PATHS, error_form
 from schemas.engine_shapes import AnthropicError, EngineAnswer
 from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
