@@ -10,13 +10,11 @@ past `held_bytes_max` the sending socket is not read until the line has half emp
 receiver that stops reading stops the line itself.
 
 Every chunk is stamped with its arrival time when it enters, so chunks overlap in flight and delay
-costs no throughput. A chunk never arrives before the one ahead of it, whatever the jitter: TCP
-keeps order, so a late packet delays those behind it.
+costs no throughput. A chunk never arrives before the one ahead of it.
 """
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,14 +39,9 @@ Item = bytes | StreamEnd
 
 @dataclass(slots=True)
 class DelayLine:
-    """One direction of a link. `delay_s` may be changed while it is in use.
-
-    `bytes_per_s`: what enters the way in a second; None: no bound.
-    """
+    """One direction of a link. `bytes_per_s`: what enters the way in a second; None: no bound."""
 
     delay_s: float
-    jitter_s: float = 0.0
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
     bytes_per_s: float | None = None
     held_bytes: int = 0
     _items: deque[tuple[float, Item]] = field(default_factory=deque)
@@ -57,10 +50,9 @@ class DelayLine:
 
     def push(self, item: Item, now: float) -> None:
         """Let an item enter at `now` (seconds). The caller limits `held_bytes`."""
-        jitter_s = self.rng.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
         if self.bytes_per_s is not None and isinstance(item, bytes):
             now = self._free_at = max(self._free_at, now) + len(item) / self.bytes_per_s
-        self._last_due = max(self._last_due, now + self.delay_s + jitter_s)
+        self._last_due = max(self._last_due, now + self.delay_s)
         self._items.append((self._last_due, item))
         self.held_bytes += _cost(item)
 
@@ -105,7 +97,7 @@ class _End(asyncio.Protocol):
         self._count = count
         self.transport: asyncio.Transport | None = None
         self._proxy = proxy
-        self._line = DelayLine(proxy.one_way_s, proxy.jitter_s, proxy.rng, proxy.bytes_per_s)
+        self._line = DelayLine(proxy.one_way_s, proxy.bytes_per_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._reading = True
@@ -217,8 +209,6 @@ class WanProxy:
         *,
         one_way_s: float,
         listen: Address = ANY_PORT,
-        jitter_s: float = 0.0,
-        rng: random.Random | None = None,
         held_bytes_max: int = HELD_BYTES_MAX,
         bytes_per_s: float | None = None,
     ) -> None:
@@ -227,10 +217,8 @@ class WanProxy:
         which counts what is on its way too."""
         self.target = target
         self.one_way_s = one_way_s
-        self.jitter_s = jitter_s
         self.held_bytes_max = held_bytes_max
         self.bytes_per_s = bytes_per_s
-        self.rng = rng or random.Random(0)
         self.address = listen  # of the near side; the same through every cut and heal
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()

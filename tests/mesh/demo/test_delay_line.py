@@ -1,5 +1,3 @@
-import random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,22 +46,22 @@ def test_what_is_held_is_counted_with_its_overhead():
     assert line.held_bytes == 0
 
 
-@given(sends=SENDS, seed=st.integers(0, 2**32), jitter_s=st.floats(0.0, 0.5))
-def test_jitter_keeps_order_loses_nothing_and_stays_in_its_range(sends, seed, jitter_s):
-    line = DelayLine(0.040, jitter_s, random.Random(seed))
+@given(sends=SENDS, rate=st.sampled_from([None, 100.0]))
+def test_order_is_kept_and_nothing_is_lost(sends, rate):
+    line = DelayLine(0.040, rate)
     now, entered = 0.0, []
     for gap_s, item in sends:
         now += gap_s
         line.push(item, now)
         entered.append((now, item))
     assert line.next_due is None or line.next_due >= entered[0][0] + 0.040
-    assert line.pop_due(now + 0.040 + jitter_s) == [item for _, item in entered]
+    assert line.pop_due(now + 10.0) == [item for _, item in entered]
     assert line.held_bytes == 0
 
 
-@given(sends=SENDS, seed=st.integers(0, 2**32))
-def test_no_item_is_early(sends, seed):
-    line = DelayLine(0.040, 0.030, random.Random(seed))
+@given(sends=SENDS, rate=st.sampled_from([None, 100.0]))
+def test_no_item_is_early(sends, rate):
+    line = DelayLine(0.040, rate)
     waiting, now = [], 0.0
     for gap_s, item in sends:
         now += gap_s
