@@ -38,11 +38,6 @@ class Cost(NamedTuple):
         """Tokens of the whole prompt."""
         return self.uncached + self.cached
 
-    @property
-    def is_estimated(self) -> bool:
-        """Whether any of it is no engine's count."""
-        return self.is_prompt_estimated or self.is_output_estimated
-
 
 NOTHING = Cost()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
@@ -38,7 +38,6 @@ ORACLE, MESH_EVERYWHERE = "oracle", "mesh-everywhere"
 DYNAMO, LLM_D_PRECISE = "dynamo", "llm-d-precise"
 SGLANG_ROUTER = "sglang-router"
 TWIN_ONLY = (ORACLE, MESH_EVERYWHERE, DYNAMO, LLM_D_PRECISE, SGLANG_ROUTER)
-DEFAULT = OracleOptions()
 
 
 @dataclass(slots=True)
@@ -200,7 +199,7 @@ class TwinPolicies:
 
         return {
             **POLICIES,
-            ORACLE: Tunable(DEFAULT, oracle),
+            ORACLE: Tunable(OracleOptions(), oracle),
             MESH_EVERYWHERE: everywhere,
             DYNAMO: Tunable(DynamoOptions(), dynamo),
             LLM_D_PRECISE: Tunable(PreciseOptions(), precise),
@@ -225,16 +224,6 @@ def _check_no_peers(world: "World", name: str) -> None:
 
 def checked_twin_policy(name: str) -> str:
     """A policy that the twin has. Raises ValueError that names the known ones."""
-    twin_only: PolicyMakers = {
-        ORACLE: Tunable(DEFAULT, _needs_world),
-        MESH_EVERYWHERE: lambda settings, dice: _needs_world(settings, dice, DEFAULT),
-        DYNAMO: Tunable(DynamoOptions(), _needs_world),
-        LLM_D_PRECISE: Tunable(PreciseOptions(), _needs_world),
-        SGLANG_ROUTER: Tunable(SglangRouterOptions(), _needs_world),
-    }
-    find_maker(name, {**POLICIES, **twin_only})
+    no_world: Any = None  # nothing is made
+    find_maker(name, TwinPolicies()(no_world))
     return name
-
-
-def _needs_world(settings: RouterSettings, dice: Random, options: object) -> Policy:
-    raise AssertionError("this policy is made by a world")

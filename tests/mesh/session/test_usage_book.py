@@ -63,7 +63,8 @@ class Processes:
         self.books[which].add(series, cost)
         region = OTHER if series.served_region == "elsewhere" else series.served_region
         place = DAYS[self.day], *series._replace(served_region=region)
-        self.wanted.update({(place, "requests"): 1, (place, "estimated"): cost.is_estimated})
+        is_estimated = cost.is_prompt_estimated or cost.is_output_estimated
+        self.wanted.update({(place, "requests"): 1, (place, "estimated"): is_estimated})
         self.wanted.update({(place, "prompt"): cost.prompt, (place, "output"): cost.output})
 
     def write(self, which, most, how):
