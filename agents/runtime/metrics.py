@@ -84,7 +84,7 @@ class HeartbeatCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         beat = self._heartbeat()
         labels, totals = (beat.region, beat.replica, beat.engine), self._offline()
-        values = (
+        values: tuple[tuple[GaugeMetricFamily | CounterMetricFamily, float | None], ...] = (
             *((_gauge(name, about), getattr(beat, name)) for name, about in GAUGES.items()),
             *((_counter(name, about), getattr(beat, name)) for name, about in COUNTERS.items()),
             *(

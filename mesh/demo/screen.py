@@ -18,14 +18,6 @@ from mesh.demo.state_directory import DEFAULT_STATE
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import ProgramDied
 
-PROGRESS_ORDER = (
-    ProgramKind.NATS,
-    ProgramKind.ENGINE,
-    ProgramKind.AGENT,
-    ProgramKind.ROUTER,
-    ProgramKind.BATCH_RUNNER,
-)
-
 
 class Screen:
     """Prints to one console."""
@@ -121,7 +113,7 @@ class Screen:
     def _progress(self) -> str:
         counts = (
             f"{kind.label} {self._ready[kind]}/{self._sizes[kind]}"
-            for kind in PROGRESS_ORDER
+            for kind in reversed(ProgramKind)
             if self._sizes[kind]
         )
         return "starting: " + ", ".join(counts)
