@@ -1,6 +1,6 @@
 """The HTTP face as data: routes, headers, request and answer shapes, errors.
 
-The router serves what is defined here and `docs/openapi.py` documents it. Requests are OpenAI's.
+The router serves what is defined here and `docs.openapi` documents it. Requests are OpenAI's.
 The router reads the few fields that it needs and passes the body on as it came, so the engine
 decides what other fields mean; answers are the engine's bytes. Only errors, the model list and
 the probes are the router's own words.

@@ -6,9 +6,10 @@ import msgpack
 import pytest
 from hypothesis import given
 
+from docs import asyncapi
 from docs.asyncapi import FRAMES, array_schema, document, message_names
 from docs.documents import HERE
-from schemas import asyncapi, wire
+from schemas import wire
 from schemas.catalog import CHANNELS, Role, channel
 from schemas.exchange import Frame
 from tests.schemas.strategies import wire_messages
