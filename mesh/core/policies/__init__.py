@@ -79,15 +79,19 @@ PolicyMaker = Callable[[RouterSettings, Random], Policy]
 PolicyMakers = Mapping[str, PolicyMaker]
 
 
-_GORGO = Tunable(
+def _indexed(
+    options: OptionsT, make: Callable[[Random, int, OptionsT], Policy]
+) -> Tunable[OptionsT]:
+    """Of one that remembers which prompts it gave to whom, up to the settings' number of blocks."""
+    return Tunable(
+        options, lambda settings, dice, tuned: make(dice, settings.index_blocks_max, tuned)
+    )
+
+
+_SKYWALKER = _indexed(SkyWalkerOptions(), SkyWalker)
+_GORGO = _indexed(
     GorgoOptions(),
-    lambda settings, dice, options: Gorgo(
-        dice, blocks_max=settings.index_blocks_max, weights=options.weights()
-    ),
-)
-_SKYWALKER = Tunable(
-    SkyWalkerOptions(),
-    lambda settings, dice, options: SkyWalker(dice, settings.index_blocks_max, options),
+    lambda dice, blocks, options: Gorgo(dice, blocks_max=blocks, weights=options.weights()),
 )
 
 POLICIES: PolicyMakers = {
@@ -98,38 +102,20 @@ POLICIES: PolicyMakers = {
     "consistent-hash": Tunable(
         ConsistentHashOptions(), lambda settings, dice, options: ConsistentHash(dice, options)
     ),
-    "cache-aware": Tunable(
-        CacheAwareOptions(),
-        lambda settings, dice, options: CacheAware(dice, settings.index_blocks_max, options),
-    ),
-    "smg": Tunable(
-        SmgOptions(),
-        lambda settings, dice, options: Smg(dice, settings.index_blocks_max, options),
-    ),
+    "cache-aware": _indexed(CacheAwareOptions(), CacheAware),
+    "smg": _indexed(SmgOptions(), Smg),
     "skywalker": _SKYWALKER,
     "prefix-tree": _SKYWALKER,  # its name before there were others
     "skywalker-ch": Tunable(
         SkyWalkerCHOptions(), lambda settings, dice, options: SkyWalkerCH(dice, options)
     ),
-    "region-local": Tunable(
-        SkyWalkerOptions(),
-        lambda settings, dice, options: RegionLocal(dice, settings.index_blocks_max, options),
-    ),
-    "llm-d": Tunable(
-        LlmDOptions(),
-        lambda settings, dice, options: LlmD(dice, settings.index_blocks_max, options),
-    ),
-    "batch-aware": Tunable(
-        BatchAwareOptions(),
-        lambda settings, dice, options: BatchAware(dice, settings.index_blocks_max, options),
-    ),
-    "e2": Tunable(
+    "region-local": _indexed(SkyWalkerOptions(), RegionLocal),
+    "llm-d": _indexed(LlmDOptions(), LlmD),
+    "batch-aware": _indexed(BatchAwareOptions(), BatchAware),
+    "e2": _indexed(
         E2Options(),
-        lambda settings, dice, options: E2(
-            dice,
-            blocks_max=settings.index_blocks_max,
-            window_s=options.window_s,
-            warm=options.warm,
+        lambda dice, blocks, options: E2(
+            dice, blocks_max=blocks, window_s=options.window_s, warm=options.warm
         ),
     ),
     "gorgo": _GORGO,
