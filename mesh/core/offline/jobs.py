@@ -5,7 +5,7 @@ rest goes to the jobs with the earliest deadlines.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from sortedcontainers import SortedKeyList
@@ -116,15 +116,7 @@ class Jobs:
         """
         known = self._by_id.get(job.id)
         if known is not None:
-            first = known.job
-            known.job = OfflineJob(
-                id=job.id,
-                began_at=first.began_at,
-                deadline=first.deadline,
-                total=job.total,
-                answered=job.answered,
-                residency=first.residency,
-            )
+            known.job = replace(known.job, total=job.total, answered=job.answered)
             return known
         if len(self._by_id) >= JOBS_MAX:
             return None
