@@ -80,12 +80,12 @@ class KvEventSource:
 
     async def _repeat(self, context: zmq.asyncio.Context, after: int) -> None:
         """Have the engine repeat its batches from that number on."""
-        holes = self.cache.counts.holes
+        holes = self.cache.holes
         asked: int | None = after
         while asked is not None:
             was_answered = self._replay is not None and await self._ask(context, asked)
             asked = self.cache.replay_ended(was_answered=was_answered)
-        if self.cache.counts.holes > holes:
+        if self.cache.holes > holes:
             text = "KV events from number %d on are lost: what the engine holds is an estimate"
             self._log.warning("kv", "hole", text, after)
 

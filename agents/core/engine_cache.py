@@ -9,22 +9,10 @@ always part of what the engine holds. After a restart of the engine, or a lost c
 can't be told from one, everything is lost, for routers' estimates too.
 """
 
-from dataclasses import dataclass
-
 from agents.core.held_blocks import HeldBlocks
 from agents.core.kv_events import BatchUse, KvEventOrder, KvEventsInvalid, parse_batch
 
 REPLAYS_MAX = 100  # for one gap: vLLM keeps 10,000 batches by default, and drops none of 1,000
-
-
-@dataclass(slots=True)
-class EventCounts:
-    """Since the start."""
-
-    batches: int = 0
-    holes: int = 0  # batches that could not be had any more
-    restarts: int = 0
-    invalid: int = 0  # batches that could not be read
 
 
 class EngineCache:
@@ -34,7 +22,7 @@ class EngineCache:
 
     def __init__(self, held: HeldBlocks) -> None:
         self.held = held
-        self.counts = EventCounts()
+        self.holes = 0  # times that batches could not be had any more
         self._order = KvEventOrder()
         self._waiting: tuple[int, bytes] | None = None  # the batch that showed a gap
         self._is_connected = self._was_lost = False
@@ -63,13 +51,13 @@ class EngineCache:
         """The connection was lost: the engine may have restarted, and what it reports goes lost."""
         if self._is_connected:
             self._is_connected, self._was_lost = False, True
-            self._restart()
+            self.held.restarted()
 
     def live(self, seq: int, payload: bytes) -> int | None:
         """A batch arrived as it was published."""
         use = self._order.live(seq)
         if use is BatchUse.RESTARTED:
-            self._restart()
+            self.held.restarted()
             use = BatchUse.TAKE if seq == 0 else BatchUse.REPLAY
             self._is_behind = True
         if use is BatchUse.TAKE:
@@ -121,19 +109,13 @@ class EngineCache:
     def _may_ask_again(self) -> bool:
         return self._has_brought and self._replays < REPLAYS_MAX
 
-    def _restart(self) -> None:
-        self.counts.restarts += 1
-        self.held.restarted()
-
     def _lose(self) -> None:
-        self.counts.holes += 1
+        self.holes += 1
         self.held.forget()
 
     def _apply(self, seq: int, payload: bytes) -> None:
         self.held.is_whole = self.held.is_whole or seq == 0
-        self.counts.batches += 1
         try:
             self.held.apply(parse_batch(payload))
         except KvEventsInvalid:
-            self.counts.invalid += 1
             self.held.forget()

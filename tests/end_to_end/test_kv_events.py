@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import orjson
@@ -10,6 +11,7 @@ import zmq
 from aiohttp import web
 
 from agents.simserver.server import SimServer
+from mesh.core.gossip.held_prefixes import HeldPrefixes
 from mesh.core.model.prompt import prompt_text
 from tests.agents.simserver.support import MODEL, config
 from tests.support.ports import free_ports
@@ -17,6 +19,7 @@ from tests.support.small_mesh import PATIENT, SmallMesh, post, small_mesh
 from tests.support.until import PATIENCE_S, until
 
 REPLICA = "us-0"
+REPORTED: Counter[HeldPrefixes] = Counter()  # blocks of deltas and parts, by router
 KV_TOKENS = 2048
 WORDS = [
     "network",
@@ -89,7 +92,7 @@ class Scene:
         return index
 
     def reported(self, router: str = "us") -> int:
-        return self.mesh.routers[router].core.held_prefixes.counts.blocks
+        return REPORTED[self.mesh.routers[router].core.held_prefixes]
 
     def blocks(self, topic: int, router: str = "us") -> int:
         """How many blocks of that prompt the router takes for held."""
@@ -110,6 +113,18 @@ class Scene:
         status, answer, _ = await post(self.mesh, chat(topic))
         assert status == 200, answer
         return orjson.loads(answer)["usage"]
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    REPORTED.clear()
+    take = HeldPrefixes._take
+
+    def count(self, name, message, indexes, now):
+        REPORTED[self] += len(message.gpu) + len(message.cpu) + len(message.disk)
+        take(self, name, message, indexes, now)
+
+    monkeypatch.setattr(HeldPrefixes, "_take", count)
 
 
 @contextlib.asynccontextmanager

@@ -39,21 +39,10 @@ class ReportingReplica:
     parts: dict[int, HeldPart] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class HeldCounts:
-    """Since the start."""
-
-    deltas: int = 0
-    blocks: int = 0
-    asked: int = 0
-    ignored: int = 0
-
-
 class HeldPrefixes:
     """Of one router."""
 
     def __init__(self, replicas: ReplicaTable) -> None:
-        self.counts = HeldCounts()
         self._replicas = replicas
         self._known: dict[ReplicaId, ReportingReplica] = {}
         self._due_at = float("-inf")
@@ -75,7 +64,6 @@ class HeldPrefixes:
             if self._is_behind(indexes, name, state, last, now):
                 state.asked_at = now
                 state.parts.clear()
-                self.counts.asked += 1
                 yield fx.AskHeld(name, state.epoch)
 
     def _reporting(self) -> Iterator[tuple[ReplicaId, tuple[int, int]]]:
@@ -119,10 +107,8 @@ class HeldPrefixes:
         if state is None or delta.seq != before + 1:
             if delta.cleared and self._estimates(name, delta.epoch):
                 _leave(name, indexes, now)
-            self.counts.ignored += 1
             return
         state.seq, state.behind_since = delta.seq, None
-        self.counts.deltas += 1
         if delta.cleared:
             _leave(name, indexes, now)
         if delta.lost:
@@ -142,7 +128,6 @@ class HeldPrefixes:
         state = self._reported_by(name, part.epoch)
         asked = state is not None and now - state.asked_at < ASK_S
         if state is None or not asked or not 0 <= part.part < part.parts <= PARTS_MAX:
-            self.counts.ignored += 1
             return
         parts = state.parts
         if any((other.seq, other.parts) != (part.seq, part.parts) for other in parts.values()):
@@ -163,7 +148,6 @@ class HeldPrefixes:
     ) -> None:
         for tier, blocks in enumerate((message.gpu, message.cpu, message.disk)):
             if blocks:
-                self.counts.blocks += len(blocks)
                 for index in indexes:
                     index.report(name, blocks, tier, now)
 
