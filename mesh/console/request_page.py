@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mesh.explain.story import Story, largest, parts, summary, waited_s
-from mesh.explain.text import Moment, clock, moments, printable, verdicts
+from mesh.explain.story import Story, largest, parts, waited_s
+from mesh.explain.text import Moment, clock, moments, printable, story_summary, verdicts
 from schemas.decision import Decision, candidate_name, chosen_of
 
 MOMENTS_MAX = 200
@@ -22,7 +22,7 @@ def shown_request(story: Story) -> dict[str, Any]:
         "facts": {name: str(text) for name, text in _facts(story)},
         "outcome": life.outcome,
         "status": life.status,
-        "summary": _missing_summary(story) if asked is None else summary(asked, story.at_peers),
+        "summary": story_summary(story),
         "waited_s": None if asked is None else waited_s(asked),
         "has_first_byte": life.started_at is not None,
         "parts": [
@@ -34,14 +34,6 @@ def shown_request(story: Story) -> dict[str, Any]:
     }
     clean: dict[str, Any] = _clean(shown)
     return clean
-
-
-def _missing_summary(story: Story) -> str:
-    origin = story.at_peers[0].origin
-    return (
-        f"Its client asked {origin}, whose router was not reached or has forgotten it: below is "
-        "what the peer has."
-    )
 
 
 def _facts(story: Story) -> Iterator[tuple[str, object]]:

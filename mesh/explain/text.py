@@ -57,13 +57,7 @@ def _story_lines(story: Story) -> Iterator[str]:
         about.append(f"tenant {life.tenant}")
     began = f"arrived at {life.region}/{life.router} at {clock(life.arrived_at)}"
     yield f"{' '.join(filter(None, about))}; {began}"
-    if story.asked is None:
-        yield (
-            f"Its client asked {life.origin}, whose router was not reached or has forgotten it: "
-            f"below is what the peer has."
-        )
-    else:
-        yield summary(story.asked, story.at_peers)
+    yield story_summary(story)
     yield ""
     for moment in moments(story):
         yield f"  {moment.at_s:+9.3f} s  {moment.who:<10}  {moment.text}"
@@ -76,6 +70,17 @@ def _story_lines(story: Story) -> Iterator[str]:
             yield f"  {part.seconds:9.3f} s  {part.where}{'  <- most' if part is worst else ''}"
         if (made := prediction(story.asked)) is not None:
             yield f"  {_prediction_text(made)}"
+
+
+def story_summary(story: Story) -> str:
+    """What became of it; or that only peers tell of it."""
+    if story.asked is not None:
+        return summary(story.asked, story.at_peers)
+    origin = story.at_peers[0].origin
+    return (
+        f"Its client asked {origin}, whose router was not reached or has forgotten it: "
+        "below is what the peer has."
+    )
 
 
 def _prediction_text(made: Prediction) -> str:
