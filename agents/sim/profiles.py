@@ -5,8 +5,7 @@ A profile says how long one iteration takes: the only place where seconds come f
 computes a batch of tokens: one for every decoding sequence, a chunk for every sequence in prefill.
 Its time is the weights read once (the floor), the tokens computed, and the attention over their
 context. Every term is linear in the context, so the time of k decode iterations in a row has a
-closed form (`agents.sim.engine`). A table of batch times per GPU was rejected: published numbers
-are sparse, and interpolation hides which of them was measured.
+closed form (`agents.sim.engine`).
 """
 
 from dataclasses import dataclass, replace

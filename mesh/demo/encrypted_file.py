@@ -1,7 +1,6 @@
 """A mesh.toml whose routers serve https, made of one whose routers don't: `mesh up --tls`.
 
-The text is kept as it is but for the lines that differ. Rejected: options of `mesh router` for the
-files; peers tell clients the `endpoint` of each region, which is in the file alone.
+The text is kept as it is but for the lines that differ.
 """
 
 from infra.nats.bundle import ROUTER_CERTIFICATE

@@ -4,9 +4,8 @@
 
 A supervisor that is killed with SIGKILL can't stop its children, and children left behind would
 hold their ports against the next start. PR_SET_PDEATHSIG survives exec, so it serves nats-server
-as well as our own programs, for 10 ms of a bare interpreter. Rejected: `preexec_fn`, which runs
-Python between fork and exec and is unsafe beside threads; a pipe, which every child would have to
-watch. On other systems than Linux only an orderly end of the supervisor ends its children.
+as well as our own programs, for 10 ms of a bare interpreter. On other systems than Linux only an
+orderly end of the supervisor ends its children.
 
 This file runs without site-packages: it imports only the standard library.
 """

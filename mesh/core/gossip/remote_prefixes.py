@@ -12,9 +12,8 @@ origin's. Names are claims like the blocks themselves, and choose nothing: the r
 goes to places it by what it knows itself.
 
 An origin whose stream has a gap counts for nothing until the gap is closed: its set stays, a bit of
-a mask is cleared. Rejected: counting it in part. A gap may hide the restart of a replica, and a
-prompt sent across an ocean to an empty cache costs more than the hit would have saved. What this
-router has forwarded to a region, and not found announced by its answer's end, still counts.
+a mask is cleared. What this router has forwarded to a region, and not found announced by its
+answer's end, still counts.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

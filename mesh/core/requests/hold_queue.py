@@ -16,10 +16,8 @@ nine from priority 9". What Preble's engine does for a batch is done here over t
 group g g releases, the highest first, and the next round begins when no waiting group has any left.
 High requests go into the highest group and low ones into the lowest, whatever is cached. The ratio
 is read once, when the request is held: at every try it would cost a walk of the index per request.
-
-Rejected: the longest match first (SGLang's `lpm`): a steady stream of cached prompts would starve a
-new one. A prompt that is hardly cached would be in group 0 by the paper's formula and get no
-share; here it is in group 1.
+A prompt that is hardly cached would be in group 0 by the paper's formula and get no share; here it
+is in group 1.
 """
 
 from bisect import bisect_left, insort

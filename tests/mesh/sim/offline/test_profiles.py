@@ -5,7 +5,7 @@ import pytest
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import decode_profile, encode_profile
 from agents.sim.profiles import PROFILES
-from mesh.sim.offline.profiles import BATCH, CONTEXT_TOKENS, budget_s, offline_profile
+from mesh.sim.agent_config import BATCH, CONTEXT_TOKENS, budget_s, offline_profile
 
 
 @pytest.mark.parametrize("engine", PROFILES.values(), ids=PROFILES)
