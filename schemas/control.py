@@ -34,6 +34,10 @@ class RegionControl:
     """Replicas that finish what they have and take nothing new, in order."""
     all_drained: bool = False
     """Whether all of the region's replicas are, those included that are added later."""
+    moved: Annotated[tuple[ValidReplicaId, ...], Field(max_length=DRAINED_MAX)] = ()
+    """Of `drained`, those whose long streams are to go on elsewhere, in order."""
+    all_moved: bool = False
+    """Whether those of all of the region's replicas are, as far as these are drained."""
     routing: Annotated[dict[RoutingKey, JsonValue], Field(max_length=ROUTING_KEYS_MAX)] = field(
         default_factory=dict
     )

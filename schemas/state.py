@@ -161,6 +161,7 @@ RESULTS_MAX = 64  # last requests that are counted
 FAILING_IN_A_ROW, FAILING_SHARE, FAILING_OF_MIN = 3, 0.5, 5
 FAILURE_CHARS_MAX = 80
 AVOIDED_MAX, AVOIDED_CHARS_MAX = 32, 160  # places that a digest names, and why of each
+MOVING_MAX = 32  # replicas that a digest names; others follow when these are empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +433,9 @@ class Digest:
     ] = field(default_factory=dict)
     """Some of the regions to which this router forwards less, or nothing for now or for a model, as
     their answers failed, each with why; and for as long again as they were left out."""
+    moving: Annotated[tuple[ValidReplicaId, ...], Field(max_length=MOVING_MAX)] = ()
+    """Some of its region's own replicas whose long streams are to go on elsewhere, as an operator
+    drains them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

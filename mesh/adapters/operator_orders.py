@@ -39,27 +39,29 @@ class DrainTarget:
             return f"region {self.region}"
         return f"replica{'s' * (len(self.replicas) > 1)} {', '.join(self.replicas)}"
 
-    def drained(self, orders: RegionControl) -> RegionControl:
-        """Raises OrderInvalid."""
+    def drained(self, orders: RegionControl, *, move: bool = False) -> RegionControl:
+        """`move`: their long streams go on elsewhere. Raises OrderInvalid."""
         if self.replicas is None:
-            return replace(orders, all_drained=True)
+            return replace(orders, all_drained=True, all_moved=orders.all_moved or move)
         drained = tuple(sorted({*orders.drained, *self.replicas}))
         if len(drained) > DRAINED_MAX:
             problem = f"more than {DRAINED_MAX} replicas of {self.region}: drain the region"
             raise OrderInvalid(problem)
-        return replace(orders, drained=drained)
+        moved = tuple(sorted({*orders.moved, *self.replicas})) if move else orders.moved
+        return replace(orders, drained=drained, moved=moved)
 
     def undrained(self, orders: RegionControl) -> RegionControl:
         """Of a region: all of its replicas, also those that were drained one by one. Raises
         OrderInvalid."""
         if self.replicas is None:
-            return replace(orders, all_drained=False, drained=())
+            return replace(orders, all_drained=False, drained=(), all_moved=False, moved=())
         if orders.all_drained:
             raise OrderInvalid(
                 f"all of region {self.region} is drained: `mesh undrain {self.region}` first"
             )
         left = tuple(name for name in orders.drained if name not in self.replicas)
-        return replace(orders, drained=left)
+        moved = tuple(name for name in orders.moved if name not in self.replicas)
+        return replace(orders, drained=left, moved=moved)
 
 
 def signed(

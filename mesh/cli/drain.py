@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_options
 @click.option(
+    "--move",
+    is_flag=True,
+    help="Streams that have taken longer than 5 s go on from other replicas, where that is exact.",
+)
+@click.option(
     "--timeout-s",
     type=click.FloatRange(0.0, 86_400.0),
     default=TIMEOUT_S,
@@ -79,7 +85,12 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="How long to wait for the requests there to end, in seconds.",
 )
 def drain(
-    names: tuple[str, ...], config: Path | None, credentials: Path, reason: str, timeout_s: float
+    names: tuple[str, ...],
+    config: Path | None,
+    credentials: Path,
+    reason: str,
+    move: bool,
+    timeout_s: float,
 ) -> None:
     """Let replicas, or all of a region's, take nothing new, and wait until they are idle.
 
@@ -90,7 +101,7 @@ def drain(
     """
     mesh = find_mesh(config, credentials)
     targets = _find(mesh.topology, names)
-    _order_all(mesh, targets, "drain", reason)
+    _order_all(mesh, targets, "drain", reason, move=move)
     for target in targets:
         click.echo(f"{target}: {WAITING}")
     until = time.monotonic() + timeout_s
@@ -316,12 +327,13 @@ async def kept_orders(mesh: KnownMesh, region: RegionId) -> RegionControl | None
 
 
 def _order_all(
-    mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str
+    mesh: KnownMesh, targets: Iterable[DrainTarget], verb: str, reason: str, *, move: bool = False
 ) -> dict[RegionId, RegionControl]:
     """Change the orders of each region. Returns those that held before."""
+    words = f"{verb} --move" if move else verb
     before: dict[RegionId, RegionControl] = {}
     for target in targets:
-        change = target.undrained if verb == "undrain" else target.drained
+        change = target.undrained if verb == "undrain" else partial(target.drained, move=move)
 
         async def work(
             client: Client,
@@ -332,7 +344,7 @@ def _order_all(
                 before[target.region], wanted = orders, change(orders)
                 if verb == "undrain" and wanted == orders:
                     return orders
-                return signed(wanted, f"{verb} {target}", reason)
+                return signed(wanted, f"{words} {target}", reason)
 
             kept = await kept_orders(mesh, target.region)
             await change_orders(client, target.region, changed, kept)

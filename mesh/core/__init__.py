@@ -32,7 +32,8 @@ The host's duties:
 6. Heartbeats, digests, round trips, prefix deltas and lease writes are reported as they arrive,
    after their senders and sizes were checked; `BusLost` and `BusReturned` when the router's own bus
    connection changes.
-7. `SettingsChanged` with checked settings, when others are to hold.
+7. `SettingsChanged` with checked settings, when others are to hold, and `MoveStreams` when streams
+   are to leave other replicas.
 8. `Drain` when the process is asked to end, `DrainOver` when it won't wait any longer.
 
 The packages are floors; each imports only those above it in this list (an import-linter contract):

@@ -303,6 +303,7 @@ def _on_tick(state: RouterState, event: ev.Tick, now: float) -> None:
     for record in timeouts.due_for_check(state, now):
         _check(state, record, now)
     failed_attempts.place_overdue_again(state, now)
+    continued_streams.move(state, now)
     queue_scheduler.tick(state, now)
     cluster_events.publish_digest_if_due(state, now)
     state.gossip.tick(now)
@@ -373,12 +374,14 @@ HANDLERS: Mapping[type, Handler] = {
     ev.AttemptRefused: _on_refused,
     ev.AttemptProgressed: _on_progressed,
     ev.AnswerStarted: _on_started,
+    ev.Movable: continued_streams.movable,
     ev.ContinuationRead: continued_streams.read,
     ev.AttemptFailed: _on_failed,
     ev.AnswerEnded: _on_ended,
     ev.BusLost: lambda state, event, now: state.replicas.bus.lost(now),
     ev.BusReturned: _on_bus_returned,
     ev.SettingsChanged: _on_settings,
+    ev.MoveStreams: lambda state, event, now: state.replicas.move(event),
     ev.Drain: _on_drain,
     ev.DrainOver: lambda state, event, now: ends.drained(state, state.inflight.values(), now),
     ev.Tick: _on_tick,

@@ -95,7 +95,7 @@ def went_on(life: RequestLife) -> bool:
 
 
 def _break(life: RequestLife) -> str:
-    """Of a stream that broke, and went on elsewhere: where, and when it did first."""
+    """Of a stream that broke, or was moved, and went on elsewhere: where, and when it did first."""
     begun_at, made = life.started_at, decisions(life)
     later = [step for step in life.steps if begun_at is not None and step.at > begun_at]
     then = [step.decision for step in later if step.decision is not None]
@@ -106,8 +106,9 @@ def _break(life: RequestLife) -> str:
     after_s = later[0].at - begun_at
     tried = [one for one in later if one.decision is None or one.decision.placement in GONE_TO]
     how = "went on at" if tried[-1].what in ("decided", "placed") else "was sent on to"
+    left = "was moved from" if (later[0].detail or "").endswith(": moved") else "broke at"
     return (
-        f"Its stream broke at {' and '.join(broken)}, {after_s:.3f} s after the first byte, "
+        f"Its stream {left} {' and '.join(broken)}, {after_s:.3f} s after the first byte, "
         f"and {how} {last}. "
     )
 

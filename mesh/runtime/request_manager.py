@@ -175,6 +175,7 @@ class RequestManager:
             self._bus.publish(subject, wire.encode(HeldAsk(effect.epoch)))
 
         return {
+            fx.MayMove: self.continuations.may_move,
             fx.Continue: self.continuations.go_on,
             fx.PublishDigest: publish_digest,
             fx.AskHeld: ask_held,

@@ -68,9 +68,14 @@ class RouterRouting:
         self._wanted: Mapping[str, Any] = {}  # by the last record
         self._ordered: Mapping[str, Any] = {}  # what is followed of it, or of one before
         self._refused: str | None = None
+        self._to_move = ev.MoveStreams()
 
     def order(self, seq: int, orders: RegionControl) -> None:
         """Follow this record, number `seq`."""
+        to_move = ev.MoveStreams(orders.moved, orders.all_moved)
+        if to_move != self._to_move:
+            self._to_move = to_move
+            self._feed(to_move)
         is_new = orders.routing != self._wanted
         self._seq, self._wanted = seq, orders.routing
         if not is_new:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -26,7 +27,7 @@ from mesh.session.body_model import model_in_json
 from mesh.session.client_request import ClientRequest
 from mesh.session.continuation import CantContinue, continuation
 from mesh.session.record import STEPS_MAX, Step
-from mesh.session.said import Said
+from mesh.session.said import Said, Splice
 from mesh.session.session import Session
 from schemas.engine_routes import CONTINUING_KINDS
 from schemas.http import CHAT, COMPLETIONS
@@ -102,6 +103,21 @@ class StreamContinuations:
         said.look_at_bytes = answer.taken_bytes + GROWN_BYTES
         answer.credit_at_bytes = min(answer.credit_at_bytes, said.look_at_bytes)
 
+    def may_move(self, effect: fx.MayMove) -> None:
+        """A stream flows that is to go on elsewhere: tell the core if another engine could."""
+        record = self._session.record(effect.key)
+        if not isinstance(record, ClientRequest):
+            return
+        answer, said = record.answer, record.said
+        if answer is None or answer.is_whole or said is None:
+            return
+        try:
+            splice = self._continued(record, said)[1]
+        except Exception:  # an engine may have written anything: it stays where it is
+            return
+        kinds = CONTINUING_KINDS if splice.is_turn else ()
+        self._session.feed(ev.Movable(effect.key, effect.attempt, kinds))
+
     def go_on(self, effect: fx.Continue) -> None:
         """The stream broke: have the core place what is to follow, or end it.
 
@@ -149,8 +165,7 @@ class StreamContinuations:
 
     def _rewritten(self, record: ClientRequest, said: Said) -> Prompt:
         """The prompt of what is asked next; it is the record's body from now on."""
-        may_be_seeded = self._rule(record) is ContinueStreams.SEEDED
-        fields, splice = continuation(said, may_be_seeded=may_be_seeded)
+        fields, splice = self._continued(record, said)
         if record.model_place is not None:
             fields["model"] = model_of(record.request.model)
         body = orjson.dumps(fields)
@@ -168,6 +183,11 @@ class StreamContinuations:
         prompt = self._prompts.read(model, text, salt, record.tenant or "")
         record.splice, record.request = splice, replace(record.request, prompt=prompt)
         return prompt
+
+    def _continued(self, record: ClientRequest, said: Said) -> tuple[dict[str, Any], Splice]:
+        """Raises CantContinue."""
+        may_be_seeded = self._rule(record) is ContinueStreams.SEEDED
+        return continuation(said, may_be_seeded=may_be_seeded)
 
     def _rule(self, record: ClientRequest) -> ContinueStreams:
         rule = self._targets().rule(model_of(record.request.model))

@@ -28,6 +28,7 @@ from tests.support.until import PATIENCE_S, until
 DRAINED = [f"replica us-0: {WAITING}", "replica us-0: drained, nothing runs there"]
 UNDRAINED = ["replica us-0: work is sent there again", "replica us-1: not drained, nothing changes"]
 CLIENTS = 3
+LONG_TOKENS = 1000  # some 12 s
 PAUSE_S = 0.1  # between two requests of a client: the commands have the machine too
 DRAINING = ReplicaState.DRAINING
 REPLICAS = {"us": 2, "eu": 1}
@@ -156,6 +157,41 @@ async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp
             ["1", "drain replica us-0", "us-0", "new fan"],
         ]
         await _only_admins_write(mesh)
+
+
+async def test_long_streams_of_a_drained_replica_go_on_from_another_one(tmp_path):
+    config = write_config(tmp_path, regions=("us",), replicas=2)
+    config.write_text(config.read_text() + '[routing]\npolicy = "round-robin"\n')
+    async with mesh_up(tmp_path, config=config, time_scale=1.0) as mesh:
+        url = mesh.endpoint("us")
+        begun = []
+
+        async def stream(openai: AsyncOpenAI) -> int:
+            chunks = await openai.chat.completions.create(
+                model=mesh.model,
+                messages=[{"role": "user", "content": os.urandom(8).hex()}],
+                max_tokens=LONG_TOKENS,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            first = await anext(chunks)
+            begun.append(first)
+            found = [chunk async for chunk in chunks]
+            assert {one.id for one in found} == {first.id}
+            reasons = {one.choices[0].finish_reason for one in found if one.choices}
+            assert reasons == {None, "length"}
+            return found[-1].usage.completion_tokens
+
+        async with AsyncOpenAI(base_url=url + "/v1", api_key="unused", max_retries=0) as openai:
+            streams = [asyncio.create_task(stream(openai)) for _ in range(2)]
+            await until(lambda: len(begun) == 2)
+            code, said = await ordered(tmp_path, "drain", "us-0", "--move")
+            assert (code, said.splitlines()[-1]) == (0, DRAINED[-1])
+            assert [await one for one in streams] == [LONG_TOKENS, LONG_TOKENS]
+        async with aiohttp.ClientSession() as http, http.get(url + "/metrics") as answer:
+            assert 'mesh_streams_continued_total{outcome="whole"} 1.0' in await answer.text()
 
 
 async def _only_admins_write(mesh: MeshUp) -> None:

@@ -6,11 +6,17 @@ it: while the deadline lasts, another place serves the model, and it broke no mo
 like any other, its prompt being the one it had and what was said. Where no engine could go on
 exactly, the stream ends with its error event.
 
-Reads: inflight, replicas, settings.
+A replica that operators want empty (`mesh drain --move`) is drained; its streams that have taken
+LONG_S go on in the same way, a few at a time, so that the pauses are short, and none while requests
+for their model wait for room. A stream that flows has more to lose than one that broke: the edge is
+asked first whether it may go on, and the stream stays where it is unless another place is there.
+
+Reads: held, inflight, peers, replicas, settings.
 Writes: nothing.
 """
 
 from collections.abc import Collection
+from itertools import islice
 
 from mesh.core.lifecycle import attempts, ends, queue_scheduler, timeouts
 from mesh.core.model import effects as fx
@@ -18,6 +24,10 @@ from mesh.core.model import events as ev
 from mesh.core.requests.record import RequestRecord
 from mesh.core.state import RouterState
 from schemas.http import Fault
+from schemas.ids import ReplicaId
+
+LONG_S = 5.0  # a stream that has taken so long likely takes as long again
+MOVES_AT_ONCE = 4  # streams that have not begun again yet
 
 
 def may_go_on(state: RouterState, record: RequestRecord) -> bool:
@@ -48,11 +58,7 @@ def read(state: RouterState, event: ev.ContinuationRead, now: float) -> None:
     if record is None or not record.is_broken or record.attempt != event.attempt:
         return
     if event.prompt is not None:
-        unable = frozenset(
-            name
-            for name, replica in state.replicas.by_name.items()
-            if event.kinds and replica.heartbeat.engine not in event.kinds
-        )
+        unable = _unable(state, event.kinds)
         record.goes_on(event.prompt, unable)
         if not timeouts.others_serve(state, record):  # those that failed it earlier, once more
             record.forgives(unable)
@@ -62,6 +68,55 @@ def read(state: RouterState, event: ev.ContinuationRead, now: float) -> None:
             return
     none = "" if event.prompt is None else f"; {_nowhere(state, record, event.kinds)}"
     ends.fail(state, record, now, Fault.ENGINE_FAILED, event.detail + none)
+
+
+def move(state: RouterState, now: float) -> None:
+    """A tick: ask of some streams whether they may leave a replica that is to be empty."""
+    places = {(None, name) for name in state.replicas.moving} | {
+        (region, name)
+        for region, peer in state.peers
+        for digest in peer.digests.values()
+        for name in digest.moving
+    }
+    if not places:
+        return
+    waits = {request.model for request in state.held}
+    under_way = [
+        one for one in state.inflight.values() if one.continuations and not one.has_started
+    ]
+    found = (
+        record
+        for record in state.inflight.values()
+        if (record.peer, record.replica) in places
+        and may_go_on(state, record)
+        and record.move_asked != record.attempt
+        and now - record.attempted_at >= LONG_S
+        and record.request.model not in waits
+        and timeouts.others_serve(state, record)
+    )
+    for record in islice(found, max(0, MOVES_AT_ONCE - len(under_way))):
+        record.asks_to_move()
+        state.emit(fx.MayMove(record.request.key, record.attempt))
+
+
+def movable(state: RouterState, event: ev.Movable, now: float) -> None:
+    """Another engine could go on with that stream: let it, if one of them is there."""
+    record = state.inflight.get(event.key)
+    if record is None or record.attempt != event.attempt or not may_go_on(state, record):
+        return
+    if timeouts.others_serve(state, record, besides=_unable(state, event.kinds)):
+        why = f"{record.replica} is drained, and its streams go on elsewhere: moved"
+        attempts.cancel(state, record, why)
+        broke(state, record, why, now, avoid_place=False)
+
+
+def _unable(state: RouterState, kinds: Collection[str]) -> frozenset[ReplicaId]:
+    """Replicas whose engines are of none of these kinds; none where all can."""
+    return frozenset(
+        name
+        for name, replica in state.replicas.by_name.items()
+        if kinds and replica.heartbeat.engine not in kinds
+    )
 
 
 def _nowhere(state: RouterState, record: RequestRecord, kinds: Collection[str]) -> str:

@@ -118,7 +118,7 @@ def place_overdue_again(state: RouterState, now: float) -> None:
         is_first = not record.failures and state.settings.failures_max > 1
         if not (slow.may_place_again and is_first):
             continue
-        if timeouts.others_serve(state, record, besides=record.replica):
+        if timeouts.others_serve(state, record, besides=(record.replica,)):
             silence = f"nothing in {now - record.attempted_at:.1f} s"
             is_late = slow.heard_since_sent(key) or _brings_to_others(state, record)
             does = "while it went on with others" if is_late else "while others answered"

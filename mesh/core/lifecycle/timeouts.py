@@ -4,6 +4,8 @@ Reads: inflight, peers, placer, replicas, settings, targets.
 Writes: nothing.
 """
 
+from collections.abc import Collection
+
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import is_model, model_of
 from mesh.core.requests.hold_queue import Need
@@ -12,7 +14,7 @@ from mesh.core.state import RouterState
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.core.view.peers import Peer
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
-from schemas.ids import ModelId, ReplicaId
+from schemas.ids import ModelId
 from schemas.state import ModelCard
 
 RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after the bus's return
@@ -47,16 +49,16 @@ def others_serve(
     state: RouterState,
     record: RequestRecord,
     model: ModelId | None = None,
-    besides: ReplicaId | None = None,
+    besides: Collection[str] = (),
 ) -> bool:
     """Whether a place that has not failed this request serves its model, free or not.
 
-    `model`: another one instead of its own. `besides`: a replica that doesn't count.
+    `model`: another one instead of its own. `besides`: replicas that don't count.
     """
     request, residency = record.request, state.placer.residency
     model = model or request.model
     wanted = residency.wanted(request)
-    avoid = record.avoid if besides is None else record.avoid | {besides}
+    avoid = record.avoid.union(besides)
     for replica in state.replicas:
         may_answer = state.replicas.may_answer(replica, model, avoid)
         if may_answer and residency.takes_replica(wanted, replica):

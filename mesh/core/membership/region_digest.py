@@ -29,6 +29,7 @@ from schemas.state import (
     AVOIDED_CHARS_MAX,
     AVOIDED_MAX,
     CARDS_MAX,
+    MOVING_MAX,
     Digest,
     ModelCapacity,
     ModelCard,
@@ -171,6 +172,7 @@ class RegionalDigest:
             replicas=_columns([self._replicas.by_name[name] for name in listed], now),
             avoided=_first_own(self._replicas.avoided(now), ReplicaId),
             avoided_peers=_first_own(self._peers.failing.avoided(now), RegionId),
+            moving=self._replicas.moving[:MOVING_MAX],
         )
         by_other = (self._latest.models_by_label, self._latest.models_by_path)
         models = sum(len(each) for by in by_other for each in by.values()) + len(counts)

@@ -127,6 +127,15 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
+class MayMove:
+    """Find out whether another engine could go on with a stream that flows. The answer, if one
+    could, is `Movable`."""
+
+    key: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Continue:
     """A stream broke: find out what was said, and whether another engine can go on with it. The
     answer is `ContinuationRead`, with this detail or why not."""
@@ -270,6 +279,7 @@ Effect = (
     | TellLost
     | Fail
     | PassEngineError
+    | MayMove
     | Continue
     | Decided
     | PublishDigest

@@ -192,6 +192,16 @@ class AnswerStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Movable:
+    """The edge's answer to `MayMove`, where another engine could go on with the stream. `kinds`: of
+    engines that can; empty: all."""
+
+    key: int
+    attempt: int
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ContinuationRead:
     """The edge's answer to `Continue`. `prompt`: the request's and what was said; None where no
     other engine could go on. `kinds`: of engines that can; empty: all."""
@@ -256,6 +266,15 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveStreams:
+    """Which of the region's own replicas operators want empty from now on: streams of those that
+    are drained go on elsewhere. `everywhere`: of all."""
+
+    replicas: tuple[ReplicaId, ...] = ()
+    everywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Take nothing new; finish what is there."""
 
@@ -290,12 +309,14 @@ Event = (
     | AttemptRefused
     | AttemptProgressed
     | AnswerStarted
+    | Movable
     | ContinuationRead
     | AttemptFailed
     | AnswerEnded
     | BusLost
     | BusReturned
     | SettingsChanged
+    | MoveStreams
     | Drain
     | DrainOver
     | Tick

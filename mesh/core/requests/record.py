@@ -168,6 +168,7 @@ class RequestRecord(Failures):
     may_continue: bool = False  # the edge keeps what was said, so that another may go on with it
     why_not: str = ""  # for people, where its stream may not
     continuations: int = 0  # times that it broke so
+    move_asked: int = 0  # the last attempt of which the edge was asked whether it may be moved
 
     @property
     def has_started(self) -> bool:
@@ -337,6 +338,10 @@ class RequestRecord(Failures):
         none of the places that are `unable` to go on with it."""
         self.request = replace(self.request, prompt=prompt, slo_ttft_s=None)
         self.avoid |= unable
+
+    def asks_to_move(self) -> None:
+        """The edge is asked whether another engine could go on with it, once an attempt."""
+        self.move_asked = self.attempt
 
     def forgives(self, unable: frozenset[str]) -> None:
         """Of places that it was to avoid, only these are left, and where it broke last."""

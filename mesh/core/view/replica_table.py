@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from mesh.core.model import events as ev
 from mesh.core.model.served_names import model_of, prefill_name
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
@@ -68,6 +69,7 @@ class ReplicaTable:
         self.bus = BusStatus(settings)
         self.failing, self.slow = FailingPlaces(), SlowPlaces()
         self.adopted_by_peer = False
+        self._to_move = ev.MoveStreams()  # by operators
         # Adapters and models that some replica would have to load first, each by how many of them;
         # of these, models that engines load by themselves.
         self.unloaded: Counter[ModelId] = Counter()
@@ -342,6 +344,25 @@ class ReplicaTable:
     def serving(self, model: ModelId) -> Collection[Replica]:
         """Replicas that have this model, whatever their state."""
         return self._sampler.replicas_of(model).members.values()
+
+    def move(self, order: ev.MoveStreams) -> None:
+        """Operators want these empty from now on."""
+        self._to_move = order
+
+    @property
+    def moving(self) -> tuple[ReplicaId, ...]:
+        """Of those that operators want empty: own ones that are drained and have requests."""
+        order = self._to_move
+        if not (order.everywhere or order.replicas):
+            return ()
+        return tuple(
+            name
+            for name, replica in self.by_name.items()
+            if (order.everywhere or name in order.replicas)
+            and not is_adopted(name)
+            and replica.heartbeat.state is ReplicaState.DRAINING
+            and replica.heartbeat.outstanding
+        )
 
     def drains(self, model: ModelId) -> bool:
         """Whether this model's replicas all drain, as long as their operator wants."""

@@ -92,6 +92,18 @@ def test_a_reason_that_is_no_text_and_a_user_without_a_name_are_written(monkeypa
     assert orders.reason.startswith("caf\\udce9x")
 
 
+def test_an_undrain_ends_what_a_drain_has_moved():
+    one, two = DrainTarget("us", ("us-0",)), DrainTarget("us", ("us-1",))
+    orders = two.drained(one.drained(nothing_ordered("us"), move=True))
+    assert (orders.drained, orders.moved) == (("us-0", "us-1"), ("us-0",))
+    assert one.drained(orders).moved == ("us-0",), "to drain it again takes nothing back"
+    assert one.undrained(orders).moved == ()
+    whole = DrainTarget("us", None)
+    orders = whole.drained(orders, move=True)
+    assert orders.all_moved and decode_control(encode_control(orders)) == orders
+    assert whole.undrained(orders) == nothing_ordered("us")
+
+
 MESH = """
 [mesh]
 name = "m"

@@ -321,6 +321,13 @@ def test_the_wait_for_the_first_token_ends_before_a_stream_goes_on_elsewhere():
     assert summary(went_on).startswith(
         "Its stream broke at us-0, 0.750 s after the first byte, and went on at eu. Most of "
     )
+    steps = (
+        replace(one, detail="us-0 is drained: moved") if one.what == "failed" else one
+        for one in went_on.steps
+    )
+    assert summary(replace(went_on, steps=tuple(steps))).startswith(
+        "Its stream was moved from us-0, 0.750 s after the first byte, and went on at eu. Most of "
+    )
     again = (
         LifeStep(at=103.5, what="failed", detail="gone"),
         decided(103.6, Placement.HOLD, attempt=3),

@@ -62,6 +62,15 @@ def test_an_order_goes_over_the_configured_keys_and_leaves_the_others(keys, chan
     assert ordered_settings(BY_CLASS, keys) == replace(BY_CLASS, **changed)
 
 
+def test_the_core_is_told_once_whose_streams_are_to_be_moved():
+    edge = Edge()
+    edge.order(1, policy="e2")
+    for seq, order in enumerate(({"moved": ("us-0",)}, {"moved": ("us-0",)}, {}), start=2):
+        edge.routing.order(seq, RegionControl(region="us", routing={"policy": "e2"}, **order))
+    moves = [one for one in edge.fed if isinstance(one, ev.MoveStreams)]
+    assert moves == [ev.MoveStreams(("us-0",)), ev.MoveStreams()]
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

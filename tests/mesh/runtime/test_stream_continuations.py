@@ -27,6 +27,7 @@ from mesh.session.client_request import ClientRequest
 from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
 from schemas import exchange
+from schemas.engine_routes import CONTINUING_KINDS
 from schemas.http import CHAT, MESSAGES
 from schemas.residency import OPEN_GROUND
 from schemas.settings import ContinueStreams
@@ -159,6 +160,24 @@ async def test_streams_that_break_at_once_are_read_one_after_another() -> None:
         await asyncio.sleep(0)
         turns.append(len(edge.told))
     assert turns == [1, 2, 3]
+
+
+async def test_whether_another_engine_could_go_on_is_told_and_changes_nothing() -> None:
+    edge = Edge()
+    record = edge.begun(event("one"))
+    sampled = edge.begun(event("one"), key=2, body=BODY | {"seed": 1, "temperature": 1.0})
+    over = edge.begun(event("one"), DONE, key=3)
+    edge.told.clear()
+    for one in (record, sampled, over):
+        edge.continuations.may_move(fx.MayMove(one.request.key, 1))
+    assert edge.told == [ev.Movable(1, 1, CONTINUING_KINDS)]
+    for one in (record, sampled):
+        assert one.answer is not None and one.splice is None
+        one.answer.receive(event(" two"), 0.0)
+        assert one.answer.take() == event(" two")
+    read, refused = await edge.broke(record, sampled)
+    assert "one two" in orjson.loads(record.body)["messages"][-1]["content"]
+    assert read.prompt is not None and refused.prompt is None
 
 
 async def test_each_byte_is_counted_once_and_the_prompt_is_the_new_one() -> None:

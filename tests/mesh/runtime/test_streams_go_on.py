@@ -13,9 +13,11 @@ from agents.simserver.faults import Break, Faults
 from agents.simserver.requests import RequestParser
 from agents.simserver.server import SimConfig, SimServer
 from mesh.adapters.access_log import AccessLogFormat
+from mesh.core.lifecycle import continued_streams
 from mesh.core.model.model_targets import ModelRule
 from mesh.explain.story import summary
-from schemas.ids import ModelId
+from schemas.control import RegionControl, encode_control
+from schemas.ids import ModelId, RegionId
 from schemas.settings import ContinueStreams
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, running
 from tests.support.access_lines import Lines
@@ -41,12 +43,17 @@ class Engine(NamedTuple):
 
 
 async def engine(
-    mesh: SmallMesh, *, cut_after: int | None = None, how: Break = Break.CUT
+    mesh: SmallMesh,
+    *,
+    cut_after: int | None = None,
+    how: Break = Break.CUT,
+    time_scale: float | None = None,
 ) -> Engine:
     """A simulated engine that breaks off every stream after so many tokens."""
     cut = Break.NONE if cut_after is None else how
     faults = Faults(stream=cut, stream_after_tokens=cut_after or 1)
-    time_scale = 20.0 if how is Break.CUT else 1.0  # the error comes by itself
+    if time_scale is None:
+        time_scale = 20.0 if how is Break.CUT else 1.0  # the error comes by itself
     config = SimConfig(profile=PROFILE, models=(MODEL,), time_scale=time_scale, faults=faults)
     runner = web.AppRunner(SimServer(config).app(), handler_cancellation=True)
     await runner.setup()
@@ -74,10 +81,12 @@ def text_of(told: list[dict[str, object]]) -> str:
     )
 
 
-async def asked(mesh: SmallMesh, name: str, **more: object) -> list[dict[str, object]]:
+async def asked(
+    mesh: SmallMesh, name: str, region: str = "us", **more: object
+) -> list[dict[str, object]]:
     """The events of a stream that asks about this."""
     body = BODY | more | {"messages": [{"role": "user", "content": name}]}
-    return await events(mesh.urls["us"], body)
+    return await events(mesh.urls[region], body)
 
 
 async def test_engines_that_break_off_here_and_abroad_are_not_noticed(tmp_path) -> None:
@@ -111,6 +120,41 @@ async def test_engines_that_break_off_here_and_abroad_are_not_noticed(tmp_path) 
             counted = dict(line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
             # Engines that fail are left out soon.
             assert float(counted['mesh_streams_continued_total{outcome="whole"}']) >= 1
+
+
+async def test_streams_leave_a_replica_that_is_to_be_empty_in_all_regions(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(continued_streams, "LONG_S", 0.0)
+    async with nats_pair(tmp_path, "us", "eu") as servers:
+        mesh = SmallMesh(servers)
+        async with mesh.stack:
+            for region in ("us", "eu"):
+                await mesh.router(region, **PATIENT)
+            await mesh.agent("us", "us-0", await engine(mesh, time_scale=0.1))
+            await mesh.until_ready("us", 1, MODEL)
+            await mesh.until_peer("eu", "us", MODEL)
+            asking = [asyncio.create_task(asked(mesh, f"of {one}", one)) for one in ("us", "eu")]
+            cores = [mesh.routers[region].core for region in ("us", "eu")]
+
+            def begun() -> list[bool]:
+                return [one.has_started for core in cores for one in core.inflight.values()]
+
+            await mesh.until(lambda: begun() == [True, True], "both streams to begin")
+            await mesh.agent("us", "us-1", await engine(mesh))
+            await mesh.until_ready("us", 2, MODEL)
+            order = RegionControl(region=RegionId("us"), drained=("us-0",), moved=("us-0",))
+            mesh.routers["us"].requests.leases.orders.read(1, encode_control(order))
+            parser = RequestParser(models=(MODEL,), max_model_len=10**6, seed=0)
+            for region, stream in zip(("us", "eu"), asking, strict=True):
+                told = await stream
+                body = BODY | {"messages": [{"role": "user", "content": f"of {region}"}]}
+                assert text_of(told) == parser.chat(orjson.dumps(body)).answer.text
+                assert told[-1] == {"done": True} and len({one["id"] for one in told[:-1]}) == 1
+                counted = mesh.sample(region, "mesh_streams_continued_total", outcome="whole")
+                assert counted == 1
+                [life] = mesh.routers[region].requests.ended.slowest(1).requests
+                assert summary(life).startswith("Its stream was moved from us")
 
 
 @pytest.mark.parametrize("how", [Break.ERROR, Break.NO_DONE])
