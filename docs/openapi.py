@@ -107,6 +107,10 @@ ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "contentMediaType": JSON},
     ),
     http.H_RETRY_AFTER: ("Seconds to wait before the next try.", {"type": "integer", "minimum": 1}),
+    http.H_SHOULD_RETRY: (
+        "`false` where the same request would be refused again.",
+        {"type": "string", "enum": ["false"]},
+    ),
     **LIMIT_HEADERS,
 }
 
@@ -274,6 +278,8 @@ def _error(faults: list[Fault], shape: type[Any]) -> dict[str, Any]:
     headers = list(ALWAYS)
     if any(fault.value.retry_after for fault in faults):
         headers.append(http.H_RETRY_AFTER)
+    if any(fault.value.in_vain for fault in faults):
+        headers.append(http.H_SHOULD_RETRY)
     if Fault.RATE_LIMITED in faults:
         headers += LIMIT_HEADERS
     return {

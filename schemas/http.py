@@ -62,7 +62,7 @@ H_IF_RANGE = "if-range"
 H_ETAG = "etag"
 H_ACCEPT_RANGES = "accept-ranges"
 H_CONTENT_RANGE = "content-range"
-H_SHOULD_RETRY = "x-should-retry"  # OpenAI's clients obey it
+H_SHOULD_RETRY = "x-should-retry"  # OpenAI's and Anthropic's clients obey it
 H_RETRY_COUNT = "x-stainless-retry-count"  # of OpenAI's clients: how often this was sent before
 H_IDEMPOTENCY_KEY = "idempotency-key"
 IDEMPOTENCY_KEY_CHARS_MAX = 255
@@ -307,6 +307,9 @@ class FaultKind(NamedTuple):
     code: str
     about: str
     retry_after: bool = False
+    in_vain: bool = False
+    """Whether the same request would be refused again, though its status alone (408, 409, 429, 5xx)
+    has clients repeat it: they are told not to."""
 
 
 BAD, LIMITED, BROKEN = "invalid_request_error", "rate_limit_error", "server_error"
@@ -380,6 +383,7 @@ class Fault(Enum):
         "too_many_wrong_keys",
         "Too many wrong keys came from this address. Right ones are served all the same.",
         retry_after=True,
+        in_vain=True,
     )
     NO_BATCH = FaultKind(
         404, BAD, "batch_not_configured", "This region has no batch runners; says what to set."
@@ -390,7 +394,9 @@ class Fault(Enum):
     BATCH_UNKNOWN = FaultKind(
         404, BAD, "batch_not_found", "No batch of this id, or none of this API key's tenant."
     )
-    BATCH_OVER = FaultKind(409, BAD, "batch_over", "A batch that has ended can't be cancelled.")
+    BATCH_OVER = FaultKind(
+        409, BAD, "batch_over", "A batch that has ended can't be cancelled.", in_vain=True
+    )
     FILE_TOO_LARGE = FaultKind(
         413, BAD, "file_too_large", "The file is larger than `file_mib_max` of mesh.toml."
     )
@@ -417,16 +423,28 @@ class Fault(Enum):
         retry_after=True,
     )
     STORE_FULL = FaultKind(
-        507, BROKEN, "store_full", "There is no room for the file; what is stored is kept."
+        507,
+        BROKEN,
+        "store_full",
+        "There is no room for the file; what is stored is kept.",
+        in_vain=True,
     )
     HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", "Too many header bytes.")
     SATURATED = FaultKind(
         429,
         LIMITED,
         "saturated",
-        "Every replica is full and the hold queue is, too, or there is no room in time for the "
-        "request's `x-mesh-slo-ttft-ms`.",
+        "Every replica is full and the hold queue is, too, or it moves too slowly.",
         retry_after=True,
+    )
+    TOO_LATE = FaultKind(
+        429,
+        LIMITED,
+        "objective_missed",
+        "There is no room in time for the request's `x-mesh-slo-ttft-ms`, or for the objective of "
+        "its model.",
+        retry_after=True,
+        in_vain=True,
     )
     RATE_LIMITED = FaultKind(
         429,
@@ -455,7 +473,9 @@ class Fault(Enum):
         retry_after=True,
     )
     DRAINING = FaultKind(503, BROKEN, "draining", "The router is shutting down.", retry_after=True)
-    DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", "The request's time is up.")
+    DEADLINE = FaultKind(
+        504, BROKEN, "deadline_exceeded", "The request's time is up.", in_vain=True
+    )
 
 
 COMMENT = b": keep-alive\n\n"
@@ -550,4 +570,5 @@ def keep_alive_event(form: ErrorForm = ErrorForm.OPENAI) -> bytes:
 
 def error_headers(fault: Fault, retry_after_s: int = 1) -> Mapping[str, str]:
     """The headers that go with an error's status."""
-    return {H_RETRY_AFTER: str(max(1, retry_after_s))} if fault.value.retry_after else {}
+    found = {H_RETRY_AFTER: str(max(1, retry_after_s))} if fault.value.retry_after else {}
+    return found | {H_SHOULD_RETRY: "false"} if fault.value.in_vain else found

@@ -43,7 +43,7 @@ from mesh.http.files_api import find_file
 from mesh.http.read_request import read_options
 from schemas.batch import BatchJob, JobStatus, Purpose, Task, window_s
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, Batch, BatchRequest, batch_of
-from schemas.http import H_RETRY_COUNT, H_SHOULD_RETRY, Fault
+from schemas.http import H_RETRY_COUNT, Fault
 from schemas.problems import did_you_mean, problem_of
 
 log = logging.getLogger(__name__)
@@ -221,11 +221,8 @@ def _cancelled(job: BatchJob, now: int) -> BatchJob | None:
     if job.status in _IS_CANCELLED:
         return None
     if job.status not in _CAN_BE_CANCELLED:
-        raise RequestRefused(
-            Fault.BATCH_OVER,
-            f"the batch is {job.status} and can't be cancelled",
-            headers={H_SHOULD_RETRY: "false"},  # OpenAI's clients repeat a request after a 409
-        )
+        message = f"the batch is {job.status} and can't be cancelled"
+        raise RequestRefused(Fault.BATCH_OVER, message)
     return replace(job, status=JobStatus.CANCELLING, cancelling_at=now)
 
 

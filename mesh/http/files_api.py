@@ -280,11 +280,8 @@ class FilesApi:
             except FileExists as error:
                 raise key_of_another("file") from error
             except StoreFull as error:
-                raise RequestRefused(
-                    Fault.STORE_FULL,
-                    f"there is no room for the file: {error}",
-                    headers={http.H_SHOULD_RETRY: "false"},  # they would upload all of it again
-                ) from error
+                message = f"there is no room for the file: {error}"
+                raise RequestRefused(Fault.STORE_FULL, message) from error
         return _object(info)
 
     async def list(self, request: Exchange) -> Page[FileObject]:

@@ -70,7 +70,7 @@ from schemas.state import ModelCard
 
 log = logging.getLogger(__name__)
 
-SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+SHED = (Fault.SATURATED, Fault.TOO_LATE, Fault.NO_REPLICA, Fault.DRAINING)
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
 INBOX_SECRET_BYTES = 12

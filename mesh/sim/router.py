@@ -29,7 +29,7 @@ from schemas.state import Digest, Heartbeat
 if TYPE_CHECKING:
     from mesh.sim.world import World
 
-SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+SHED = (Fault.SATURATED, Fault.TOO_LATE, Fault.NO_REPLICA, Fault.DRAINING)
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 READ_LAST_S = 2 * BUS_S  # from a router's start: a request to the stream, and its answers
 

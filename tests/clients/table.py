@@ -5,6 +5,7 @@ python -m tests.clients.table
 
 import json
 from collections import Counter
+from pathlib import Path
 
 from tests.programs.bench.installs import ROOT
 
@@ -18,6 +19,14 @@ def keep(client: str, found: dict[str, str]) -> None:
     """Keep what a client's test found: what was tried → what became of it."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{client}.json").write_text(json.dumps(found))
+
+
+def column(page: Path, name: str) -> dict[str, str]:
+    """That column of a page's table: what was tried → what became of it."""
+    lines = (line for line in page.read_text().splitlines() if line[:1] == "|")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    at = rows[0].index(name)
+    return {row[0]: row[at] for row in rows[2:]}
 
 
 def rows() -> list[str]:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from tests.clients.commands import answers
 from tests.clients.gateways import GATEWAYS, LABELLED, MODEL, Gateway
+from tests.clients.table import column
 from tests.programs.bench.installs import ROOT
 from tests.support.scripted_engine import (
     USAGE,
@@ -25,6 +26,7 @@ from tests.support.scripted_engine import (
 from tests.support.small_mesh import PATIENT, SmallMesh, small_mesh
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
+PAGE = ROOT / "docs" / "gateways.md"
 CHAT = "/chat/completions"
 HUNG_UP_WITHIN_S, STAYS_S = 20.0, 2.0
 FIELDS = {
@@ -163,16 +165,6 @@ async def found(client: Client, upstream: Upstream) -> dict[str, str]:
     return found
 
 
-def page(column: str) -> dict[str, str]:
-    """That column of the page's table: what was tried → what became of it."""
-    lines = (ROOT / "docs" / "gateways.md").read_text().splitlines()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"
-    ]
-    at = rows[0].index(column)
-    return {row[0]: row[at] for row in rows[2:]}
-
-
 @pytest.mark.parametrize("set_up", [False, True], ids=["as it is", "set up"])
 @pytest.mark.parametrize("name", GATEWAYS)
 async def test_a_gateway(upstream, tmp_path, name, set_up):
@@ -180,4 +172,4 @@ async def test_a_gateway(upstream, tmp_path, name, set_up):
     async with gateway as running, aiohttp.ClientSession() as http:
         await answers(running.health)
         results = await found(Client(running, http), upstream)
-    assert results == page(f"{name}, {'set up' if set_up else 'as it is'}")
+    assert results == column(PAGE, f"{name}, {'set up' if set_up else 'as it is'}")

@@ -30,7 +30,14 @@ def test_an_error_event_is_one_whole_event():
 @pytest.mark.parametrize("fault", Fault)
 def test_only_errors_that_may_pass_have_a_retry_after(fault):
     headers = error_headers(fault, retry_after_s=0)
-    assert headers == ({"retry-after": "1"} if fault.value.status in (429, 503) else {})
+    assert headers.get("retry-after") == ("1" if fault.value.status in (429, 503) else None)
+
+
+def test_who_goes_by_the_status_is_told_what_no_repeat_mends():
+    told = {fault for fault in Fault if error_headers(fault).get("x-should-retry") == "false"}
+    lasting = Fault.KEYS_WRONG, Fault.BATCH_OVER, Fault.STORE_FULL, Fault.TOO_LATE, Fault.DEADLINE
+    assert told == set(lasting)
+    assert {fault.value.status for fault in told} <= {409, 429, 504, 507}
 
 
 def test_a_code_names_one_fault():

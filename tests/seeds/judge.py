@@ -42,7 +42,6 @@ UNHEARD = (
     *("cut", "cut_one_way", "flap", "stall", "lossy"),
 )
 GIVEN_UP_S = 2.5  # from then on until the engine has stopped
-UNREACHED = ("no_replica", "saturated", "model_not_found", "draining")
 WHOSE = ("router", "runner", "replica", "region", "one", "other")
 FAILED = (200, 400, 429, 500, 502, 503)  # an error event inside an answer, or instead of one
 HARMLESS = (*ENGINE, *ORDER, "agent_dies", "agent_stops", "agent_leaves", "agent_namesake")
@@ -189,7 +188,8 @@ class Judge:
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
-            "saturated": "slo_ms" in ask.of or self._crowded(client, able),
+            "saturated": self._crowded(client, able),
+            "objective_missed": "slo_ms" in ask.of,
             "rate_limit_exceeded": self._is_used_up(client),
         }
         is_known = code in (*true, "draining", "engine_failed") or client.status in FAILED

@@ -144,7 +144,8 @@ def shed(
     """Refuse it with its receipt and a time to retry after."""
     _give_up(state, record, place, why, now)
     retry_after_s = admission.retry_after_s(state, record.request, late, now)
-    fail(state, record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)
+    fault = Fault.SATURATED if late is None else Fault.TOO_LATE
+    fail(state, record, now, fault, f"no room in time: {why}", retry_after_s)
 
 
 def unserved(state: RouterState, record: RequestRecord, why: str, now: float) -> None:

@@ -77,8 +77,8 @@ async def test_an_objective_that_has_passed_is_told_with_its_receipt(nats_server
             mesh, chat(), **{"x-mesh-slo-ttft-ms": "200", "x-mesh-debug": "1"}
         )
         decision = orjson.loads(headers["x-mesh-decision"])
-        assert (status, orjson.loads(body)["error"]["code"]) == (429, "saturated")
-        assert int(headers["retry-after"]) >= 1
+        assert (status, orjson.loads(body)["error"]["code"]) == (429, "objective_missed")
+        assert int(headers["retry-after"]) >= 1 and headers["x-should-retry"] == "false"
         assert decision["placement"] == "shed"
         assert 0.2 <= decision["held_s"] < 5.0
         assert decision["reason"].endswith("is too late for 0.2 s")
