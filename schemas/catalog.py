@@ -84,7 +84,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(state.Heartbeat,),
         publish={AGENT},
         subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR, ADMIN},
-        about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
+        about="A replica's state, every 100 ms (at rest 500 ms) and at once when it changes. Peers "
         "listen while they have adopted the region, and until what they placed there is over.",
     ),
     Channel(
@@ -221,7 +221,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(state.Digest,),
         publish={ROUTER},
         subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
-        about="A region's state in one message, every 100 ms and on change.",
+        about="A region's state in one message, every 100 ms (at rest 600 ms) and on change.",
     ),
     Channel(
         name="limits",

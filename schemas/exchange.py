@@ -75,6 +75,7 @@ LARGE_BYTES = 256 * 1024
 WINDOW_BYTES = 256 * 1024
 WINDOW_BYTES_MIN = 1024  # the least that `H_WINDOW` may say
 ALIVE_S = 0.5  # between a router's keepalives
+ALIVE_REST_S = 2.0  # at rest
 ALL_REPLICAS = "*"  # in `Alive.drained`; no replica has this name
 WORKING_S = 5.0
 HELD_S = 1.0  # half of what a router waits for a peer's PLACED
@@ -274,7 +275,8 @@ class Alive(WireMessage):
     `owned`: regions whose replicas it hands work to by a lease, and `terms`: the term of each.
     `drained`: the replicas of its own region that operators have drained, ALL_REPLICAS alone for
     all, by the record with the number `control_seq` in the region's stream; 0 where there is none,
-    -1 while the router has not read the stream.
+    -1 while the router has not read the stream. `next_within_s`: of the next keepalive; the process
+    reads the same field of heartbeats. 0 from one that knows of neither.
     """
 
     epoch: int
@@ -282,6 +284,7 @@ class Alive(WireMessage):
     terms: tuple[int, ...] = ()
     control_seq: int = -1
     drained: tuple[str, ...] = ()
+    next_within_s: float = 0.0
 
     def drains(self, replica: str) -> bool:
         return self.drained == (ALL_REPLICAS,) or replica in self.drained

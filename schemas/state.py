@@ -41,6 +41,9 @@ Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
 # terms last for two years; a true claim that is a year of writes ahead is reached in a minute.
 TERM_STEP = 2**20
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+# Between two heartbeats, or digests, of which the first does not say otherwise.
+USUAL_S = 0.1
+NEXT_WITHIN_S_MAX = 2.0  # that is believed of what a message says of the next one
 PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 ValidLabels = Annotated[
     tuple[Annotated[Label, Field(pattern=NAME_PATTERN)], ...], Field(max_length=LABELS_MAX)
@@ -217,7 +220,8 @@ class FirstWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One replica's state, every 100 ms and at once when it turns full or not full."""
+    """One replica's state, every 100 ms and at once when it turns full or not full; up to half a
+    second apart while it has nothing to do and to say."""
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
@@ -339,6 +343,9 @@ class Heartbeat:
     waited: FirstWaiting | None = None
     """Of the requests that wait in its engine, though its memory has room and it tells of no batch
     size, the first; null while none does, or where it is not known which."""
+    next_within_s: Seconds | None = None
+    """The next heartbeat comes within so many seconds, even if one is lost, or at once when a
+    request does; null for 0.1."""
 
     @property
     def is_failing(self) -> bool:
@@ -369,7 +376,8 @@ class ModelCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A region's state as its router publishes it to its peers, every 100 ms and on change."""
+    """A region's state as its router publishes it to its peers, every 100 ms and on change; up to
+    0.6 s apart while it has nothing to do and to say."""
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
@@ -436,6 +444,9 @@ class Digest:
     moving: Annotated[tuple[ValidReplicaId, ...], Field(max_length=MOVING_MAX)] = ()
     """Some of its region's own replicas whose long streams are to go on elsewhere, as an operator
     drains them."""
+    next_within_s: Seconds | None = None
+    """The next digest comes within so many seconds; null from a router that does not read this of
+    others, whose next one comes within 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,12 +537,20 @@ _LEFT_OUT = (
     b',"down_detail":null,"waited":null',
     b"",
 )
-_NONE_AVOIDED = b',"avoided":{},"avoided_peers":{}', b""
+_USUAL_PACE = b',"next_within_s":null', b""
+_NONE_AVOIDED = b',"avoided":{},"avoided_peers":{},"moving":[]', b""
+
+
+def longer_s(next_within_s: float | None, usual_s: float = USUAL_S) -> float:
+    """How much longer than usual a sender may be silent after a message that says this."""
+    if next_within_s is None:
+        return 0.0
+    return max(0.0, min(next_within_s, NEXT_WITHIN_S_MAX) - usual_s)
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
     left_out = _NONE_AVOIDED if isinstance(message, Digest) else _LEFT_OUT
-    return orjson.dumps(message).replace(*left_out)
+    return orjson.dumps(message).replace(*left_out).replace(*_USUAL_PACE)
 
 
 def decoder(kind: type[T], bytes_max: int = STATE_BYTES_MAX) -> Callable[[bytes], T]:

@@ -227,6 +227,7 @@ class AgentBus:
             message.epoch,
             dict(zip(message.owned, message.terms, strict=False)).get(self._region),
             DrainOrder(seq, message.drains(self._replica)) if seq >= 0 else None,
+            message.next_within_s,
         )
 
     def _decoded(self, cls: type[M], msg: Msg) -> M | None:

@@ -27,6 +27,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     engine_results, engine_limit  how the last requests at it ended; how many it gets after a 429
     cut_requests     what it may compute of requests that were cut
     loaded_models, model_routes  which models it has loaded; which paths it answers for which
+    heartbeat_pace   how soon a heartbeat comes after the last one
     routers          which routers are alive, and which region owns the replica
     effects, events  the interface
 

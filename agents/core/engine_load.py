@@ -8,11 +8,11 @@ KV cache is full now (SkyWalker, section 3.3).
     pending = what the engine reported as waiting and can still be waiting
             + what was sent to it since, has no first byte, and exceeds the room that it showed
 
-A scrape is up to 100 ms old (500 of an engine at rest), and an engine counts even a request that
-it is about to start as waiting, so one such count would make an idle replica refuse work until the
-next scrape. Therefore requests without a first byte at the scrape that have one now (or have ended)
-no longer wait. Only requests of this agent are corrected; those of the engine's other clients stay
-counted.
+A scrape is up to 100 ms old (a second of an engine at rest), and an engine counts even a request
+that it is about to start as waiting, so one such count would make an idle replica refuse work until
+the next scrape. Therefore requests without a first byte at the scrape that have one now (or have
+ended) no longer wait. Only requests of this agent are corrected; those of the engine's other
+clients stay counted.
 
 Room is `batch_max - running - waiting`, or the answers of usual size that fit the free KV cache;
 the smaller of the two. Where an engine shows neither, new requests are taken to fit until the next

@@ -93,13 +93,15 @@ class CancelArrived:
 
 @dataclass(frozen=True, slots=True)
 class AliveArrived:
-    """A router's keep-alive. `order`: None from one that has not read the stream of orders."""
+    """A router's keep-alive. `order`: None from one that has not read the stream of orders.
+    `next_within_s`: of its next one; 0 from one that does not read this of heartbeats either."""
 
     region: RegionId
     router: RouterId
     epoch: int
     term: int | None = None  # of the lease by which its region owns this replica, if it holds one
     order: DrainOrder | None = None
+    next_within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """What the replica says of itself, in heartbeats and refusals: its state, its load, and what each
 field of a heartbeat is read from; and when the next one is due.
 
-One is due at the interval, and GAP_MIN_S after the last one when the replica's state, fullness or
-models have changed.
+One is due at the interval (`heartbeat_pace.py`), and GAP_MIN_S after the last one when the
+replica's state, fullness or models have changed.
 
 Reads: acks, cuts, engine, fence, hangs, health, leaving, offline, refused_total, replica,
 requests, routers, served_total.
-Writes: beat_due_at, beat_sent_at, published, seq.
+Writes: beat_due_at, beat_sent_at, pace, published, seq.
 """
 
 from itertools import islice
@@ -79,12 +79,32 @@ def publish_if_due(state: AgentState, now: float) -> None:
     urgent = (taken, full, engine.models, engine.paths, engine.routes, loads)
     if urgent != state.published:
         state.beat_due_at = state.beat_sent_at + GAP_MIN_S  # the last one is out of date
+    elif state.pace.is_slow and _told(state, urgent, now) != state.pace.told:
+        state.pace.hasten()
+    state.beat_due_at = min(state.beat_due_at, state.beat_sent_at + state.pace.gap_s)
     if now < state.beat_due_at and state.leaving is not ReplicaState.GONE:
         return
     state.published = urgent
-    state.beat_sent_at, state.beat_due_at = now, now + state.replica.heartbeat_s
+    state.pace.sent(_told(state, urgent, now) if _is_at_rest(state, now) else None, now)
+    state.beat_sent_at, state.beat_due_at = now, now + state.pace.gap_s
     state.seq += 1
     state.emit(PublishHeartbeat(heartbeat(state, now)))
+
+
+def _is_at_rest(state: AgentState, now: float) -> bool:
+    """Whether nothing is under way that heartbeats tell of."""
+    reading = state.engine.reading
+    if len(state.requests) or reading.running or reading.waiting:  # the engine's may be of others
+        return False
+    if state.cuts.count or state.engine.limit.is_lowered:
+        return False
+    return replica_state(state) is ReplicaState.READY and not _loading(state, now)
+
+
+def _told(state: AgentState, urgent: object, now: float) -> tuple[object, ...]:
+    """Of a replica at rest: where this is as it was, the heartbeat tells nothing new."""
+    requests = len(state.requests), state.served_total, state.refused_total
+    return urgent, requests, state.engine.reading, state.fence.term, state.fence.owner(now)
 
 
 def heartbeat(state: AgentState, now: float) -> Heartbeat:
@@ -94,6 +114,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
     is_open = taken is ReplicaState.READY
     reading, line = engine.reading, engine.prefill.line
     owner, offline, turn = state.fence.owner(now), state.offline, state.seq % CARDS_EVERY
+    is_slow = state.pace.is_slow
     admission = None if offline is None else offline.admission
     room_tokens = None if admission is None else admission.room_tokens(now) if is_open else 0
     return Heartbeat(
@@ -131,9 +152,11 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         offline_waiting=state.requests.offline.not_sent,
         offline_running=state.requests.offline.at_engine,
         down_reason=_down_reason(state) if taken is ReplicaState.DOWN else None,
-        cards=_cards(state) if turn == 0 else {},
+        cards=_cards(state) if turn == 0 or is_slow else {},
         paths=engine.paths,
-        prefill_prior=speed_probe.prior(state, engine.base_models) if turn == 1 else None,
+        prefill_prior=(
+            speed_probe.prior(state, engine.base_models) if turn == 1 or is_slow else None
+        ),
         kv=None if replica.kv is None else replica.kv.report(engine.models),
         loadable=_loadable(state, now),
         loading=(loading := _loading(state, now)),
@@ -146,6 +169,7 @@ def heartbeat(state: AgentState, now: float) -> Heartbeat:
         system_first=engine.system_first,
         down_detail=_down_detail(state, taken),
         waited=None if loading else engine.first_waiting(requests, now),
+        next_within_s=rounded(state.pace.next_within_s),
     )
 
 

@@ -1,7 +1,7 @@
 """Keep-alives of routers, and losses of the bus: what the agent does about them.
 
 Reads: replica.
-Writes: acks, fence, routers.
+Writes: acks, fence, pace, routers.
 """
 
 from agents.core.answers import orphan
@@ -18,7 +18,11 @@ def alive(state: AgentState, event: AliveArrived, now: float) -> None:
         fence.claim(event.region, event.term, now)
         if fence.owner(now) != owner:
             state.emit(LogOwnerChange(router, event.term))
-    change = state.routers.alive(router, event.epoch, now, event.order)
+    within_s = event.next_within_s
+    change = state.routers.alive(router, event.epoch, now, event.order, within_s)
+    state.pace.alive(now, reads=within_s > 0.0)
+    if any(change):  # it may have received no heartbeat yet, or none for a while
+        state.pace.hasten()
     if change.resync:
         state.emit(ResyncRouter(router))
     if change.restarted:
@@ -35,3 +39,4 @@ def bus_lost(state: AgentState, event: BusDisconnected, now: float) -> None:
 def bus_returned(state: AgentState, event: BusReconnected, now: float) -> None:
     """They can again."""
     state.routers.bus_returned(now)
+    state.pace.hasten()

@@ -1,13 +1,14 @@
 """The routers that send work here: which are alive, how far each one's hand-offs have arrived, and
 the routers of which region may send work at all. And whether an operator has drained the replica.
 
-**Liveness.** Each router publishes a keep-alive every 500 ms. A router that is silent for 3 s, or
-comes back with a new epoch, never reads its old responses: the engine must stop generating them.
-Routers of another region have 7 s, in which a broken link is repaired. Only routers with requests
-here are judged; keep-alives of others are remembered (in a bounded table), to notice a restart just
-before a router's first request. A keep-alive after a gap means that frames to the router may be
-lost. While the agent's own bus is away no router counts as silent, for AWAY_S_MAX; when it is back,
-and after this process itself was stopped, every router gets its full time again.
+**Liveness.** Each router publishes a keep-alive every 500 ms, one at rest every 2 s, as it says in
+each. A router that is silent for 3 s, or comes back with a new epoch, never reads its old
+responses: the engine must stop generating them. Routers of another region have 7 s, in which a
+broken link is repaired. Only routers with requests here are judged; keep-alives of others are
+remembered (in a bounded table), to notice a restart just before a router's first request. A
+keep-alive after a gap means that frames to the router may be lost. While the agent's own bus is
+away no router counts as silent, for AWAY_S_MAX; when it is back, and after this process itself was
+stopped, every router gets its full time again.
 
 **Ownership.** A lease may change hands before its last owner learns of it (a stopped process, a
 slow link). So leases carry fencing *terms* that rise with every change of owner, routers publish
@@ -33,7 +34,7 @@ from typing import NamedTuple
 from agents.core.events import DrainOrder, RouterKey
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
-from schemas.state import TERM_MAX, TERM_STEP, ReplicaState
+from schemas.state import TERM_MAX, TERM_STEP, ReplicaState, longer_s
 
 MISSED_S = ALIVE_S + 0.4
 SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
@@ -51,6 +52,7 @@ class RouterChange(NamedTuple):
 
     restarted: bool  # since its last keep-alive
     resync: bool  # its latest frames may be lost
+    is_new: bool = False  # the first one of this router
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class _Router:
     epoch: int | None
     requests: int
     cut_off: bool = False  # the bus was away since its last keep-alive
+    missed_s: float = MISSED_S  # after its last keep-alive, as that said: some were missed
 
 
 class RouterLiveness:
@@ -77,26 +80,35 @@ class RouterLiveness:
         if router is None:
             router = self._enter(key, now, None)
         elif router.requests == 0:
-            router.seen_at = now
+            router.seen_at, router.missed_s = now, MISSED_S
         router.requests += 1
 
     def leave(self, key: RouterKey) -> None:
         self._routers[key].requests -= 1
 
     def alive(
-        self, key: RouterKey, epoch: int, now: float, order: DrainOrder | None = None
+        self,
+        key: RouterKey,
+        epoch: int,
+        now: float,
+        order: DrainOrder | None = None,
+        next_within_s: float = ALIVE_S,
     ) -> RouterChange:
         if order is not None and key.region == self._region:
             self.orders.alive(key, order, now)
         router = self._routers.get(key)
+        is_new = router is None
         if router is None:
             router = self._enter(key, now, epoch)
         restarted = router.epoch is not None and router.epoch != epoch
-        resync = router.cut_off or now - router.seen_at >= MISSED_S
+        resync = router.cut_off or now - router.seen_at >= router.missed_s
         if resync and self._new_are_cut_off_until == inf:
             self._new_are_cut_off_until = now + SILENCE_ABROAD_S  # frames wait no longer than this
         router.seen_at, router.epoch, router.cut_off = now, epoch, False
-        return RouterChange(restarted, resync)
+        router.missed_s = MISSED_S
+        if not router.requests:
+            router.missed_s += longer_s(next_within_s, ALIVE_S)
+        return RouterChange(restarted, resync, is_new)
 
     def bus_lost(self, now: float) -> None:
         if self._away_since is None:

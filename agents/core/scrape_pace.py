@@ -11,7 +11,7 @@ behind a proxy, or one that hangs.
 from agents.core.events import PAGES_GOOD, EngineReading, EngineScraped, ScrapeFailed
 
 IDLE_S = 0.1
-REST_S = 0.5  # and the list of models, due each second, with every second one
+REST_S = 1.0  # and the list of models, due each second, with every second one
 STILL = 10
 
 

@@ -15,6 +15,7 @@ from agents.core.cut_requests import CutRequests
 from agents.core.effects import AgentEffect
 from agents.core.engine_health import EngineHealth, HangDetector
 from agents.core.engine_load import EngineLoad
+from agents.core.heartbeat_pace import HeartbeatPace
 from agents.core.known_speed import NO_PROMPT, FirstToken, KnownSpeed
 from agents.core.offline_admission import OfflineAdmission
 from agents.core.replica_config import ReplicaConfig
@@ -116,6 +117,7 @@ class AgentState:
         # Of heartbeats; requests are counted since the epoch began.
         self.seq = self.served_total = self.refused_total = 0
         self.beat_sent_at = self.beat_due_at = -inf
+        self.pace = HeartbeatPace(replica.heartbeat_s)
         self.published: tuple[object, ...] | None = None  # what must be published at once
         self.effects: list[AgentEffect] = []  # of the event at hand; the host gets a copy
         self.emit: Callable[[AgentEffect], None] = self.effects.append

@@ -29,7 +29,7 @@ from schemas.ids import RegionId
 EXIT_UNHEALTHY = 1
 REMEDIES_SHOWN = 4
 TABLE_COLUMNS = 160
-LISTEN_S = 1.5  # fifteen heartbeats and digests, three signs of life of prefix gossip
+LISTEN_S = 1.5  # at rest three heartbeats, two digests, one sign of life of prefix gossip
 COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.BAD: "bold red"}
 
 

@@ -56,7 +56,7 @@ ID_BEGINS = 4  # characters of an id that may stand for it
 DEAD_KEPT_S = 30 * 86_400.0  # that a key which is over is listed
 DAY_S = 86_400.0
 OVERLAP_S = 86_400.0
-LISTEN_S = 1.0  # for what is served: each router says it ten times a second
+LISTEN_S = 1.0  # for what is served: each router says it twice a second at least
 HEADER = ("id", "tenant", "scopes", "models", "limits", "region", "made", "until", "state")
 AUDIT_HEADER = ("region", "number", "at", "by", "command", "keys", "reason")
 

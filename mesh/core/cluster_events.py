@@ -32,9 +32,11 @@ def expire(state: RouterState, now: float) -> None:
     """A tick: replicas and regions that are silent for too long are lost."""
     replicas = state.replicas
     replicas.bus.tick(now)
-    _take_changes(state, state.ownership.tick(now, accepting=not state.draining), now)
+    accepting, rests = not state.draining, state.digest.is_slow
+    _take_changes(state, state.ownership.tick(now, accepting=accepting, rests=rests), now)
     replicas.adopted_by_peer = state.ownership.adopted_by(now) is not None
     for name, orphans in replicas.expire(now):
+        state.digest.busy_at = now
         _notify_lost(state, name, orphans)
         # It can't be sent their decode stage; requests that it has may still be answered.
         waiting = [one for one in state.inflight.values() if one.will_decode_on(name)]
@@ -50,13 +52,17 @@ def expire(state: RouterState, now: float) -> None:
     state.placer.expire(now)
 
 
-def publish_digest_if_due(state: RouterState, now: float) -> None:
+def publish_digest_if_due(state: RouterState, now: float, *, has_changed: bool = True) -> None:
+    """`has_changed`: what peers act on may have; else only time has passed."""
+    if state.inflight or state.ownership.adopted:
+        state.digest.busy_at = now
     digest = state.digest.due(
         now,
         accepting=not state.draining,
         adopted=state.ownership.adopted,
         rtt_s=state.peers.round_trips,
         routers=state.gossip.routers,
+        has_changed=has_changed,
     )
     if digest is not None:
         state.emit(fx.PublishDigest(digest))

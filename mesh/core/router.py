@@ -85,6 +85,11 @@ class RouterCore:
     def draining(self) -> bool:
         return self.state.draining
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is under way, and peers know that digests come less often."""
+        return not self.inflight and self.state.digest.is_slow
+
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves now, full or not."""
         return self.state.targets.known(timeouts.ready_models(self.state))
@@ -124,6 +129,7 @@ class RouterCore:
 
 def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> None:
     request = event.request
+    state.digest.busy_at = now
     if not request.kind.ends_here:
         _on_forwarded(state, request, now)
         return
@@ -266,6 +272,7 @@ def _on_ended(state: RouterState, event: ev.AnswerEnded, now: float) -> None:
 
 def _on_bus_returned(state: RouterState, event: ev.BusReturned, now: float) -> None:
     state.replicas.bus.returned(now)
+    state.digest.busy_at = now  # peers have missed digests
     state.gossip.siblings.bus_returned()
     for record in list(state.inflight.values()):
         if record.state is RequestState.TRIED and not record.is_handed_over:
@@ -305,8 +312,8 @@ def _on_tick(state: RouterState, event: ev.Tick, now: float) -> None:
     failed_attempts.place_overdue_again(state, now)
     continued_streams.move(state, now)
     queue_scheduler.tick(state, now)
-    cluster_events.publish_digest_if_due(state, now)
-    state.gossip.tick(now)
+    cluster_events.publish_digest_if_due(state, now, has_changed=False)
+    state.gossip.tick(now, rests=state.digest.is_slow)
     for ask in state.held_prefixes.tick(state.placer.replica_indexes, now):
         state.emit(ask)
 

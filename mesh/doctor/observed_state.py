@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 REQUEST_S = 5.0
 LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
-WRITES_MIN = 5  # heartbeats, before it is judged that none is stored
+WRITES_MIN = 2  # heartbeats, before it is judged that none is stored; at rest two a second
 WRITES_FAIL = "its streams take no writes; is the disk full?"
 AWAY = (ReplicaState.DOWN, ReplicaState.STARTING)  # the engine does not answer its agent
 STRANGERS_MIN = 16  # requests in an engine beside those of its agent

@@ -50,7 +50,7 @@ from mesh.runtime.limits import LimitGossip, Member
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.peer_requests import PeerRequests
 from mesh.runtime.request_messages import RequestMessages
-from mesh.runtime.ticks import keep_ticking
+from mesh.runtime.ticks import IDLE_S, keep_alive, keep_ticking
 from mesh.runtime.usage_writer import UsageWriter
 from mesh.session.cost import Seen, estimated
 from mesh.session.record import Ending, Home, Identifiers, Observer, OpenRequest
@@ -58,7 +58,6 @@ from mesh.session.session import Session
 from mesh.session.usage_book import UsageBook, account
 from schemas import exchange, state, subjects, wire
 from schemas.batch import BatchJob
-from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
 from schemas.limits import TENANT
 
@@ -298,7 +297,7 @@ class BatchRunner:
         for work in (
             self._ticks(),
             self._keep_alive(),
-            self._bus.watch_streams(self._messages.read_heartbeat, lambda name, differs: None),
+            self._bus.watch_streams(self._messages.read_last_heartbeat, lambda name, differs: None),
             self.lines.keep(),
             self.jobs.run(),
             self.usage.run(),
@@ -418,12 +417,23 @@ class BatchRunner:
     # The clock.
 
     async def _ticks(self) -> None:
-        await keep_ticking(self.session.tick, self.metrics.loop_late.observe)
+        late = self.metrics.loop_late.observe
+        await keep_ticking(self.session.tick, late, lambda: self.core.is_idle)
 
     async def _keep_alive(self) -> None:
         """Agents cancel the work of a runner that is silent, or that has another epoch."""
-        config = self._config
-        keepalive = wire.encode(exchange.Alive(config.epoch))
-        while True:
-            self._bus.publish(subjects.alive(config.region, config.router), keepalive)
-            await asyncio.sleep(ALIVE_S)
+        config, idle_from = self._config, self._clock()
+
+        def publish(next_within_s: float) -> None:
+            keepalive = exchange.Alive(config.epoch, next_within_s=next_within_s)
+            subject = subjects.alive(config.region, config.router)
+            self._bus.publish(subject, wire.encode(keepalive))
+
+        def rests() -> bool:
+            nonlocal idle_from
+            now = self._clock()
+            if not self.core.is_idle:
+                idle_from = now
+            return now - idle_from >= IDLE_S
+
+        await keep_alive(publish, rests)

@@ -321,6 +321,7 @@ class LeaseClaims:
         self._metrics = metrics
         self._feed = feed
         self._ownership = ownership
+        self.next_within_s = exchange.ALIVE_S  # that keepalives say of the next one
         self.orders = OperatorOrders(config.region, self.publish_alive, follow)
         metrics.orders_lost.set_function(lambda: self.orders.is_lost)
         self._beats = beats
@@ -404,7 +405,12 @@ class LeaseClaims:
         owned = self._ownership.owned
         orders = self.orders
         keepalive = exchange.Alive(
-            self._config.epoch, tuple(owned), tuple(owned.values()), orders.seq, orders.drained
+            self._config.epoch,
+            tuple(owned),
+            tuple(owned.values()),
+            orders.seq,
+            orders.drained,
+            self.next_within_s,
         )
         subject = subjects.alive(self._config.region, self._config.router)
         self._bus.publish(subject, wire.encode(keepalive))

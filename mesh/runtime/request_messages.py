@@ -17,6 +17,7 @@ from mesh.adapters.bus import (
     is_no_responders,
 )
 from mesh.core.model import events as ev
+from mesh.core.model.served_names import with_fields
 from mesh.session.session import Session
 from schemas import state, subjects, wire
 from schemas.held import HeldDelta, HeldPart
@@ -92,7 +93,11 @@ class RequestMessages:
         else:
             self.read_heartbeat(msg.subject, msg.data)
 
-    def read_heartbeat(self, subject: str, data: bytes) -> None:
+    def read_last_heartbeat(self, subject: str, data: bytes) -> None:
+        """A replica's last one, out of the stream: what it said of its next one may be long ago."""
+        self.read_heartbeat(subject, data, is_last=True)
+
+    def read_heartbeat(self, subject: str, data: bytes, *, is_last: bool = False) -> None:
         """A heartbeat and the subject that it was published on, which only its replica may."""
         try:
             beat = state.decode_heartbeat(data)
@@ -103,6 +108,8 @@ class RequestMessages:
             text = "heartbeat on %s dropped: it names another replica"
             self._log.warning("heartbeat", "another", text, subject)
         elif beat.region == self._config.region or beat.region in self._config.peers:
+            if is_last and beat.next_within_s is not None:
+                beat = with_fields(beat, next_within_s=None)
             self.session.feed(ev.HeartbeatSeen(beat))
 
     def receive_held(self, msg: Msg) -> None:

@@ -32,9 +32,8 @@ from mesh.runtime.control_plane import Pings
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_manager import RequestManager
 from mesh.runtime.request_questions import RequestQuestions
-from mesh.runtime.ticks import keep_ticking
+from mesh.runtime.ticks import IDLE_S, keep_alive, keep_ticking
 from schemas import http
-from schemas.exchange import ALIVE_S
 from schemas.replies import PING_PREFIX
 from schemas.state import ReplicaState
 
@@ -361,7 +360,7 @@ class Router:
     async def _stream(self) -> None:
         requests = self.requests
         await self._bus.watch_streams(
-            requests.messages.read_heartbeat,
+            requests.messages.read_last_heartbeat,
             self._stream_found,
             requests.leases.orders.reading,
             requests.keys.read,
@@ -382,9 +381,17 @@ class Router:
     # The clock.
 
     async def _ticks(self) -> None:
-        await keep_ticking(self.requests.session.tick, self._metrics.loop_late.observe)
+        tick, late = self.requests.session.tick, self._metrics.loop_late.observe
+        await keep_ticking(tick, late, lambda: self.core.is_at_rest)
 
     async def _keep_alive(self) -> None:
-        while True:
-            self.requests.leases.publish_alive()
-            await asyncio.sleep(ALIVE_S)
+        leases, core = self.requests.leases, self.core
+
+        def publish(next_within_s: float) -> None:
+            leases.next_within_s = next_within_s
+            leases.publish_alive()
+
+        def rests() -> bool:
+            return core.is_at_rest and self._clock() - core.state.digest.busy_at >= IDLE_S
+
+        await keep_alive(publish, rests)

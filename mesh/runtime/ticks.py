@@ -1,23 +1,48 @@
-"""The clock of a router or a batch runner: a tick of its session every TICK_S."""
+"""The clock of a router or a batch runner: a tick of its session every TICK_S, at rest REST_S; and
+its keepalives, every ALIVE_S and at rest ALIVE_REST_S.
+
+At rest nothing can run out of time but the next renewal of a lease, digest or sign of life, which
+are half a second apart; what comes is dealt with at once and ends the rest.
+"""
 
 import asyncio
 from collections.abc import Callable
 
 from mesh.core.view.bus_status import STOOD_STILL_S
+from schemas.exchange import ALIVE_REST_S, ALIVE_S
 
 TICK_S = 0.05
+REST_S = 0.2
 CATCH_UP_S = 0.2
+IDLE_S = 10.0  # without a request before keepalives slow down: agents repeat the ends of answers
+# of 9 s to a router whose keepalives they miss, and those of 0.1.0 miss some
 
 
-async def keep_ticking(tick: Callable[[], None], late: Callable[[float], None]) -> None:
-    """Call `tick` every TICK_S, and `late` with the seconds that each came too late, for ever."""
+async def keep_ticking(
+    tick: Callable[[], None], late: Callable[[float], None], rests: Callable[[], bool]
+) -> None:
+    """Call `tick` again and again for ever, and `late` with the seconds that each came too late.
+
+    `rests`: whether nothing is under way."""
     clock = asyncio.get_running_loop().time
     while True:
-        due = clock() + TICK_S
-        await asyncio.sleep(TICK_S)
+        wait_s = REST_S if rests() else TICK_S
+        due = clock() + wait_s
+        await asyncio.sleep(wait_s)
         late_s = clock() - due
         late(late_s)
-        if late_s > STOOD_STILL_S - TICK_S:
+        if late_s > STOOD_STILL_S - wait_s:
             # This process stood still: receive what came meanwhile before declaring losses.
             await asyncio.sleep(CATCH_UP_S)
         tick()
+
+
+async def keep_alive(publish: Callable[[float], None], rests: Callable[[], bool]) -> None:
+    """Call `publish`, with the seconds within which the next keepalive comes, again and again for
+    ever. Where a request has come meanwhile, the next one comes within ALIVE_S all the same."""
+    while True:
+        left_s = ALIVE_REST_S if rests() else ALIVE_S
+        publish(left_s)
+        while left_s > 0.0:
+            await asyncio.sleep(ALIVE_S)
+            left_s = left_s - ALIVE_S if rests() else 0.0

@@ -220,6 +220,7 @@ class WorldConfig:
         return replace(
             known,
             digest_s=digest_s,
+            digest_rest_s=digest_s,  # fewer would change nothing but chance in the network
             trie_s=known.trie_s * digest_s / known.digest_s,
             heartbeat_late_s=known.heartbeat_late_s * heartbeat_factor,
             heartbeat_lost_s=known.heartbeat_lost_s * heartbeat_factor,

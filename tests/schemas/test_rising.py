@@ -24,7 +24,7 @@ from mesh.runtime.control_plane import OperatorOrders
 from schemas.control import RegionControl, encode_control
 from schemas.exchange import WINDOW_BYTES, Frame
 from schemas.gossip import TrieDelta
-from schemas.state import TERM_MAX, Lease
+from schemas.state import NEXT_WITHIN_S_MAX, TERM_MAX, Lease
 from tests.mesh.core.build import beat, digest
 from tests.mesh.session.test_answer import EVENTS, Sender
 
@@ -139,6 +139,20 @@ def orders():
     return known.drained == ("us-1",)
 
 
+def next_times():
+    """Whatever it says, a replica that falls silent is lost, and sooner if it was given work."""
+    lost = []
+    for is_given_work in (False, True):
+        table, said = ReplicaTable("r1", SETTINGS), beat("us-0", next_within_s=float(HUGE))
+        table.see(said, 0.0)
+        if is_given_work:
+            table.hand_off(said.replica, 10, 10, 0.0)
+        times = (tenth / 10 for tenth in range(100))
+        lost.append(next(now for now in times if table.expire(now)))
+    most_s = SETTINGS.heartbeat_lost_s
+    return most_s + NEXT_WITHIN_S_MAX >= lost[0] > lost[1] and lost[1] <= most_s + 0.11
+
+
 def credits():
     window = FlowWindow()
     window.send(WINDOW_BYTES)
@@ -153,7 +167,7 @@ CASES = dict(
         NAMES,
         [
             *(agent_term, router_term, prefix_gossip, lease_write, heartbeats, digests),
-            *(router_epoch, handoffs, orders, frames, credits),
+            *(router_epoch, handoffs, orders, frames, next_times, credits),
         ],
         strict=True,
     )

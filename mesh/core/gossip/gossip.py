@@ -167,11 +167,11 @@ class Gossip:
         home = self._origin.region
         return region == home or self._ground.may_send(home, region)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, *, rests: bool = False) -> None:
         self.siblings.tick(now)
         self._share(now)
         if self.outgoing is not None:
-            for delta in self._publisher.due(now):
+            for delta in self._publisher.due(now, rests=rests):
                 self.counts.sent_bytes += size_bytes(delta)
                 self._emit(fx.PublishTrie(delta))
             for region, inbox, answer in self._repairs.due(now):

@@ -265,7 +265,7 @@ def _blocks(delta: TrieDelta) -> int:
     return len(delta.gained) + len(delta.lost)
 
 
-SIGN_S = 0.5
+SIGN_S, SIGN_REST_S = 0.5, 1.0  # and while nothing is under way in the region
 BURST_S = 4.0  # of the budget, after quiet times
 LOG_DELTAS_MAX = 256  # at four a second, a minute
 LOG_BLOCKS_MAX = 32_768
@@ -298,10 +298,10 @@ class DeltaPublisher:
         """Divide the link's budget among so many routers of this region."""
         self._budget.share(routers, self._bytes_per_s, self._burst_s)
 
-    def due(self, now: float) -> list[TrieDelta]:
-        """What to publish at this tick, in order."""
+    def due(self, now: float, *, rests: bool = False) -> list[TrieDelta]:
+        """What to publish at this tick, in order. `rests`: nothing is under way in the region."""
         deltas = self._deltas(now) if now - self._delta_at >= self._trie_s else []
-        if not deltas and now - self._message_at >= SIGN_S:
+        if not deltas and now - self._message_at >= (SIGN_REST_S if rests else SIGN_S):
             sign = self._delta((), ())
             self._budget.spend(size_bytes(sign), now)
             deltas = [sign]

@@ -1,11 +1,11 @@
 """Which routers give work to a region's replicas: its own or, if all are gone, one peer's.
 
 Each region has a lease (`lease.py`) in a stream on its own nats-server, which works on when the
-routers are gone. Any router of the region renews it in the region's name, four times per lease. A
-peer may *adopt* the region when two things coincide: no digest of its routers arrives, and the
-lease has not been written for as long as it lasts. A link that is cut shows both, but then the
-stream can't be reached either, and nothing is adopted; a stream that has stopped shows only the
-second.
+routers are gone. Any router of the region renews it in the region's name, four times per lease and
+twice while nothing is under way. A peer may *adopt* the region when two things coincide: no digest
+of its routers arrives, and the lease has not been written for as long as it lasts. A link that is
+cut shows both, but then the stream can't be reached either, and nothing is adopted; a stream that
+has stopped shows only the second.
 
 The nearest living region claims first, at once; each other one waits a step per living region that
 is nearer, by the round trips in digests. The order is not needed for safety: the stream takes one
@@ -37,13 +37,14 @@ from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.peers import PeerTable
 from schemas.ids import RegionId, RouterId
-from schemas.state import Digest, Lease
+from schemas.state import Digest, Lease, longer_s
 
 # Parts of a lease.
 RENEW = 0.25  # three renewals may be lost
+RENEW_AT_REST = 0.5  # one may; the home's digests say that it lives, and it serves without a lease
 # Of an adopted region, when so much is left: more seldom, as every router of the adopter renews.
 RENEW_ADOPTED = 0.6
-SILENCE = 0.5  # without a digest, due every 0.1 s: the region may be gone
+SILENCE = 0.5  # without a digest, beyond the time until the next one: the region may be gone
 STEP = 0.15  # that a region waits for each nearer one: a long round trip
 JITTER = 0.03
 START_LEASES = 3.0  # a router that has just started has received nothing yet
@@ -69,7 +70,9 @@ Changes = Iterator[Change]
 class Watched:
     """A peer region's digests, beside its lease."""
 
-    seen_at: float  # the last digest of a router that accepts requests
+    # The last digest of a router that accepts requests, and how much longer than usual it is silent
+    # after it, as it says.
+    seen_at: float
     back_since: float = inf  # the first one after this region adopted it
     jitter_s: float | None = None  # drawn once each time it falls silent
 
@@ -91,7 +94,7 @@ class Ownership:
         dice: Random,
     ) -> None:
         self._home, self._router = home, router
-        self._lease_s = settings.lease_s
+        self._lease_s, self._digest_s = settings.lease_s, settings.digest_s
         self._ground = settings.ground
         self._table = table
         self._dice = dice
@@ -104,6 +107,7 @@ class Ownership:
         self.owned: dict[RegionId, int] = {}  # those and home; agents know these terms
         self.release_at = inf  # when the first adopted region's lease expires
         self._accepting = True
+        self._renew_s = self._lease_s * RENEW
         self._last_number = 0
         self.adoptions = self.hand_backs = 0  # since the start
 
@@ -126,7 +130,8 @@ class Ownership:
         """A peer's digest. A router that drains doesn't count: its region may be gone after it."""
         watched = self._watched.get(digest.region)
         if watched is not None and digest.accepting:
-            watched.seen_at, watched.jitter_s = now, None
+            longer = longer_s(digest.next_within_s, self._digest_s)
+            watched.seen_at, watched.jitter_s = now + longer, None
             if digest.region in self.adopted:
                 watched.back_since = min(watched.back_since, now)
 
@@ -144,9 +149,10 @@ class Ownership:
             yield self._hand_back(self._leases[region])
         yield from self._owned_now()
 
-    def tick(self, now: float, *, accepting: bool) -> Changes:
-        """Claim, renew and hand back what is due."""
+    def tick(self, now: float, *, accepting: bool, rests: bool = False) -> Changes:
+        """Claim, renew and hand back what is due. `rests`: nothing is under way in the region."""
         self._accepting = accepting
+        self._renew_s = self._lease_s * (RENEW_AT_REST if rests else RENEW)
         for region, state in self._leases.items():
             if state.asked is not None and now - state.asked.sent_at >= self._lease_s:
                 state.unanswered(now)
@@ -218,7 +224,7 @@ class Ownership:
 
     def _keep_home(self, state: LeaseState, now: float) -> Changes:
         is_ours = state.owner == self._home
-        if not is_ours or now - state.seen_at >= self._lease_s * RENEW:
+        if not is_ours or now - state.seen_at >= self._renew_s:
             yield from self._claim(state, now)
 
     def _keep_adopted(self, state: LeaseState, now: float) -> Changes:

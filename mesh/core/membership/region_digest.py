@@ -51,6 +51,7 @@ ROUND_TRIPS_S = 1.0
 ADAPTERS_PUBLISHED_MAX = 64
 WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
 RATE_S = 5.0  # time constant of the request rate's running average
+REST_AFTER_S = 1.0  # without a request or a change, or a router that needs digests as usual
 
 T = TypeVar("T")
 Counts = dict[ModelId, tuple[int, int]]  # ready and free replicas
@@ -59,7 +60,11 @@ Listed = dict[ReplicaId, int]  # a replica's place in the digest
 
 class RegionalDigest:
     """Builds digests every `digest_s`, and at once after changes that matter to peers, as far as
-    the links carry so many."""
+    the links carry so many.
+
+    While there is nothing to do and to say, each comes later than the one before, up to
+    `digest_rest_s`.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class RegionalDigest:
         self._held = held
         self._peers = peers
         self._seq = 0
+        self.busy_at = float("-inf")  # the last time with a request, a change, or a lost bus
+        self._next_within_s = settings.digest_s
         self._published_at = self._made_at = float("-inf")
         self._round_trips_at = self._cards_at = float("-inf")
         self._latest: Digest | None = None
@@ -97,25 +104,49 @@ class RegionalDigest:
         adopted: Mapping[RegionId, int],
         rtt_s: Callable[[], dict[RegionId, float]],
         routers: int = 1,
+        has_changed: bool = True,
     ) -> Digest | None:
         """The digest to publish now, if one is due. A change too soon waits for the next tick.
 
         `adopted`: regions with the term of each. `rtt_s`: to the peers. `routers`: of this region.
+        `has_changed`: what peers act on may have; else only time has passed.
         """
         self._routers = routers
         since_s = now - self._published_at
         if since_s < self._apart_s and accepting == self._accepted:
             return None
+        is_as_it_was = not has_changed and self._last[-2:] == (accepting, adopted)
+        if is_as_it_was and self.is_slow and since_s < self._next_within_s and self._rests(now):
+            return None
         counts = self._counts(now)
         is_crossed = len(self._held) > self._settings.peer_queue_max
         last = counts, is_crossed, accepting, adopted
-        if last == self._last and since_s < self._settings.digest_s:
+        usual_s, is_same = self._settings.digest_s, last == self._last
+        if is_same and since_s < usual_s:
             return None
+        if not is_same:
+            self.busy_at = now
+        rests = self._rests(now)
+        if rests and since_s < self._next_within_s:
+            return None
+        rest_s = max(usual_s, min(2.0 * self._next_within_s, self._settings.digest_rest_s))
+        self._next_within_s = rest_s if rests else usual_s
         self._last, self._published_at, self._accepted = last, now, accepting
         round_trips = rtt_s() if now - self._round_trips_at >= ROUND_TRIPS_S else {}
         if round_trips:
             self._round_trips_at = now
         return self._digest(counts, now, accepting, adopted, round_trips, self._cards(counts, now))
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether nothing has been under way for a while, and all who hear this region know."""
+        return self._next_within_s > self._settings.digest_s
+
+    def _rests(self, now: float) -> bool:
+        """Whether nothing is under way, and all who hear this region read when the next comes."""
+        if min(now - self.busy_at, now - self._peers.hurry_at) < REST_AFTER_S:
+            return False
+        return not any(one.inside or one.on_the_way.count for one in self._replicas)
 
     def fresh(self, now: float, *, accepting: bool, adopted: Mapping[RegionId, int]) -> Digest:
         """The digest as of now for one peer; what is published to all does not depend on it."""
@@ -173,6 +204,7 @@ class RegionalDigest:
             avoided=_first_own(self._replicas.avoided(now), ReplicaId),
             avoided_peers=_first_own(self._peers.failing.avoided(now), RegionId),
             moving=self._replicas.moving[:MOVING_MAX],
+            next_within_s=rounded(self._next_within_s),
         )
         by_other = (self._latest.models_by_label, self._latest.models_by_path)
         models = sum(len(each) for by in by_other for each in by.values()) + len(counts)

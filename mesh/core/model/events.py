@@ -286,7 +286,7 @@ class DrainOver:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: at least ten times a second."""
+    """Time has passed: at least ten times a second, five times while no request is under way."""
 
 
 Event = (

@@ -93,6 +93,9 @@ class RouterSettings:
     index_blocks_max: IntAbove0 = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: IntAbove0 = 4096  # peers' requests followed per replica, to report its loss
     digest_s: Above0 = 0.1
+    # While nothing is under way and nothing changes. A region without digests is adopted when they
+    # are late by half a lease and its lease has run out: with 0.6 no later than with 0.1.
+    digest_rest_s: Above0 = 0.6
     # A lease on a region's replicas lasts for so long after each renewal. A peer adopts the
     # replicas when it has run out. The same in all regions; 0: no region is ever adopted.
     lease_s: AtLeast0 = 1.0

@@ -1,10 +1,11 @@
-"""Places lines: on a replica at each of its heartbeats, on peers and as online requests by a timer.
+"""Places lines: on a replica at each of its heartbeats, or by a timer while it is at rest; on peers
+and as online requests by that timer.
 
-A replica gets lines right after its heartbeat, when its room is known best, as many as fit.
-What no replica of the region has room for, or what is cheaper elsewhere, goes to peers
-(`regions.py`). Lines of jobs that would end too late go out as online requests besides
-(`pace.py`): to replicas of this region on which nothing waits, one at a time, as a router would,
-else to a peer's routers.
+A replica gets lines right after its heartbeat, when its room is known best, as many as fit; one at
+rest has the room that it last named. What no replica of the region has room for, or what is cheaper
+elsewhere, goes to peers (`regions.py`). Lines of jobs that would end too late go out as online
+requests besides (`pace.py`): to replicas of this region on which nothing waits, one at a time, as a
+router would, else to a peer's routers.
 
 Reads: forecast, highest_price, look_again_at, pace, placed_at, planned_at, queues, regions,
 replicas, residency, settings, window.
@@ -37,7 +38,7 @@ PLAN_S = 1.0  # how long a job keeps the highest price that was computed for it
 
 
 def to_replica(state: RunnerState, replica: Replica, now: float) -> None:
-    """A heartbeat has come."""
+    """A heartbeat has come, or the replica is at rest."""
     beat = replica.heartbeat
     if now < state.look_again_at.get(beat.replica, -inf):
         return
@@ -102,6 +103,10 @@ def place_by_timer(state: RunnerState, now: float) -> None:
     if now - state.placed_at < PLACE_S or state.replicas.bus.lost_at is not None:
         return
     state.placed_at = now
+    if state.window.waiting_lines:
+        for replica in state.replicas:
+            if replica.silent_from > now:  # at rest: its next heartbeat may be far away
+                to_replica(state, replica, now)
     served = state.regions.models()
     for model in state.queues.models():
         if model in served:

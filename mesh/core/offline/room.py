@@ -75,7 +75,7 @@ def _is_up(state: RunnerState, replica: Replica, now: float) -> bool:
     beat = replica.heartbeat
     return (
         beat.state is ReplicaState.READY
-        and now - replica.seen_at <= state.late_s
+        and now - replica.silent_from <= state.late_s
         and replica.refused_at is None
         and state.replicas.bus.lost_at is None
         and not state.backoff.is_waiting(beat.replica, now)

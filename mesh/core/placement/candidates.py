@@ -60,7 +60,7 @@ class CachedLayer:
     places: dict[ReplicaId, int]  # of each replica in `layer.free`
     busy: frozenset[str]  # names of the others in it
     rtt_s: RoundTripsByRegion
-    silent_since: float  # the earliest last heartbeat of the whole fleet
+    silent_since: float  # the earliest time from which silence of one of the whole fleet counts
 
 
 class CandidateCache:
@@ -215,7 +215,7 @@ class CandidateCache:
             if (
                 name not in avoid
                 and table.serves(replica, model)
-                and now - replica.seen_at <= self._late_s
+                and now - replica.silent_from <= self._late_s
                 and table.failing.bars(name, model, now, has_failed=bool(avoid)) is None
                 and self._residency.takes_replica(wanted, replica)
             ):
@@ -237,13 +237,13 @@ class CandidateCache:
         kept = self._kept.get(model)
         if kept is not None and kept.rtt_s == rtt_s:
             if now - kept.silent_since > self._late_s:
-                kept.silent_since = min([one.seen_at for one in replicas])
+                kept.silent_since = min([one.silent_from for one in replicas])
             if now - kept.silent_since <= self._late_s:
                 return kept.layer
         layer = self._made(model, replicas, None, (), now, 0, busy_too=True)
         # A replica that doesn't report how much it takes may cease to with any hand-off.
         if len(layer) and all(one.heartbeat.outstanding_max is not None for one in replicas):
-            silent_since = min([one.seen_at for one in replicas])
+            silent_since = min([one.silent_from for one in replicas])
             if now - silent_since > self._late_s:  # it can't be kept
                 return layer
             if len(self._kept) >= KEPT_MAX:

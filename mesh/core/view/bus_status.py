@@ -21,7 +21,7 @@ from math import inf
 from mesh.core.model.settings import RouterSettings
 
 AWAY = "the bus is away"
-STOOD_STILL_S = 1.0  # between two ticks, of which there are ten a second
+STOOD_STILL_S = 1.0  # between two ticks, of which there are five a second or more
 UNREACHABLE = "the bus can't be reached"
 BLIND_FROM = 2  # replicas; the silence of a single one says nothing about others
 REST_S = 1.0
@@ -85,11 +85,12 @@ class HeartbeatLossDetector:
         self._seen_at = self._returned_at = -inf
         self.known = 0
 
-    def seen(self, now: float) -> None:
-        """Some replica of the region sent a heartbeat."""
+    def seen(self, now: float, longer_s: float = 0.0) -> None:
+        """Some replica of the region sent a heartbeat, and may be silent for so much longer than
+        usual."""
         if self.is_blind(now):
             self._returned_at = now
-        self._seen_at = now
+        self._seen_at = max(self._seen_at, now + longer_s)
 
     def is_blind(self, now: float) -> bool:
         """Whether heartbeats are lost rather than replicas."""

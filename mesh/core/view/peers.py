@@ -5,10 +5,11 @@ hold queue is at most tau. A digest is half a round trip old on arrival, so what
 since is counted against the free replicas that it names.
 
 Health is judged by the gap since the last digest: green while digests come in time, yellow when
-some are missing, red when the peer gets no work. Each router judges by what it receives itself, so
-no rumour needs a refutation, for which SWIM has incarnation numbers; (epoch, seq) order the digests
-of one router, and after a silence any new epoch counts, whatever its host's clock shows. Source:
-SWIM (Das et al. 2002) 4.2; SkyWalker 3.3.
+some are missing, red when the peer gets no work. A router with nothing to do publishes fewer, and
+each says when the next one comes at the latest: the gap counts from the usual time before that.
+Each router judges by what it receives itself, so no rumour needs a refutation, for which SWIM has
+incarnation numbers; (epoch, seq) order the digests of one router, and after a silence any new epoch
+counts, whatever its host's clock shows. Source: SWIM (Das et al. 2002) 4.2; SkyWalker 3.3.
 
 Round trips are measured by pings over the bus, the way that work goes. The median of the last few
 enters a running average, so one late ping is no trend. Jitter is RFC 3550's (6.4.1); loss is
@@ -25,7 +26,7 @@ from mesh.core.view.outliers import FailingPlaces
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.listed_replicas import ListedReplicas
 from schemas.residency import Label
-from schemas.state import Digest, Health, ModelCapacity, ModelCard
+from schemas.state import Digest, Health, ModelCapacity, ModelCard, longer_s
 
 RTT_WEIGHT = 0.3  # of a new median in the running average
 RTT_SAMPLES = 5  # the median of so many
@@ -95,7 +96,10 @@ class Peer:
     """One peer region, by the last digest of each of its routers."""
 
     digests: dict[RouterId, Digest] = field(default_factory=dict)
-    heard_at: dict[RouterId, float] = field(default_factory=dict)  # when those arrived
+    # From when on the silence of each of these counts: later than its last digest where that says
+    # that the next one will come later than usual. And of all of them together.
+    silent_from: dict[RouterId, float] = field(default_factory=dict)
+    all_silent_from: float = float("-inf")
     seldom_sent: dict[RouterId, SeldomSent] = field(default_factory=dict)  # by the same routers
     seen_at: float = float("-inf")  # the latest arrival
     pings: RoundTripEstimate = field(default_factory=RoundTripEstimate)
@@ -158,15 +162,15 @@ class Peer:
     def listed(self, model: ModelId) -> tuple[ListedReplicas, tuple[int, ...]] | None:
         """Replicas that its digests list, and the places of those that serve the model, by the
         router heard last; None if none is listed."""
-        for router in sorted(self.digests, key=self._heard_at, reverse=True):
+        for router in sorted(self.digests, key=self._silent_from, reverse=True):
             digest = self.digests[router]
             for capacity in self._capacities_of(digest, model, self.within):
                 if capacity.listed:
                     return digest.replicas, capacity.listed
         return None
 
-    def _heard_at(self, router: RouterId) -> float:
-        return self.heard_at.get(router, float("-inf"))
+    def _silent_from(self, router: RouterId) -> float:
+        return self.silent_from.get(router, float("-inf"))
 
     @property
     def prefill(self) -> tuple[float | None, float | None]:
@@ -212,6 +216,9 @@ class PeerTable:
         self._settings = settings
         self.by_region: dict[RegionId, Peer] = {}
         self.failing = FailingPlaces()
+        # The last digest of a router that needs this region's at the usual pace: it has just
+        # started, or does not read when the next one comes.
+        self.hurry_at = float("-inf")
         # Seconds to a replica there and back; 0.0 at home, absent while unknown.
         self.rtt_s: dict[RegionId, float] = {home: 0.0}
 
@@ -246,7 +253,7 @@ class PeerTable:
 
     def health(self, peer: Peer, now: float) -> Health:
         """Its health, by the gap since the last digest of any of its routers."""
-        gap_s = now - peer.seen_at
+        gap_s = now - peer.all_silent_from
         return health(gap_s, self._settings.digest_late_s, self._settings.digest_lost_s)
 
     def see(self, digest: Digest, now: float) -> bool:
@@ -264,13 +271,18 @@ class PeerTable:
         if known is None:
             are_lost = not peer.digests and peer.seen_at > float("-inf")
         else:
-            late_s = now - peer.heard_at[digest.router] - LOST_DIGESTS * self._settings.digest_s
+            silent_s = now - peer.silent_from[digest.router]
+            late_s = silent_s - LOST_DIGESTS * self._settings.digest_s
             are_lost = late_s > 0 and digest.seq > known.seq + 1
         if known is None or digest.rtt_s or digest.cards:
             rtt_s, cards = peer.seldom_sent.get(digest.router, NEVER_SENT)
             sent = SeldomSent(digest.rtt_s or rtt_s, digest.cards or cards)
             peer.seldom_sent[digest.router] = sent
-        peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
+        if digest.next_within_s is None or known is None or known.epoch != digest.epoch:
+            self.hurry_at = now
+        silent_from = now + longer_s(digest.next_within_s, self._settings.digest_s)
+        peer.digests[digest.router], peer.silent_from[digest.router] = digest, silent_from
+        peer.all_silent_from = max(peer.all_silent_from, silent_from)
         peer.seen_at, peer.refused_at = now, None
         # The digest left half a round trip ago: what was forwarded since can't be in it.
         away_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
@@ -296,9 +308,9 @@ class PeerTable:
         if self.failing.places:
             self.failing.expire(now)
         for peer in self.by_region.values():
-            for router, heard_at in list(peer.heard_at.items()):
-                if now - heard_at > lost_s and now - heard_at - paused_s(heard_at) > lost_s:
-                    del peer.digests[router], peer.heard_at[router], peer.seldom_sent[router]
+            for router, since in list(peer.silent_from.items()):
+                if now - since > lost_s and now - since - paused_s(since) > lost_s:
+                    del peer.digests[router], peer.silent_from[router], peer.seldom_sent[router]
             if not peer.digests:
                 peer.forwarded_at.clear()
 

@@ -3,6 +3,10 @@
 What is read of every replica for every request is computed once per heartbeat, or counted with
 every hand-off, and is an attribute.
 
+A replica with nothing to do sends fewer heartbeats, and each says when the next one comes at the
+latest (`Heartbeat.next_within_s`): its silence counts from 0.1 s before that. Once it is given
+something it has to speak at once, and its silence counts from then on.
+
 A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`) or
 it is over. When its answer begins it waits no longer, but it still occupies the batch slot that the
 last heartbeat showed free.
@@ -15,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState
+from schemas.state import Heartbeat, ModelCard, PrefillPrior, ReplicaState, longer_s
 
 REPLICA_NAMES_KEPT = 4096
 LOAD_START_S = 1.0  # of an adapter, before a load was measured: a small one from a local disk
@@ -44,6 +48,11 @@ class UnseenHandoffs:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the replica was sent something that no heartbeat has confirmed."""
+        return bool(self._unseen)
 
     def add(self, number: int, tokens: int, prefill_tokens: int, now: float) -> None:
         """Count work that is being sent. Numbers rise."""
@@ -105,6 +114,7 @@ class Replica:
 
     heartbeat: Heartbeat
     seen_at: float
+    silent_from: float = field(init=False)  # from when on its silence counts
     on_the_way: UnseenHandoffs = field(default_factory=UnseenHandoffs)
     refused_at: float | None = None  # the agent refused work since its last heartbeat
     relayed: deque[ForwardedAnswer] = field(default_factory=deque)  # to peers, the oldest first
@@ -132,6 +142,9 @@ class Replica:
         The agent's own count of requests is complete; the engine's may include work of others.
         """
         self.heartbeat, self.seen_at, self.refused_at = beat, now, None
+        self.silent_from = now
+        if not self.on_the_way.is_awaited:  # else it speaks as soon as it gets that
+            self.silent_from += longer_s(beat.next_within_s)
         if beat.cards:  # sent now and then: the last ones hold
             self.cards = beat.cards
         if beat.prefill_prior is not None:

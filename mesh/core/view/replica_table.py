@@ -25,7 +25,7 @@ from mesh.core.view.replica_sampling import ReplicaSampler
 from mesh.core.view.slowness import SlowPlaces
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.settings import PushingKind
-from schemas.state import Heartbeat, ModelCard, ReplicaState
+from schemas.state import Heartbeat, ModelCard, ReplicaState, longer_s
 
 REPLICAS_MAX = 16_384  # adopted ones included; heartbeats of more are ignored
 OTHER_MODEL = "other model"
@@ -74,7 +74,9 @@ class ReplicaTable:
         # of these, models that engines load by themselves.
         self.unloaded: Counter[ModelId] = Counter()
         self.on_demand: set[ModelId] = set()
-        self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
+        # Rises when a replica comes or goes, begins to take work or ceases to, or has to speak
+        # sooner.
+        self.roll = 0
         # Replicas whose load has changed; the candidate cache clears it.
         self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
@@ -104,7 +106,7 @@ class ReplicaTable:
         detector = self.loss_detectors.get(beat.region)
         if detector is None:
             detector = self.loss_detectors[beat.region] = HeartbeatLossDetector(self._settings)
-        detector.seen(now)
+        detector.seen(now, longer_s(beat.next_within_s))
         known = self.by_name.get(beat.replica)
         if known is not None and _is_older(beat, known.heartbeat):
             return NO_CHANGE
@@ -235,6 +237,9 @@ class ReplicaTable:
         """
         self._last_handoff += 1
         replica = self.by_name[name]
+        if replica.silent_from > now:
+            replica.silent_from = now
+            self.roll += 1
         replica.on_the_way.add(self._last_handoff, tokens, prefill_tokens, now)
         self._settle(replica)
         return self._last_handoff
@@ -289,7 +294,7 @@ class ReplicaTable:
                 self._settle(replica)
             while replica.relayed and replica.relayed[0].deadline <= now:
                 replica.relayed.popleft()
-            if now - replica.seen_at > lost_s and self.is_lost(replica, now):
+            if now - replica.silent_from > lost_s and self.is_lost(replica, now):
                 lost.append((name, _inboxes(replica)))
                 self._remove(replica)
                 self._lost[name] = LostReplica(replica.heartbeat.epoch, now)
@@ -304,7 +309,7 @@ class ReplicaTable:
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""
-        since = self.loss_detectors[replica.heartbeat.region].since(replica.seen_at)
+        since = self.loss_detectors[replica.heartbeat.region].since(replica.silent_from)
         is_silent = self.bus.silent_s(since, now) > self._settings.heartbeat_lost_s
         return is_silent and not self.is_blind_to(replica, now)
 
@@ -392,7 +397,7 @@ class ReplicaTable:
         until_pending = is_ours and kind is PushingKind.PENDING
         for replica in self.by_name.values() if among is None else among:
             beat = replica.heartbeat
-            if replica.takes and now - replica.seen_at <= late_s and model in beat.models:
+            if replica.takes and now - replica.silent_from <= late_s and model in beat.models:
                 sent = replica.on_the_way.count
                 if any_load or (until_pending and not (beat.full or beat.pending or sent)):
                     free.append(replica)
@@ -420,7 +425,7 @@ class ReplicaTable:
             return beat.state.value
         if model not in beat.models:
             return OTHER_MODEL
-        if now - replica.seen_at > self._settings.heartbeat_late_s:
+        if now - replica.silent_from > self._settings.heartbeat_late_s:
             is_blind = self.is_blind_to(replica, now)
             return self._blind_because(replica, now) if is_blind else "heartbeat late"
         if replica.refused_at is not None:

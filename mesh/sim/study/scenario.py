@@ -58,7 +58,10 @@ _SETTING_NAMES = tuple(
     field.name
     for field in fields(RouterSettings)
     if field.name
-    not in ("policy", "policy_by_priority", "pushing", "hold_order", "digest_s", "ground")
+    not in (
+        *("policy", "policy_by_priority", "pushing", "hold_order"),
+        *("digest_s", "digest_rest_s", "ground"),
+    )
 )
 
 

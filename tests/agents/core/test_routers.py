@@ -74,10 +74,22 @@ def test_the_epoch_is_known_before_the_first_work() -> None:
 
 def test_a_keepalive_after_missing_ones_means_that_frames_may_be_lost() -> None:
     watch = RouterLiveness(RegionId("us"))
-    assert watch.alive(US, 1, 0.0) == RouterChange(restarted=False, resync=False)
+    new = RouterChange(restarted=False, resync=False, is_new=True)
+    assert watch.alive(US, 1, 0.0) == new
     assert not watch.alive(US, 1, MISSED_S - 0.01).resync
     assert watch.alive(US, 1, 2 * MISSED_S) == RouterChange(restarted=False, resync=True)
     assert not watch.alive(US, 1, 2 * MISSED_S).resync
+
+
+def test_what_is_missed_of_a_router_at_rest_goes_by_its_word() -> None:
+    watch = RouterLiveness(RegionId("us"))
+    watch.alive(US, 1, 0.0, next_within_s=1.0)
+    assert not watch.alive(US, 1, 1.39, next_within_s=1.0).resync
+    assert watch.alive(US, 1, 2.79, next_within_s=1.0).resync
+    watch.join(US, 3.0)  # it is not at rest any more
+    assert watch.alive(US, 1, 3.01 + MISSED_S).resync
+    watch.alive(US, 1, 4.0, next_within_s=1.0)  # that left before
+    assert watch.alive(US, 1, 4.01 + MISSED_S).resync
 
 
 def test_no_router_is_silent_while_the_bus_is_away() -> None:
@@ -103,7 +115,8 @@ def test_a_router_that_is_new_after_the_bus_was_away_gets_its_frames_at_its_firs
     watch.bus_returned(2.0)
     if work_first:
         watch.join(EU, 3.0)
-    assert watch.alive(EU, 1, 3.1) == RouterChange(restarted=False, resync=True)
+    found = RouterChange(restarted=False, resync=True, is_new=not work_first)
+    assert watch.alive(EU, 1, 3.1) == found
     assert watch.alive(EU, 1, 3.2) == RouterChange(restarted=False, resync=False)
     later = RouterKey(RegionId("ap"), RouterId("r1"))
     assert not watch.alive(later, 1, 3.1 + SILENCE_ABROAD_S).resync

@@ -149,6 +149,7 @@ class Chaos:
             "full": not healthy and dice.random() < 0.1,
             "outstanding": 0 if healthy else dice.randint(0, 4),
             "taken": {build.ROUTER: self._taken(name, dice, healthy)},
+            "next_within_s": None if healthy else dice.choice((None, None, 1.0)),
         }
         seq = self._seq(name)
         self.feed(ev.HeartbeatSeen(build.beat(name, seq, epoch=self.epochs[name], **fields)))

@@ -19,7 +19,7 @@ from schemas.decision import Placement
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.settings import HoldOrder
-from schemas.state import Digest, Heartbeat, ReplicaState
+from schemas.state import Digest, Heartbeat, ReplicaState, longer_s
 from tests.mesh.core.build import ROUTER, US
 
 POLICIES_USED = {name: find_maker(name)(RouterSettings(), Random(0)) for name in POLICIES}
@@ -37,6 +37,7 @@ class Seen:
     at: float
     rests: bool = False
     sent: dict[int, float] = field(default_factory=dict)  # hand-offs without a heartbeat since
+    silent_from: float = 0.0  # of a replica: it may be silent until then
 
 
 @dataclass
@@ -103,7 +104,8 @@ class Ledger:
             self.foreign[event.request.key] = event.request
         elif isinstance(event, ev.HeartbeatSeen):
             self._note_heartbeat(event.heartbeat, now)
-            self.heard_at = now
+            until = now + longer_s(event.heartbeat.next_within_s)
+            self.heard_at = max(self.heard_at, until)
         elif isinstance(event, ev.DigestSeen):
             self.peers[event.digest.region, event.digest.router] = Seen(event.digest, now)
         elif isinstance(event, ev.ClientGone) and event.key in self.cases:
@@ -135,7 +137,8 @@ class Ledger:
             old = None
         taken = beat.taken.get(ROUTER, 0)
         sent = {} if old is None else {n: at for n, at in old.sent.items() if n > taken}
-        self.replicas[beat.replica] = Seen(beat, now, sent=sent)
+        until = now + longer_s(beat.next_within_s)
+        self.replicas[beat.replica] = Seen(beat, now, sent=sent, silent_from=until)
 
     def _note_attempt(self, event: ev.Event, case: Case) -> None:
         case.heard |= isinstance(event, ev.AttemptProgressed)
@@ -253,9 +256,10 @@ class Ledger:
             model = model.request.model
         assert beat.state is ReplicaState.READY and model in beat.models
         seen.sent[effect.handoff] = now
+        silent_s, seen.silent_from = now - seen.silent_from, min(seen.silent_from, now)
         if not self._is_blind(now):
             assert not seen.rests
-            assert now - seen.at <= self.settings.heartbeat_late_s
+            assert silent_s <= self.settings.heartbeat_late_s
             if self.settings.policy in JUDGES:
                 return
             assert not beat.full and not beat.pending

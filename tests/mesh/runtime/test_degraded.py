@@ -26,7 +26,14 @@ from tests.support.nats_pair import nats_pair
 from tests.support.nats_server import running_nats_server
 from tests.support.ports import free_ports
 from tests.support.scripted_engine import hang, scripted_engine
-from tests.support.small_mesh import chat, one_region, one_replica, post, small_mesh
+from tests.support.small_mesh import (
+    PATIENT,
+    chat,
+    one_region,
+    one_replica,
+    post,
+    small_mesh,
+)
 from tests.support.until import PATIENCE_S
 
 pytestmark = pytest.mark.drill
@@ -105,6 +112,19 @@ async def test_without_heartbeats_a_dead_agent_is_passed_by(nats_server):
         await mesh.kill_agent("us-0")
         await answered(mesh, 4)
         assert len(mesh.engines[1].seen) == 4
+
+
+async def test_what_a_dead_replica_said_of_its_next_heartbeat_counts_for_nothing(nats_server):
+    """A router that starts reads its last one from the stream, however old it is."""
+    async with one_replica(nats_server) as mesh:
+        [replica] = mesh.routers["us"].core.replicas
+        await mesh.until(lambda: replica.heartbeat.next_within_s is not None, "it to rest")
+        await mesh.kill_agent("us-0")
+        await mesh.router("us", "r2", **PATIENT)
+        core = mesh.routers["us/r2"].core
+        await mesh.until(lambda: len(core.replicas) == 1, "it to be read")
+        [dead] = core.replicas
+        assert (dead.heartbeat.next_within_s, dead.silent_from) == (None, dead.seen_at)
 
 
 # JetStream is down, or its store is full.

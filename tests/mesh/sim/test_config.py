@@ -38,6 +38,7 @@ def test_what_counts_as_late_follows_the_cadence():
     assert (live.heartbeat_late_s, live.heartbeat_lost_s, live.digest_lost_s) == (0.3, 2.0, 1.0)
     assert (slow.heartbeat_late_s, slow.heartbeat_lost_s, slow.digest_lost_s) == (3.0, 20.0, 50.0)
     assert (slow.digest_s, slow.trie_s) == (5.0, 50 * live.trie_s)
+    assert slow.digest_rest_s == slow.digest_s and live.digest_rest_s == live.digest_s
 
 
 def test_gossip_without_delay_is_published_at_the_next_tick():

@@ -1,6 +1,12 @@
 """One router's stream: when it publishes, how much, and its answers to peers that missed some."""
 
-from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher, OutgoingPrefixes
+from mesh.core.gossip.publisher import (
+    LOG_DELTAS_MAX,
+    SIGN_REST_S,
+    SIGN_S,
+    DeltaPublisher,
+    OutgoingPrefixes,
+)
 from mesh.core.gossip.remote_prefixes import Origin
 from schemas.gossip import PART_BLOCKS_MAX, TrieAsk, TrieDelta, TriePart, size_bytes
 
@@ -38,6 +44,8 @@ def test_with_nothing_to_tell_it_repeats_its_last_number():
     assert stream.teller.due(0.0) == [sign]
     assert stream.teller.due(SIGN_S - 0.01) == []
     assert stream.teller.due(SIGN_S) == [sign]
+    assert stream.teller.due(2 * SIGN_S, rests=True) == []
+    assert stream.teller.due(SIGN_S + SIGN_REST_S, rests=True) == [sign]
 
 
 def test_what_the_budget_does_not_allow_waits_and_the_best_goes_first():

@@ -25,14 +25,14 @@ STEP_S = 0.05
 
 
 class Stage:
-    """The router of us, with peers eu and ap; what it claims, and what it publishes.
+    """The router of us, never at rest, with peers eu and ap; what it claims, and what it publishes.
 
     ap says that it is 50 ms from eu.
     """
 
     def __init__(self, eu_rtt_s: float = 0.01, **fields: object) -> None:
         self.now = 100.0
-        self.core = build.core(peers=(EU, AP), **fields)
+        self.core = build.core(peers=(EU, AP), digest_rest_s=0.1, **fields)
         self.claims: list[fx.ClaimLease] = []
         self.changes: list[tuple[str, bool]] = []
         self.told: list[Digest] = []

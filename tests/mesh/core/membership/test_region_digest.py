@@ -41,6 +41,7 @@ class Region:
         self.digest = RegionalDigest(US, ROUTER, 7, settings, *tables)
 
     def due(self, now, accepting=True, adopted=(), rtt_s=dict, routers=1):
+        self.digest.busy_at = now
         return self.digest.due(
             now, accepting=accepting, adopted=dict(adopted), rtt_s=rtt_s, routers=routers
         )

@@ -19,6 +19,18 @@ US_0, US_1 = ReplicaId("us-0"), ReplicaId("us-1")
 FAILS = EngineResults(failed=5, of=5, in_a_row=5, what="HTTP 500")
 
 
+def test_a_replica_at_rest_gets_lines_before_its_next_heartbeat():
+    world = World()
+    world.replica("us-0", room_max=250, fields={"next_within_s": 1.0})
+    world.tick()
+    world.beats()
+    world.submit(lines=10)
+    for _ in range(8):
+        world.tick()
+        world.answer_fetches()
+    assert len(world.keys_at(US_0)) == 2, "as many as fit into the room that it named"
+
+
 def family(number: int, size: int) -> tuple[int, ...]:
     """Lines of one family share two blocks, and families nothing; each line has one of its own."""
     head = number // size + 1

@@ -134,7 +134,7 @@ def test_a_region_that_fell_silent_is_forgotten(table):
     table.forwarded(EU, 0.0)
     table.expire(1.1)
     peer = table.get(EU)
-    assert (peer.digests, peer.heard_at, list(peer.forwarded_at)) == ({}, {}, [])
+    assert (peer.digests, peer.silent_from, list(peer.forwarded_at)) == ({}, {}, [])
 
 
 def test_older_digests_change_nothing(table):
@@ -195,7 +195,7 @@ def test_the_tables_have_limits(table, monkeypatch):
     table.see(digest("ap"), 0.0)
     table.measured(AP, 0.1)
     assert [name for name, _ in table] == [EU]
-    assert list(table.get(EU).digests) == list(table.get(EU).heard_at) == ["r0", "r1"]
+    assert list(table.get(EU).digests) == list(table.get(EU).silent_from) == ["r0", "r1"]
 
 
 def test_a_policy_that_judges_load_gets_the_other_reasons(table):
