@@ -74,7 +74,11 @@ class PreloadedPrograms:
         if len(message) > MESSAGE_BYTES_MAX:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         async with self._one_at_a_time:
-            socket.send_fds(await self._running_socket(), [message], [log])
+            running = await self._running_socket()
+            try:
+                socket.send_fds(running, [message], [log])
+            except OSError as error:
+                raise self._ended() from error
             self._started = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._started], timeout=FORKED_WITHIN_S)
             if not self._started.done():
@@ -145,7 +149,7 @@ class PreloadedPrograms:
         reports.close()
         self._socket = None  # the next fork starts another
         if self._started is not None and not self._started.done():
-            self._started.set_exception(OSError(f"the preloaded process ended, see {self._log}"))
+            self._started.set_exception(self._ended())
         status = await process.wait()
         if not self._is_closing:
             logger.error(
@@ -154,6 +158,9 @@ class PreloadedPrograms:
         for forked in self._running.values():
             forked.exit_code.set_result(-signal.SIGKILL)
         self._running.clear()
+
+    def _ended(self) -> OSError:
+        return OSError(f"the preloaded process ended, see {self._log}")
 
     def _report(self, pid: int, status: int | None) -> None:
         """A process was forked (no status), could not be (pid 0, the error), or has ended."""

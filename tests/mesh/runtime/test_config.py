@@ -33,8 +33,12 @@ CHOSEN = topology(
 )
 
 
+# What each link carries by default, 10 Mbit/s, in bytes a second.
+LINKS = (("ap", 1.25e6), ("eu", 1.25e6))
+
+
 def test_where_nothing_is_chosen_the_defaults_hold():
-    assert router_settings(parse(DEFAULT, "mesh.toml"), US) == RouterSettings()
+    assert router_settings(parse(DEFAULT, "mesh.toml"), US) == RouterSettings(links=LINKS)
 
 
 @pytest.mark.parametrize(("kib", "inside"), [(16, 4_194_304), (0, 0)])
@@ -56,13 +60,15 @@ def test_the_region_s_table_goes_before_the_mesh_s():
         pushing=Pushing(PushingKind.OUTSTANDING, 8),
         hold_order=HoldOrder.HIT_RATIO,
         hold_max=7,
+        links=LINKS,
     )
     assert (eu.policy, eu.policy_by_priority) == ("least-load", ())
 
 
 def test_the_command_line_goes_before_both():
     given = RoutingTable(policy="round-robin", pushing="blind", hold_order=HoldOrder.FIRST_COME)
-    assert router_settings(CHOSEN, US, given) == RouterSettings(policy="round-robin", pushing=BLIND)
+    wanted = RouterSettings(policy="round-robin", pushing=BLIND, links=LINKS)
+    assert router_settings(CHOSEN, US, given) == wanted
 
 
 @pytest.mark.parametrize(
