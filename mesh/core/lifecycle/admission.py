@@ -98,7 +98,8 @@ def waits(state: RouterState, request: Request, now: float) -> None:
 
 
 def look(state: RouterState, now: float) -> None:
-    """A tick: time in which no replica serves a queue does not count for its pace."""
+    """A tick: time in which no replica serves a queue does not count for its pace, nor does that
+    since the last release before it."""
     if state.shares:
         fair_turns.expire(state, now)
     held = state.held.held_needs
@@ -106,7 +107,7 @@ def look(state: RouterState, now: float) -> None:
     served = {work_name(need[0]) for need in held if need not in state.absent}
     for work in state.held.works():
         if (pace := state.paces.get(work)) is not None:
-            (pace.waits if work in served else pace.nobody_waits)(now)
+            (pace.waits if work in served else pace.nobody_serves)(now)
     if state.absent:
         for request in state.held:
             if need_of(request) in state.absent:

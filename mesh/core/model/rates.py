@@ -46,6 +46,7 @@ class ReleasePace:
         self._busy_s = 0.0
         self._releases = 0.0
         self._seen = 0  # releases, none of them faded
+        self._at_release = 0.0, 0.0  # seconds and releases, at the last one
 
     def waits(self, now: float) -> None:
         """Requests wait, from now on or still."""
@@ -62,6 +63,7 @@ class ReleasePace:
             self._count_to(now)
             self._releases += 1.0
         self._seen += 1
+        self._at_release = self._busy_s, self._releases
 
     def nobody_waits(self, now: float) -> None:
         """The queue is empty."""
@@ -69,6 +71,11 @@ class ReleasePace:
         self._since = None
         if self._empty_at is None:
             self._empty_at = now
+
+    def nobody_serves(self, now: float) -> None:
+        """No replica does, and maybe none has since the last release: it is known late."""
+        self.nobody_waits(now)
+        self._busy_s, self._releases = self._at_release
 
     def per_s(self, now: float) -> float | None:
         """Releases a second; None while unknown. Falls while no request is released."""
@@ -81,6 +88,7 @@ class ReleasePace:
     def _forget_if_old(self, now: float) -> None:
         if self._empty_at is not None and now - self._empty_at > KEPT_S:
             self._busy_s, self._releases, self._seen = 0.0, 0.0, 0
+            self._at_release = 0.0, 0.0
 
     def _count_to(self, now: float) -> None:
         if self._since is None or not self._seen:

@@ -178,6 +178,22 @@ def test_while_no_replica_serves_all_wait_and_then_time_begins_anew():
     assert line.held_one(40.1 + LIMIT_S, 4).wait_s == pytest.approx(LIMIT_S + 0.1 + 10.0)
 
 
+def test_an_outage_that_is_not_known_yet_is_no_slow_line():
+    line = Line(5)
+    pace = line.state.paces[MODEL] = ReleasePace()
+    pace.waits(0.0)
+    for now in range(6):
+        pace.released(float(now))
+    assert line.newcomer(now=5.0) is None
+    admission.look(line.state, 15.0)
+    assert line.newcomer(now=15.0).wait_s == pytest.approx(6 * 15.0 / 5), "nothing is released"
+    line.serve(0)
+    admission.look(line.state, 15.1)
+    line.serve(1)
+    admission.look(line.state, 20.0)
+    assert line.newcomer(now=20.0) is None, "no replica was there"
+
+
 def test_time_without_a_replica_does_not_count_after_a_peer_that_had_no_room_for_all():
     line = Line(5, serving=0)
     admission.look(line.state, 40.0)

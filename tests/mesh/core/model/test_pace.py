@@ -65,3 +65,16 @@ def test_the_pace_falls_while_no_request_is_released_and_recovers():
     assert 0.0 <= pace.per_s(end + 2 * WINDOW_S) < 5.0
     end = moving(pace, 10.0, 3 * WINDOW_S, end + 2 * WINDOW_S)
     assert pace.per_s(end) == pytest.approx(10.0, rel=0.1)
+
+
+def test_an_outage_does_not_count_from_the_last_release_on():
+    """That nobody serves the queue is known seconds later."""
+    pace = ReleasePace()
+    end = moving(pace, 5.0, 8.0)
+    known = pace.per_s(end)
+    assert pace.per_s(end + WINDOW_S) < known / 2
+    for later_s in range(10, 20):
+        pace.nobody_serves(end + later_s)
+    pace.waits(end + 20.0)
+    assert pace.per_s(end + 20.0) == known
+    assert pace.per_s(end + 30.0) < known / 2, "it may be slow again"
