@@ -36,7 +36,7 @@ def expire(state: RouterState, now: float) -> None:
     _take_changes(state, state.ownership.tick(now, accepting=accepting, rests=rests), now)
     replicas.adopted_by_peer = state.ownership.adopted_by(now) is not None
     for name, orphans in replicas.expire(now):
-        state.digest.busy_at = now
+        state.digest.busy(now)
         _notify_lost(state, name, orphans)
         # It can't be sent their decode stage; requests that it has may still be answered.
         waiting = [one for one in state.inflight.values() if one.will_decode_on(name)]
@@ -55,7 +55,7 @@ def expire(state: RouterState, now: float) -> None:
 def publish_digest_if_due(state: RouterState, now: float, *, has_changed: bool = True) -> None:
     """`has_changed`: what peers act on may have; else only time has passed."""
     if state.inflight or state.ownership.adopted:
-        state.digest.busy_at = now
+        state.digest.busy(now)
     digest = state.digest.due(
         now,
         accepting=not state.draining,

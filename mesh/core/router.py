@@ -129,7 +129,7 @@ class RouterCore:
 
 def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> None:
     request = event.request
-    state.digest.busy_at = now
+    state.digest.busy(now)
     if not request.kind.ends_here:
         _on_forwarded(state, request, now)
         return
@@ -272,7 +272,7 @@ def _on_ended(state: RouterState, event: ev.AnswerEnded, now: float) -> None:
 
 def _on_bus_returned(state: RouterState, event: ev.BusReturned, now: float) -> None:
     state.replicas.bus.returned(now)
-    state.digest.busy_at = now  # peers have missed digests
+    state.digest.busy(now)  # peers have missed digests
     state.gossip.siblings.bus_returned()
     for record in list(state.inflight.values()):
         if record.state is RequestState.TRIED and not record.is_handed_over:

@@ -418,7 +418,7 @@ class BatchRunner:
 
     async def _ticks(self) -> None:
         late = self.metrics.loop_late.observe
-        await keep_ticking(self.session.tick, late, lambda: self.core.is_idle)
+        await keep_ticking(self.session, late, lambda: self.core.is_idle)
 
     async def _keep_alive(self) -> None:
         """Agents cancel the work of a runner that is silent, or that has another epoch."""

@@ -381,8 +381,8 @@ class Router:
     # The clock.
 
     async def _ticks(self) -> None:
-        tick, late = self.requests.session.tick, self._metrics.loop_late.observe
-        await keep_ticking(tick, late, lambda: self.core.is_at_rest)
+        session, late = self.requests.session, self._metrics.loop_late.observe
+        await keep_ticking(session, late, lambda: self.core.is_at_rest)
 
     async def _keep_alive(self) -> None:
         leases, core = self.requests.leases, self.core

@@ -2,13 +2,16 @@
 its keepalives, every ALIVE_S and at rest ALIVE_REST_S.
 
 At rest nothing can run out of time but the next renewal of a lease, digest or sign of life, which
-are half a second apart; what comes is dealt with at once and ends the rest.
+are half a second apart; what comes is dealt with at once and ends the rest: the next tick follows
+within TICK_S.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from mesh.core.view.bus_status import STOOD_STILL_S
+from mesh.session.session import Session
 from schemas.exchange import ALIVE_REST_S, ALIVE_S
 
 TICK_S = 0.05
@@ -19,22 +22,36 @@ IDLE_S = 10.0  # without a request before keepalives slow down: agents repeat th
 
 
 async def keep_ticking(
-    tick: Callable[[], None], late: Callable[[float], None], rests: Callable[[], bool]
+    session: Session, late: Callable[[float], None], rests: Callable[[], bool]
 ) -> None:
-    """Call `tick` again and again for ever, and `late` with the seconds that each came too late.
+    """Tick again and again for ever, and call `late` with the seconds that each tick came too late.
 
     `rests`: whether nothing is under way."""
-    clock = asyncio.get_running_loop().time
+    clock, is_over = asyncio.get_running_loop().time, asyncio.Event()
+
+    def fed() -> None:
+        if not rests():
+            is_over.set()
+
     while True:
-        wait_s = REST_S if rests() else TICK_S
-        due = clock() + wait_s
-        await asyncio.sleep(wait_s)
-        late_s = clock() - due
-        late(late_s)
-        if late_s > STOOD_STILL_S - wait_s:
+        began = clock()
+        due = began + TICK_S
+        if rests():
+            due = began + REST_S
+            session.fed = fed
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await is_over.wait()
+                    due = clock() + TICK_S
+            session.fed = None
+            is_over.clear()
+        await asyncio.sleep(due - clock())
+        now = clock()
+        late(now - due)
+        if now - began > STOOD_STILL_S:
             # This process stood still: receive what came meanwhile before declaring losses.
             await asyncio.sleep(CATCH_UP_S)
-        tick()
+        session.tick()
 
 
 async def keep_alive(publish: Callable[[float], None], rests: Callable[[], bool]) -> None:

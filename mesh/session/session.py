@@ -60,7 +60,8 @@ class Session:
     ) -> None:
         """`keep_alive_s`: how long a client's stream may be silent; 0: as long as it is. The host
         adds to `performers` those of effects that concern no request (digests, gossip,
-        leases), and may set `grew`, which is called where a credit is due for a client's answer."""
+        leases), and may set `grew`, which is called where a credit is due for a client's answer,
+        and `fed`, which is called after each event."""
         self.region, self.router, _ = home
         self._decide, self.clock = decide, clock
         self._bus = bus
@@ -80,6 +81,7 @@ class Session:
         )
         self.performers = self._performers()
         self.grew: Callable[[Any], object] = nothing_more
+        self.fed: Callable[[], object] | None = None
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         bus = self._bus
@@ -136,6 +138,8 @@ class Session:
                     performers[type(effect)](effect)
         finally:
             self._is_feeding = False
+        if self.fed is not None:
+            self.fed()
 
     # Clients and peers.
 

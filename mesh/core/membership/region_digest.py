@@ -125,7 +125,7 @@ class RegionalDigest:
         if is_same and since_s < usual_s:
             return None
         if not is_same:
-            self.busy_at = now
+            self.busy(now)
         rests = self._rests(now)
         if rests and since_s < self._next_within_s:
             return None
@@ -136,6 +136,10 @@ class RegionalDigest:
         if round_trips:
             self._round_trips_at = now
         return self._digest(counts, now, accepting, adopted, round_trips, self._cards(counts, now))
+
+    def busy(self, now: float) -> None:
+        """Something is under way, or has changed: from now on digests come as usual."""
+        self.busy_at, self._next_within_s = now, self._settings.digest_s
 
     @property
     def is_slow(self) -> bool:

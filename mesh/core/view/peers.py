@@ -95,7 +95,7 @@ NEVER_SENT = SeldomSent()
 class Peer:
     """One peer region, by the last digest of each of its routers."""
 
-    digests: dict[RouterId, Digest] = field(default_factory=dict)
+    digests: dict[RouterId, Digest] = field(default_factory=dict)  # as they came
     # From when on the silence of each of these counts: later than its last digest where that says
     # that the next one will come later than usual. And of all of them together.
     silent_from: dict[RouterId, float] = field(default_factory=dict)
@@ -162,15 +162,11 @@ class Peer:
     def listed(self, model: ModelId) -> tuple[ListedReplicas, tuple[int, ...]] | None:
         """Replicas that its digests list, and the places of those that serve the model, by the
         router heard last; None if none is listed."""
-        for router in sorted(self.digests, key=self._silent_from, reverse=True):
-            digest = self.digests[router]
+        for digest in reversed(self.digests.values()):
             for capacity in self._capacities_of(digest, model, self.within):
                 if capacity.listed:
                     return digest.replicas, capacity.listed
         return None
-
-    def _silent_from(self, router: RouterId) -> float:
-        return self.silent_from.get(router, float("-inf"))
 
     @property
     def prefill(self) -> tuple[float | None, float | None]:
@@ -281,6 +277,7 @@ class PeerTable:
         if digest.next_within_s is None or known is None or known.epoch != digest.epoch:
             self.hurry_at = now
         silent_from = now + longer_s(digest.next_within_s, self._settings.digest_s)
+        peer.digests.pop(digest.router, None)  # the one heard last is the last
         peer.digests[digest.router], peer.silent_from[digest.router] = digest, silent_from
         peer.all_silent_from = max(peer.all_silent_from, silent_from)
         peer.seen_at, peer.refused_at = now, None

@@ -136,6 +136,15 @@ def test_a_change_is_told_at_once(region, change) -> None:
     assert region.live(1.0) >= 4, "and soon again, should that one be lost"
 
 
+@pytest.mark.parametrize("comes", [own_request, peers_request, bus_away])
+def test_what_comes_ends_the_rest_before_a_digest_says_so(region, comes) -> None:
+    """A request may be over before the next tick, and yet change what peers are to be told."""
+    assert region.router.is_at_rest
+    comes(region)
+    region.feed(ev.ClientGone(1))
+    assert not region.router.inflight and not region.router.is_at_rest
+
+
 def test_a_replica_that_is_lost_is_told_at_once(region) -> None:
     region.names = ("a",)
     while region.router.replicas.get("b") is not None:

@@ -236,7 +236,8 @@ def test_time_in_which_this_router_was_suspended_is_no_peers_silence(table):
 
 
 def test_the_router_heard_last_says_which_replicas_are_listed(table):
-    for number, name in enumerate(("r2", "r1")):
+    """And not one that will be silent for longer."""
+    for number, name in enumerate(("r1", "r2", "r1")):
         listed = ListedReplicas(
             names=(name,),
             wait_s=(0.0,),
@@ -255,10 +256,12 @@ def test_the_router_heard_last_says_which_replicas_are_listed(table):
                 models_by_label=within,
                 residency=("eu", "ny"),
                 replicas=listed,
+                seq=number + 1,
+                next_within_s=0.1 if name == "r1" else 2.0,
             ),
             float(number),
         )
-    table.see(digest("eu", router=RouterId("r3")), 2.0)  # which lists none
+    table.see(digest("eu", router=RouterId("r3")), 3.0)  # which lists none
     peer = table.get(EU)
     replicas, places = peer.listed(MODEL)
     assert (replicas.names, places) == (("r1",), (0,))
