@@ -10,7 +10,8 @@ sent by earlier credits.
 
 The window follows these times: what was on its way when a part left, over the time until it had
 passed, is what the link carries; by how much that time is beyond the shortest one is the queue.
-Each answer changes the window by one part at most, as a single one may be late for another reason.
+Of the last few times the shortest counts, and each answer adds one part to the window at most, or
+takes one away, as a single part may be late for another reason.
 Every router of a region does so by itself; together they meet at a queue of about QUEUE_S. The
 shortest time is forgotten now and then, and measured again with nothing on its way, because links
 get longer too. Sources: TCP Vegas (Brakmo et al. 1994); LEDBAT (RFC 6817).
@@ -25,16 +26,17 @@ from typing import NamedTuple
 
 from mesh.core.model.settings import SLOWEST_BYTES_PER_S
 
-PART_BYTES = 32 * 1024  # 13 ms at 20 Mbit/s
+PART_BYTES = 16 * 1024  # 13 ms at 10 Mbit/s
 WINDOW_BYTES_MIN = PART_BYTES
-WINDOW_BYTES_START = 4 * PART_BYTES
+WINDOW_BYTES_START = 8 * PART_BYTES
 WINDOW_BYTES_MAX = 4 * 1024 * 1024  # 250 Mbit/s with a round trip of 80 ms and the queue
-QUEUE_S = 0.05  # that bodies may add to the wait of everything else
-EMPTY_S = QUEUE_S / 5  # a queue that may as well be a process that was busy
+QUEUE_S = 0.03  # that bodies may add to the wait of everything else
+EMPTY_S = QUEUE_S / 3  # a queue that may as well be a process that was busy
+LATELY = 5  # parts, of which the fastest shows the queue: others were late for another reason
 SHORTEST_S = 30.0  # for so long a shortest time holds
 IDLE_S = 5.0  # after it nothing is known of what the link carries now
 LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
-BLIND_S = 0.013  # for a part, at least
+BLIND_S = 0.0065  # for a part, at least
 # What an answer may send before its first credit, which nothing paces: many that begin at once are
 # to fit the slowest link that regions may have.
 FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES_MIN = 16 * 1024, 4 * 1024
@@ -60,6 +62,7 @@ class LinkPace:
         self._sent: deque[_Sent] = deque()  # those, oldest first
         self._number = 0
         self._last_at = float("-inf")
+        self._lately: deque[float] = deque(maxlen=LATELY)  # times that parts took, in seconds
         self._shortest_s: float | None = None
         self._shortest_until = float("-inf")
 
@@ -68,6 +71,7 @@ class LinkPace:
         if not self._sent:
             if now >= self._shortest_until:
                 self._shortest_s, self._shortest_until = None, now + SHORTEST_S
+                self._lately.clear()
             return True
         if now >= self._shortest_until and not self.is_blind:
             return False  # let it run empty, to measure the link alone
@@ -92,7 +96,8 @@ class LinkPace:
         self.is_blind = False
         if part is None or part.number != number:
             return
-        took_s = max(now - part.at, 1e-4)
+        self._lately.append(max(now - part.at, 1e-4))
+        took_s = min(self._lately)
         self._part_s = max(BLIND_S, took_s * PART_BYTES / max(part.unpassed_bytes, PART_BYTES))
         if self._shortest_s is None or took_s < self._shortest_s:
             self._shortest_s = took_s

@@ -94,7 +94,7 @@ async def test_regions_that_only_a_frame_names_get_no_part_and_no_ping(sent):
 
 
 async def test_bodies_take_turns(sent):
-    one, two = sent.send("a", 20 * PART_BYTES), sent.send("b", 3 * PART_BYTES)
+    one, two = sent.send("a", 40 * PART_BYTES), sent.send("b", 3 * PART_BYTES)
     while len(sent.body("b")) < len(two.body):
         assert sent.answer()
     assert len(sent.body("a")) < len(one.body)
