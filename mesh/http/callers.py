@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from infra.tenant_table import Caller, TenantTable, caller_of, caller_with, key_hash
 from mesh.adapters.refused import RequestRefused
-from mesh.http.tokens import SignerUnknown, TokenRefused, Tokens, is_token
+from mesh.http.tokens import NotSigned, SignerUnknown, TokenRefused, Tokens, is_token
 from mesh.http.wrong_keys import WrongKeys
 from schemas.http import H_API_KEY, H_AUTHORIZATION, H_RESIDENCY, H_WWW_AUTHENTICATE, Fault
 from schemas.ids import UNLISTED_KEY, ModelId, RegionId
@@ -172,18 +172,20 @@ class Callers:
             if self._is_token(key):
                 return await self._of_token(key)
             refused = self._not_taken(key)
+            is_guess = not refused.tenant  # a key that is known is none
         except TokenRefused as error:
+            is_guess = isinstance(error, NotSigned)
             message = f"this token is {error}"
             refused = RequestRefused(Fault.KEY_WRONG, message, headers=CHALLENGE)
             refused.detail = f"token {error.logged}"
             if (holder := error.caller) is not None:
                 refused.asked_by("", holder.tenant, holder.key_id)
-        if is_over and not refused.tenant:  # a key that is known is no guess
+        if is_guess and is_over:
             message = "too many wrong API keys came from this address: check the key"
             detail = refused.detail
             refused = RequestRefused(Fault.KEYS_WRONG, message)
             refused.detail = detail
-        elif not refused.tenant and refused.fault is not Fault.KEYS_UNREAD:
+        elif is_guess and refused.fault is not Fault.KEYS_UNREAD:
             self._wrong.count(address, self._clock())
         if self._is_required or self._is_somebodys(key):
             raise refused

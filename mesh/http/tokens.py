@@ -20,6 +20,16 @@ REMEMBERED_MAX = 10_000
 REMEMBERED_S = 300.0  # then it is checked again: a signing key may have been withdrawn
 KEYS_MAX = 64  # of an issuer's set
 ID_HEX = 12
+CLAIMS_WRONG = (  # found once the signature has been found right
+    jwt.exceptions.ExpiredSignatureError,
+    jwt.exceptions.ImmatureSignatureError,
+    jwt.exceptions.InvalidAudienceError,
+    jwt.exceptions.InvalidIssuedAtError,
+    jwt.exceptions.InvalidIssuerError,
+    jwt.exceptions.InvalidJTIError,
+    jwt.exceptions.InvalidSubjectError,
+    jwt.exceptions.MissingRequiredClaimError,
+)
 
 
 class TokenRefused(Exception):
@@ -34,7 +44,11 @@ class TokenRefused(Exception):
         self.logged, self.caller = logged or message, caller
 
 
-class SignerUnknown(TokenRefused):
+class NotSigned(TokenRefused):
+    """Nothing shows that its issuer has signed it: it may be a guess."""
+
+
+class SignerUnknown(NotSigned):
     """No key that is known here has signed it: the issuer may have a new one."""
 
 
@@ -108,7 +122,8 @@ class Tokens:
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             kind = type(error).__name__
             message = f"not valid: {error or kind}"[:200]
-            raise TokenRefused(message, f"not valid: {kind}") from error
+            refused = TokenRefused if isinstance(error, CLAIMS_WRONG) else NotSigned
+            raise refused(message, f"not valid: {kind}") from error
         until = min(now + REMEMBERED_S, float(claims["exp"]) + table.leeway_s)
         return self._caller(claims), until
 

@@ -197,6 +197,32 @@ async def test_scopes_of_tokens_hold_and_wrong_ones_are_counted():
     assert (await some.identified(bearer(token()), Scope.INFERENCE, "192.0.2.1")).tenant == "acme"
 
 
+@pytest.mark.parametrize("claims", [
+    {"exp": NOW - 31}, {"exp": None}, {"nbf": NOW + 31}, {"iat": NOW + 31}, {"iat": "now"},
+    {"aud": "other"}, {"iss": "https://other"}, {"sub": 1}, {"jti": 1}, {"tenant": None},
+])  # fmt: skip
+@pytest.mark.parametrize("is_required", [True, False])
+async def test_what_the_issuer_signed_is_no_guess_whatever_it_claims(claims, is_required):
+    """A client whose token is over tries it again; others at its address must not pay for that."""
+    some, _, _ = callers(is_required=is_required)
+    for _ in range(25):
+        with pytest.raises(RequestRefused, match="this token is") as caught:
+            await some.identified(bearer(token(**claims)), Scope.INFERENCE, "192.0.2.1")
+        assert caught.value.fault is Fault.KEY_WRONG
+    with pytest.raises(RequestRefused) as caught:
+        await some.identified(bearer(token(OTHER)), Scope.INFERENCE, "192.0.2.1")
+    assert caught.value.fault is Fault.KEY_WRONG
+    for _ in range(25):
+        with contextlib.suppress(RequestRefused):
+            await some.identified(bearer(token(OTHER, **claims)), Scope.INFERENCE, "192.0.2.1")
+    with pytest.raises(RequestRefused) as caught:
+        await some.identified(bearer(token(OTHER, **claims)), Scope.INFERENCE, "192.0.2.1")
+    assert caught.value.fault is Fault.KEYS_WRONG
+    with pytest.raises(RequestRefused) as caught:
+        await some.identified(bearer(token(**claims)), Scope.INFERENCE, "192.0.2.1")
+    assert caught.value.fault is Fault.KEY_WRONG, "its own answer, whoever guesses beside it"
+
+
 async def test_without_the_issuers_keys_no_token_is_taken_and_none_is_called_wrong():
     some, _, _ = callers(found_at=99)
     for _ in range(30):
