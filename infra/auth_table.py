@@ -29,7 +29,7 @@ class JwtTable(Table):
     audience: Annotated[Word, Option("For whom a token must be: its claim `aud`.")]
     jwks: Annotated[
         Word,
-        Option("The issuer's keys, a JWK Set: an https URL, or a file beside the router."),
+        Option("The issuer's keys, a JWK Set: an https URL, or the whole path of a file."),
     ]
     algorithms: Annotated[
         Annotated[tuple[Algorithm, ...], Field(min_length=1)],
@@ -53,6 +53,8 @@ class JwtTable(Table):
         host = urlsplit(jwks).hostname or ""
         if jwks.startswith("http://") and not _is_loopback(host):
             raise ValueError("write an https URL: whoever changes the keys on the way signs tokens")
+        if not jwks.startswith(("https://", "http://", "/")):
+            raise ValueError("write an https URL, or a file's whole path, like /etc/mesh/jwks.json")
         return jwks
 
 

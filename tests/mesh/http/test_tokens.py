@@ -130,6 +130,8 @@ def test_no_operator_may_choose_what_anybody_can_sign(algorithms):
         JwtTable(issuer="i", audience="a", jwks="/x", algorithms=algorithms)
     with pytest.raises(ValueError, match="https"):
         JwtTable(issuer="i", audience="a", jwks="http://id.example/keys")
+    with pytest.raises(ValueError, match="whole path"):
+        JwtTable(issuer="i", audience="a", jwks="jwks.json")
 
 
 @pytest.mark.parametrize(
