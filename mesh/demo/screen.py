@@ -64,7 +64,8 @@ class Screen:
         """Show where everything is, what is missing, and a first request to try, with how to get
         a key if it needs one. `ca`: who signed the routers' certificates."""
         self._is_up = True
-        self._console.print(_regions(topology, Counter(each.engine.region for each in missing)))
+        gone = Counter(each.engine.region for each in missing)
+        self._console.print(_regions(topology, gone, "nats" if ca is None else "tls"))
         if topology.links:
             round_trips = (f"{'–'.join(one.between)} {one.rtt_ms:g} ms" for one in topology.links)
             self._plain(f"round trips: {', '.join(round_trips)}")
@@ -76,6 +77,9 @@ class Screen:
             self._plain(f"not ready, for want of an engine: {', '.join(routers_not_ready)}")
         state = "running" if routers_not_ready else "ready"
         self._console.print(f"{state} after {took_s:.1f} s; Ctrl-C ends every process")
+        if ca is not None:
+            self._console.print("for the `nats` command (docs/operate.md):")
+            self._plain(nats_environment(topology, credentials, ca))
         if topology.auth.required:
             self._console.print("requests need a key (docs/keys.md); to make one:")
             self._plain(first_key(topology, credentials))
@@ -129,6 +133,14 @@ def first_key(topology: Topology, credentials: Path) -> str:
     return f'KEY="$(mesh keys create --tenant {shlex.quote(tenant)} --credentials {where})"'
 
 
+def nats_environment(topology: Topology, credentials: Path, ca: Path) -> str:
+    """What a shell needs for `nats` commands on the first region's encrypted bus."""
+    login = shlex.quote(
+        str(credentials / next(iter(topology.regions)) / "credentials/observer.env")
+    )
+    return f"set -a; . {login}; NATS_CA={shlex.quote(str(ca))}; set +a"
+
+
 def first_request(topology: Topology, model: str, ca: Path | None = None) -> str:
     """A curl command that streams one answer from the first region that has a replica. `ca`: who
     signed its certificate."""
@@ -152,12 +164,11 @@ def _missing(event: EngineMissing) -> str:
     return f"{event.agent.name}: {event.engine.url} does not serve yet: {event.why}"
 
 
-def _regions(topology: Topology, missing: Counter[str]) -> Table:
+def _regions(topology: Topology, missing: Counter[str], bus_scheme: str) -> Table:
     table = Table("region", "OpenAI endpoint", "NATS", "replicas", box=box.SIMPLE)
     for name, region in topology.regions.items():
         size = len(region.replicas)
         replicas = f"{size - missing[name]} of {size}" if missing[name] else str(size)
-        table.add_row(
-            name, f"{region.scheme}://{region.http}/v1", region.bus_url.replace(",", "\n"), replicas
-        )
+        servers = "\n".join(f"{bus_scheme}://{address}" for address in region.nats)
+        table.add_row(name, f"{region.scheme}://{region.http}/v1", servers, replicas)
     return table

@@ -1,6 +1,7 @@
 import io
 import json
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -67,6 +68,21 @@ def test_where_keys_are_required_the_command_that_makes_one_is_shown(tmp_path):
     assert line == f"""KEY="$({made} '{tmp_path}/a state')\""""
     listed = text(*required, "[tenants.initech]", f'key_sha256 = ["{"a" * 64}"]')
     assert "--tenant initech " in listed
+
+
+def test_of_an_encrypted_bus_is_shown_what_the_nats_command_needs(tmp_path):
+    state, ca = tmp_path / "a state", tmp_path / "a state" / "ca.pem"
+    login = state / "us" / "credentials" / "observer.env"
+    login.parent.mkdir(parents=True)
+    login.write_text("NATS_USER=observer\n")
+    mesh = load(DEFAULT_FILE)
+    plain = shown(lambda screen: screen.up(mesh, [], 4.2))
+    assert "nats://127.0.0.1:4101" in plain and "NATS_CA" not in plain
+    text = shown(lambda screen: screen.up(mesh, [], 4.2, ca=ca, credentials=state))
+    assert "tls://127.0.0.1:4101" in text and "nats://" not in text
+    [line] = [line for line in text.splitlines() if "NATS_CA" in line]
+    told = subprocess.check_output(["sh", "-ec", f"{line}; env"], text=True).splitlines()
+    assert {"NATS_USER=observer", f"NATS_CA={ca}"} <= set(told)
 
 
 def test_a_death_is_shown_with_its_log_and_what_follows():
