@@ -76,6 +76,17 @@ def workers_option(help: str, show_default: str | None = None) -> Decorator:
     return click.option("--workers", type=count, show_default=show_default, help=help)
 
 
+def bus_servers_option(help: str, show_default: str | None = None) -> Decorator:
+    """`--bus-servers`, the nats-servers of a region."""
+    return click.option(
+        "--bus-servers",
+        type=click.Choice(["1", "3"]),
+        callback=lambda ctx, param, value: value and int(value),
+        show_default=show_default,
+        help=help,
+    )
+
+
 def log_level_option(help: str) -> Decorator:
     """`--log-level`, of routers."""
     levels = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])

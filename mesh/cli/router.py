@@ -26,7 +26,13 @@ from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.ended_requests import KEPT, KEPT_MAX
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.adapters.tail_rule import SlowLimits
-from mesh.cli.choices import NATS_OPTIONS, ROUTING_OPTIONS, log_level_option, workers_option
+from mesh.cli.choices import (
+    NATS_OPTIONS,
+    ROUTING_OPTIONS,
+    bus_servers_option,
+    log_level_option,
+    workers_option,
+)
 from mesh.cli.console import CONSOLE_OPTIONS, console_config, serving
 from mesh.cli.console import NAMES as CONSOLE_NAMES
 from mesh.cli.modelled import checked_option, with_options
@@ -79,6 +85,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 )
 @with_options(CONSOLE_OPTIONS)
 @with_options(NATS_OPTIONS)
+@bus_servers_option(
+    "nats-servers that the region has, each with a copy of its streams.",
+    show_default="as mesh.toml says",
+)
 @click.option(
     "--prefix-key",
     envvar="MESH_PREFIX_KEY",

@@ -40,6 +40,7 @@ class RouterOptions:
     workers: int | None
     metrics: str | None
     console: str | None
+    bus_servers: int | None
     nats_url: str | None
     nats_user: str | None
     nats_password: str | None
@@ -86,7 +87,7 @@ def read_config(options: RouterOptions) -> RouterConfig:
                 options.nats_password,
                 options.bus_ca,
             ),
-            bus_servers=len(own.servers),
+            bus_servers=options.bus_servers or len(own.servers),
             settings=_settings(topology, options),
             hash_key=options.prefix_key or topology.mesh.name,
             entries=region_entries(topology),

@@ -27,7 +27,13 @@ from infra.nats.bundle import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.process import raise_limit
 from infra.topology import TopologyError
-from mesh.cli.choices import ROUTING_OPTIONS, config_option, log_level_option, workers_option
+from mesh.cli.choices import (
+    ROUTING_OPTIONS,
+    bus_servers_option,
+    config_option,
+    log_level_option,
+    workers_option,
+)
 from mesh.cli.modelled import with_options
 from mesh.cli.unusable import Unusable
 from mesh.demo.options import REPLICAS_HERE_MAX, DemoOptions, GivenEngine, GivenEngineKind
@@ -138,11 +144,8 @@ OWN_SECRETS = (
     show_default="what each shows at the start; vllm where it does not answer yet",
     help="The kind of the given engines, for their metrics; openai has none.",
 )
-@click.option(
-    "--bus-servers",
-    type=click.Choice(["1", "3"]),
-    callback=lambda ctx, param, value: value and int(value),
-    help="nats-servers of every region, instead of those in the configuration; 3 are a cluster.",
+@bus_servers_option(
+    "nats-servers of every region, instead of those in the configuration; 3 are a cluster."
 )
 @click.option(
     "--tls",

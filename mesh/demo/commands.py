@@ -85,6 +85,7 @@ class Commands:
             "--router": router,
             "--drain-s": str(ROUTER_DRAIN_S),
             "--config": str(options.config),
+            "--bus-servers": str(len(self.topology.region(region).servers)),
             "--http": str(http),
             "--log-level": options.log_level,
             "--policy": options.policy,

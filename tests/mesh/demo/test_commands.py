@@ -9,11 +9,13 @@ from agents.runtime.command import command
 from infra.address import Address
 from infra.nats import bundle
 from infra.topology import DEFAULT_FILE, load
+from mesh.cli import router
 from mesh.demo.commands import AGENT_DRAIN_S, ROUTER_DRAIN_S, Commands
-from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
+from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind, fitted
 from mesh.demo.state_directory import StateDirectory
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import GRACE_S
+from tests.support.nats_regions import SERVERS, mesh_toml
 
 KEY = "sk-s3cret"
 GIVEN = GivenEngine(
@@ -56,6 +58,25 @@ def test_the_key_is_in_a_file_of_its_agent_and_nowhere_else(commands):
     )
     for other in others:
         assert KEY not in f"{other.command} {other.environment}"
+
+
+@pytest.mark.parametrize(("clusters", "asked"), [((), 3), (("us",), 1), (("us",), None)])
+def test_a_router_knows_how_many_nats_servers_its_region_runs(
+    tmp_path, monkeypatch, clusters, asked
+):
+    """It reads mesh.toml, in whose place `mesh up` may run another number."""
+    file = tmp_path / "mesh.toml"
+    file.write_text(mesh_toml(("us",), clusters=clusters))
+    options = DemoOptions(config=file, state=tmp_path, bus_servers=asked)
+    topology = fitted(load(file), options)
+    files = bundle.write(topology, tmp_path / "config")
+    commands = Commands(topology, options, StateDirectory(tmp_path), Path("nats-server"), files)
+    program = commands.router("us", "r1", Address("127.0.0.1", 1), None)
+    found = []
+    monkeypatch.setattr(router, "_run", lambda config, *_: found.append(config))
+    with pytest.raises(SystemExit):
+        router.command.main(list(program.command[4:]))
+    assert found[0].bus_servers == (asked or SERVERS)
 
 
 def test_programs_have_ten_seconds_beyond_their_drain_before_they_are_killed():
