@@ -218,8 +218,10 @@ class Outbox:
             self._timer = self._loop.call_later(GATHER_S, self._go.set)
 
     def retransmit(self, inbox: str, first: int) -> None:
-        """Send frames of that response again soon, from that number on, as far as they are kept."""
+        """A router requests frames of that response: send them again soon, from that number on, as
+        far as they are kept, with those that wait for it."""
         router, _, stream = inbox.rpartition(".")
+        self._heard(router)
         if len(self._missed) < MISSED_MAX:
             self._missed[router, stream] = first
         if self._repeating is None:
@@ -238,13 +240,17 @@ class Outbox:
 
     def resync(self, router: str) -> None:
         """A router's keep-alive came: send the frames that wait for it, and its last END frames."""
+        self._heard(router)
+        self._send_again(router, self._sent.ends(router, self._connection.connected_s()))
+
+    def _heard(self, router: str) -> None:
+        """Frames wait for it no longer, as it is there."""
         if self._losses != self._connection.losses:
             self._note_losses()
         if self._alive is not None:
             self._alive.add(router)
         if router in self._waiting:
             self._empty.clear()
-        self._send_again(router, self._sent.ends(router, self._connection.connected_s()))
 
     def forget(self) -> None:
         """Drop what is too old to be retransmitted: call it now and then."""

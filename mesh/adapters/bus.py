@@ -178,6 +178,7 @@ class RouterBus:
     ) -> None:
         def back() -> None:
             self._returned.set()
+            self.paced_links.returned()
             on_back()
 
         self._client = await connect(
@@ -309,6 +310,9 @@ class RouterBus:
 
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: held.PromptBlocks) -> None:
         self.publish(subjects.prompt_blocks(region, replica), wire.encode(blocks))
+
+    def link_returned(self, region: RegionId) -> None:
+        self.paced_links.returned(region)
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         self.publish(subjects.cancel(region, replica), wire.encode(exchange.Cancel(inbox)))

@@ -170,6 +170,13 @@ class PacedLinks:
                 return True
         return False
 
+    def returned(self, region: RegionId | None = None) -> None:
+        """The link to that peer was lost for a moment; None: those to all."""
+        for peer, link in list(self._links.items()):
+            for way in (link.there, link.back) if region in (None, peer) else ():
+                way.pace.cut()
+                self._go_on(way)
+
     def unanswered(self, token: str) -> None:
         """The bus reports that nobody there takes pings."""
         for way in self._ways(token):

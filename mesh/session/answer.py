@@ -29,6 +29,7 @@ from schemas.state import Digest, decode_digest
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
 PROGRESS_S = 0.5  # between two progress events to the core
+REST_LOOKS = (2, 4, 8, 16)  # at an answer that is silent
 DOUBTED = 1  # of a head
 ENGINES_FAULT = (Outcome.ENGINE_LOST, Outcome.ENGINE_BROKEN, Outcome.ENGINE_FAILED)
 EVENT_STREAM = "text/event-stream"
@@ -132,6 +133,8 @@ class AnswerReceiver:
     given_out_last: bytes = b""  # the last event of it, or the last LAST_BYTES of several
     _progress_due_at: float = -inf
     _looked_at_bytes: int = 0  # that had been given out then
+    _looked_at_number: int = 0
+    _silent_looks: int = 0  # in turn
     _is_error: bool = False
     _credit_may_be_lost: bool = False  # its replica waits for something
     _missing_from: int = -1
@@ -210,6 +213,16 @@ class AnswerReceiver:
             return None
         self._looked_at_bytes = self.taken_bytes
         return ev.AttemptProgressed(self.key, self.attempt)
+
+    def may_lack_rest(self) -> bool:
+        """Whether its sender is to be asked for what follows, as the last frames may be lost: it
+        has begun, and is silent at the second look in turn, the 4th, and so on. To be called every
+        PROGRESS_S."""
+        is_silent = self.head is not None and self.next_number == self._looked_at_number
+        self._looked_at_number = self.next_number
+        self._silent_looks = looks = self._silent_looks + 1 if is_silent else 0
+        is_asked = self.lacks_frames or (self.pace is not None and self.is_credit_due)
+        return looks in REST_LOOKS and self.next_number > 0 and not is_asked
 
     def take(self) -> bytes:
         """The bytes that may be given out and have not been; empty when there are none."""
@@ -458,9 +471,7 @@ class AnswerReceiver:
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end), self.shows_ttft)
 
-    def _failed(
-        self, detail: str, status: int | None = None, *, blameless: bool = False
-    ) -> ev.Event:
+    def _failed(self, detail: str, status: int | None = None, *, blameless: bool = False) -> ev.Event:
         if self.is_whole:  # only what it cost was lost
             self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
             return ev.AnswerEnded(self.key, self.attempt, None)

@@ -262,13 +262,18 @@ class BusReceiver:
         return True
 
     def tick(self) -> None:
-        """Request again what was lost and has still not come; tell the core which streams flow."""
+        """Request again what was lost and has still not come, and what may be lost; tell the core
+        which streams flow."""
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + PROGRESS_S
-            for record in list(self.streams.values()):  # those that no frame is fed of
-                answer = None if record.direct_writer is None else record.answer
-                if answer is not None and (event := answer.looked_at()) is not None:
+            for record in list(self.streams.values()):
+                if (answer := record.answer) is None:
+                    continue
+                if answer.may_lack_rest() and self._bus.is_connected:
+                    self._request_rest(answer)
+                # Those that no frame is fed of.
+                if record.direct_writer is not None and (event := answer.looked_at()) is not None:
                     self._feed(event)
         for missing in self._missing.due(now, bus_is_there=self._bus.is_connected):
             self._request_again(missing, now)
@@ -281,6 +286,7 @@ class BusReceiver:
 
     def link_returned(self, region: RegionId) -> None:
         """The same of that region's answers: the link to it was lost for a moment."""
+        self._bus.link_returned(region)
         for record in self.streams.values():
             if record.answer is not None and record.answer.region == region:
                 self._request_rest(record.answer)

@@ -35,7 +35,8 @@ EMPTY_S = QUEUE_S / 3  # a queue that may as well be a process that was busy
 LATELY = 5  # parts, of which the fastest shows the queue: others were late for another reason
 SHORTEST_S = 30.0  # for so long a shortest time holds
 IDLE_S = 5.0  # after it nothing is known of what the link carries now
-LOST_S = 3.0  # without an answer: nobody answers there, or the link is cut
+# Without an answer, to any part: nobody answers there, or the link is cut. Answers wait meanwhile.
+LOST_S = 0.75
 BLIND_S = 0.0065  # for a part, at least
 # What an answer may send before its first credit, which nothing paces: many that begin at once are
 # to fit the slowest link that regions may have.
@@ -61,7 +62,7 @@ class LinkPace:
         self._part_s = BLIND_S  # that a part takes while nobody answers
         self._sent: deque[_Sent] = deque()  # those, oldest first
         self._number = 0
-        self._last_at = float("-inf")
+        self._last_at = self._answered_at = float("-inf")
         self._lately: deque[float] = deque(maxlen=LATELY)  # times that parts took, in seconds
         self._shortest_s: float | None = None
         self._shortest_until = float("-inf")
@@ -93,7 +94,7 @@ class LinkPace:
         while self._sent and self._sent[0].number <= number:
             part = self._sent.popleft()
             self.unpassed_bytes -= part.size
-        self.is_blind = False
+        self.is_blind, self._answered_at = False, now
         if part is None or part.number != number:
             return
         self._lately.append(max(now - part.at, 1e-4))
@@ -111,6 +112,11 @@ class LinkPace:
             window = max(self.window_bytes, min(self.window_bytes + part.size, wanted))
         self.window_bytes = min(max(window, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
+    def cut(self) -> None:
+        """The link was lost, and what was on its way or its answers with it."""
+        self._sent.clear()
+        self.unpassed_bytes = 0
+
     def unanswered(self) -> None:
         """Nobody is there to answer."""
         self.is_blind, self.window_bytes = True, WINDOW_BYTES_MIN
@@ -120,7 +126,9 @@ class LinkPace:
         """When `expire` has something to do; None while nothing is on its way."""
         if not self._sent:
             return None
-        return self._sent[0].at + (self._part_s if self.is_blind else LOST_S)
+        if self.is_blind:
+            return self._sent[0].at + self._part_s
+        return max(self._sent[0].at, self._answered_at) + LOST_S
 
     def expire(self, now: float) -> None:
         """Take for passed what nobody reports."""

@@ -271,6 +271,9 @@ class Bus(Protocol):
     def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
         """How far an answer's client has got, or from which frame on it is to be sent again."""
 
+    def link_returned(self, region: RegionId) -> None:
+        """The link to that region was lost for a moment."""
+
     def answer_peer(
         self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
     ) -> None:

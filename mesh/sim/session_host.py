@@ -185,6 +185,10 @@ class SessionHost(ABC):
         """Engines of the twin report no KV events."""
         return
 
+    def link_returned(self, region: RegionId) -> None:
+        """Nothing is paced."""
+        return
+
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         to = self._world.replicas[replica]
         self._send(to.site, to.receive_cancel, inbox)

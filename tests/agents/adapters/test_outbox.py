@@ -164,6 +164,17 @@ async def test_frames_that_wait_for_the_bus_go_with_their_routers_keepalive(outb
     assert said(bus) == ["7-1", "1-1", "2-1", "3-1", "8-1"]
 
 
+async def test_a_router_that_requests_frames_is_there(outbox, bus, monkeypatch):
+    monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 1000.0)
+    send(outbox, "1-1", 0)
+    await until_said(bus, "1-1#0")
+    bus.link.lost()
+    send(outbox, "1-1", 1)
+    await bus.back()
+    outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
+    await until(lambda: said(bus) == ["1-1#0", "1-1#0", "1-1#1"])
+
+
 async def test_a_router_without_a_keepalive_after_a_loss_is_waited_for_no_longer(
     outbox, bus, monkeypatch
 ):

@@ -83,6 +83,21 @@ async def test_parts_leave_as_those_before_them_have_passed(sent):
     assert sent.body("a") == record.body
 
 
+@pytest.mark.parametrize("region", [EU, None])
+async def test_what_a_link_lost_holds_up_nothing_once_it_is_back(sent, region):
+    sent.send("a", 64 * PART_BYTES)
+    lost, sent.pings = sent.pings, []
+    sent.bodies.returned("ap")
+    assert len(sent.parts) == PARTS_START
+    sent.bodies.returned(region)
+    assert len(sent.parts) == 2 * PARTS_START
+    for _, data in lost:  # late after all
+        sent.bodies.passed(PING_PREFIX + EU, data)
+    assert len(sent.parts) == 2 * PARTS_START
+    assert sent.answer()
+    assert len(sent.parts) > 2 * PARTS_START
+
+
 async def test_regions_that_only_a_frame_names_get_no_part_and_no_ping(sent):
     record = SimpleNamespace(body=b"x" * PART_BYTES)
     for number in range(1000):

@@ -93,6 +93,23 @@ def test_what_a_later_frame_shows_to_be_missing_is_sent_again(seed):
     assert set(outcomes(ring)) <= {"ok", Fault.ENGINE_FAILED.value.code}
 
 
+async def ends_lost(ring: Ring) -> None:
+    answer = {"kind": "stream", "events": 9, "size": 50, "gap_s": 0.05}
+    for _ in range(8):
+        ring.ask(ring.dice.random(), Ask(answer))
+    ring.bad_wire(0.0, 2.0, Trouble(lost=1.0, spared=lambda message: not has_end(message)))
+    await ring.end()
+
+
+@pytest.mark.parametrize("regions", [{}, REGIONS], ids=["own", "peer"])
+def test_an_end_that_is_lost_is_sent_again(regions):
+    """No later frame shows it, and nobody has lost the bus."""
+    ring = play_ring(0, ends_lost, **regions)
+    check(ring)
+    assert outcomes(ring) == ["ok"] * 8
+    assert max(client.took_s for client in ring.clients) < 5.0
+
+
 async def agent_lost(ring: Ring) -> None:
     ask_all(ring, GOOD, 8)
     ring.agent_restarts(ring.dice.random() * ASKS_S, 0.5)

@@ -309,6 +309,9 @@ class RingRouter:
     def send_blocks(self, region: RegionId, replica: ReplicaId, blocks: Any) -> None:
         """These engines publish no KV events."""
 
+    def link_returned(self, region: RegionId) -> None:
+        """Nothing is paced."""
+
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         self.member.publish(subjects.cancel(region, replica), encode(exchange.Cancel(inbox)))
 
