@@ -401,7 +401,7 @@ class AnswerReceiver:
         if isinstance(message, exchange.Lost):
             place = place_named(message.region, message.replica)
             why = f"replica {place[1]} of region {place[0]} was lost"
-            return self._failed(why, blameless=True)
+            return self._failed(why, blameless=True, replica_lost=True)
         assert isinstance(message, exchange.Refused)
         return self._refused(message)
 
@@ -471,11 +471,11 @@ class AnswerReceiver:
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end), self.shows_ttft)
 
-    def _failed(self, detail: str, status: int | None = None, *, blameless: bool = False) -> ev.Event:
+    def _failed(self, detail: str, status: int | None = None, **about: bool) -> ev.Event:
         if self.is_whole:  # only what it cost was lost
             self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
             return ev.AnswerEnded(self.key, self.attempt, None)
-        return ev.AttemptFailed(self.key, self.attempt, detail, status, blameless=blameless)
+        return ev.AttemptFailed(self.key, self.attempt, detail, status, **about)
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
         if now < self._progress_due_at:

@@ -2,11 +2,11 @@
 
 A refusal leads back into the hold queue until there were `refusals_max` of them, a failure before
 the first byte until there were `failures_max` or no place is left; a peer that was lost with its
-link is tried again where there is no other. After it, another engine goes on with the stream
-(`continued_streams`), or a failure is the request's end. Of an attempt on a pair of replicas both
-stages are over, and what is still under way is cancelled. The places to blame are in
-`RequestRecord.failed`. After an engine's server error the region's budget of retries (`retries`)
-must allow another one.
+link is tried again where there is no other, and counts as one that refused. After it, another
+engine goes on with the stream (`continued_streams`), or a failure is the request's end. Of an
+attempt on a pair of replicas both stages are over, and what is still under way is cancelled. The
+places to blame are in `RequestRecord.failed`. After an engine's server error the region's budget of
+retries (`retries`) must allow another one.
 
 Reads: begun, inflight, replicas, retries, settings.
 Writes: nothing.
@@ -104,7 +104,15 @@ def on_failed(
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)
     unanswered = event.blameless and record.peer is not None
-    failed(state, record, event.detail, now, in_prefill=event.prefill, unanswered=unanswered)
+    failed(
+        state,
+        record,
+        event.detail,
+        now,
+        in_prefill=event.prefill,
+        unanswered=unanswered,
+        replica_lost=event.replica_lost,
+    )
     queue_scheduler.place_waiting(state, now)
 
 
@@ -166,13 +174,15 @@ def failed(
     same_again: bool = False,
     in_prefill: bool = False,
     unanswered: bool = False,
+    replica_lost: bool = False,
 ) -> None:
     """Back into the hold queue if another attempt may help; the caller tries held requests.
 
     `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
     in the prefill stage of an attempt on a pair. `unanswered`: its place is a peer that may have
-    done no wrong, as a link or one of its replicas was lost: where no other place is left, it is
-    tried again, once it can be reached.
+    done no wrong, as a link or one of its replicas (`replica_lost`) was lost: where no other place
+    is left, it is tried again, once it can be reached. What a link or silence ends says nothing of
+    the request: it is limited as refusals are, and not as what may have killed a replica.
     """
     if continued_streams.may_go_on(state, record):
         continued_streams.broke(state, record, detail, now, avoid_place=not same_again)
@@ -181,11 +191,17 @@ def failed(
         detail += continued_streams.why_not(record)
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
         return
-    record.failed(avoid_place=not same_again, in_prefill=in_prefill, unanswered=unanswered)
+    counts = replica_lost or not unanswered
+    if not counts:
+        record.refused(now)
+    record.failed(
+        avoid_place=not same_again, in_prefill=in_prefill, unanswered=unanswered, counts=counts
+    )
     reconsider(state, record)
     has_places = same_again or unanswered or timeouts.others_serve(state, record)
     has_places = has_places or model_choice.other(state, record, now) is not None
     is_worth = has_places and record.is_worth_another(state.settings.failures_max)
+    is_worth = is_worth and record.refusals < state.settings.refusals_max
     if is_worth and _may_retry(state, record, now):
         queue_scheduler.hold(state, record, now)
         model_choice.retarget(state, record, now)

@@ -219,7 +219,7 @@ class AttemptFailed:
 
     `preempted`: its agent gave offline work back, for online requests. `prefill`: the prefill stage
     failed; with a client error as its `status`, the request would fail everywhere. `blameless`: by
-    the bus, a link, or time; the engine may be well.
+    the bus, a link, or time; the engine may be well. `replica_lost`: so its region's router says.
     """
 
     key: int
@@ -229,6 +229,7 @@ class AttemptFailed:
     preempted: bool = False
     prefill: bool = False
     blameless: bool = False
+    replica_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

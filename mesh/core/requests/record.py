@@ -371,15 +371,20 @@ class RequestRecord(Failures):
         self.prefill.is_open = False
 
     def failed(
-        self, *, avoid_place: bool, in_prefill: bool = False, unanswered: bool = False
+        self,
+        *,
+        avoid_place: bool,
+        in_prefill: bool = False,
+        unanswered: bool = False,
+        counts: bool = True,
     ) -> None:
         """This attempt failed before its first byte.
 
         `in_prefill`: in its prefill stage. An error that the decode engine of a pair answers with
         may be of the transfer, and so of either engine. `unanswered`: its peer may have done no
-        wrong.
+        wrong. `counts`: as one of `failures_max`.
         """
-        self.failures += 1
+        self.failures += counts
         place, stage = self.peer or self.replica, self.prefill
         if not avoid_place or place is None:
             return

@@ -203,10 +203,11 @@ class Stage:
         status = int(answered[0]) if answered else None
         self.feed(ev.AttemptFailed(*self._which(key, fields), "it broke", status))
 
-    def do_lost(self, key: str, **fields: str) -> None:
-        """Frames of it were, or its replica: its peer may have done no wrong."""
-        why = "a frame was lost"
-        self.feed(ev.AttemptFailed(*self._which(key, fields), why, blameless=True))
+    def do_lost(self, key: str, *replica: str, **fields: str) -> None:
+        """Frames of it were, or its `replica`: its peer may have done no wrong."""
+        attempt, why = self._which(key, fields), f"its {' '.join(replica) or 'frame'} was lost"
+        lost = bool(replica)
+        self.feed(ev.AttemptFailed(*attempt, why, blameless=True, replica_lost=lost))
 
     def do_end(self, key: str, **fields: str) -> None:
         self.feed(ev.AnswerEnded(*self._which(key, fields)))

@@ -52,8 +52,8 @@ class Sender:
         return self.send(Frame.END, wire.encode(exchange.End(outcome, detail, 9, 4, 2, 0.1)))
 
 
-def failure(detail: str, status: int | None = None, *, blameless: bool = False) -> ev.AttemptFailed:
-    return ev.AttemptFailed(KEY, ATTEMPT, detail, status, blameless=blameless)
+def failure(detail: str, status: int | None = None, **about: bool) -> ev.AttemptFailed:
+    return ev.AttemptFailed(KEY, ATTEMPT, detail, status, **about)
 
 
 # Order.
@@ -164,7 +164,7 @@ def test_a_peer_says_that_its_replica_is_lost() -> None:
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\n")
     event = sender.send(Frame.LOST, wire.encode(exchange.Lost("eu", "g1")), 0)
-    assert event == failure("replica g1 of region eu was lost", blameless=True)
+    assert event == failure("replica g1 of region eu was lost", blameless=True, replica_lost=True)
 
 
 # Events are given out whole.

@@ -141,7 +141,7 @@ def test_a_peer_that_answers_nobody_gets_little_work_and_is_tried_again():
         if number > 20 and number % 2:
             forwarded.append(region.ask())
     assert 0 < sum(forwarded) < 20, "289 of 289 without"
-    for key in list(region.sent):  # its clients leave; the peer is mended
+    for key in list(region.core.inflight):  # all clients leave; the peer is mended
         region.feed(ev.ClientGone(key))
     region.sent.clear()
     region.queued = 4000  # 0.4 s
