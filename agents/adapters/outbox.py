@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 GATHER_S = 0.001
 REPEAT_S = 0.05  # whole batches miss frames at once, and searching for them takes time
 MISSED_MAX = 8192  # streams to retransmit at once; a router repeats what is beyond
+HEARD_MAX = 1024  # routers noted as heard since the bus was away; a fleet has far fewer
 FRAME_BYTES_MAX = 128 * 1024  # far below any max_payload; engines' chunks are smaller anyway
 KEPT_S = SILENCE_ABROAD_S + 2.0  # with the bus there; a router that is silent longer is given up
 KEPT_BYTES_MAX = 16 * 1024 * 1024
@@ -247,7 +248,7 @@ class Outbox:
         """Frames wait for it no longer, as it is there."""
         if self._losses != self._connection.losses:
             self._note_losses()
-        if self._alive is not None:
+        if self._alive is not None and len(self._alive) < HEARD_MAX:
             self._alive.add(router)
         if router in self._waiting:
             self._empty.clear()

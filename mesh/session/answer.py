@@ -471,11 +471,25 @@ class AnswerReceiver:
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end), self.shows_ttft)
 
-    def _failed(self, detail: str, status: int | None = None, **about: bool) -> ev.Event:
+    def _failed(
+        self,
+        detail: str,
+        status: int | None = None,
+        *,
+        blameless: bool = False,
+        replica_lost: bool = False,
+    ) -> ev.Event:
         if self.is_whole:  # only what it cost was lost
             self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
             return ev.AnswerEnded(self.key, self.attempt, None)
-        return ev.AttemptFailed(self.key, self.attempt, detail, status, **about)
+        return ev.AttemptFailed(
+            self.key,
+            self.attempt,
+            detail,
+            status,
+            blameless=blameless,
+            replica_lost=replica_lost,
+        )
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
         if now < self._progress_due_at:

@@ -5,7 +5,7 @@ import asyncio
 import nats.errors
 import pytest
 
-from agents.adapters.outbox import GATHER_S, MISSED_MAX, BusConnection, Outbox
+from agents.adapters.outbox import GATHER_S, HEARD_MAX, MISSED_MAX, BusConnection, Outbox
 from infra.process import end_all
 from schemas.exchange import Frame, pack_frame, unpack_frame
 from schemas.parcels import PARCEL, parcelled, unpack_parcel
@@ -173,6 +173,14 @@ async def test_a_router_that_requests_frames_is_there(outbox, bus, monkeypatch):
     await bus.back()
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
     await until(lambda: said(bus) == ["1-1#0", "1-1#0", "1-1#1"])
+
+
+async def test_made_up_names_of_routers_that_request_frames_take_little_room(outbox, bus):
+    bus.link.lost()
+    await bus.back()
+    for number in range(HEARD_MAX + 9):
+        outbox.retransmit(f"_INBOX.us.r{number}.1", 0)
+    assert len(outbox._alive) == HEARD_MAX
 
 
 async def test_a_router_without_a_keepalive_after_a_loss_is_waited_for_no_longer(
