@@ -18,7 +18,7 @@ from infra.process import LimitedLog, end_all, run_all
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.output_line import NO_TOKENS, Tokens, is_error
 from mesh.batch.queues import TakenTask
-from mesh.batch.records import JobUnknown, ResultHead, StoreError
+from mesh.batch.records import JobUnknown, ResultHead, StoreError, StoreUnavailable
 from mesh.batch.store import BatchStore
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 TASKS_AT_ONCE = 2  # a check of a large file should not keep a small one waiting
 TASK_WAIT_S = 5.0  # for a task, before another pull
 TASK_RETRY_S, TASK_RETRY_S_MAX = 1.0, 60.0
+AWAY_RETRY_S_MAX = 4.0  # where the store was away: it says nothing of the task
 CHECKS_MAX = 20  # of one job whose check fails by a defect of ours
 WRITE_S = 1.0  # between two writes of one job's counts
 LOOK_S = 0.2  # how often it is looked which jobs are due
@@ -345,6 +346,8 @@ class JobFollower:
                 await work(taken.job)
             await self._store.tasks.ack(taken)
         except StoreError as error:
+            if isinstance(error, StoreUnavailable):
+                retry_s = min(retry_s, AWAY_RETRY_S_MAX)
             why = type(error).__name__
             text = "%s of %s again in %g s: %s"
             self._log.warning("task", why, text, taken.task, taken.job, retry_s, error)

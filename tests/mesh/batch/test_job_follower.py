@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,11 @@ import pytest
 
 from infra.batch_table import BatchTable
 from infra.process import end_all
+from mesh.batch import job_follower
 from mesh.batch.job_follower import JobFollower, JobMetrics
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.output_line import Tokens
-from mesh.batch.records import FileUnknown, Line, NewFile
+from mesh.batch.records import FileUnknown, Line, NewFile, StoreUnavailable
 from mesh.batch.store import BatchStore
 from schemas.batch import JobStatus, Purpose
 from schemas.http import CHAT
@@ -46,6 +48,20 @@ class EndlessTasks(JobTasks):
     async def check(self, job_id: str) -> None:
         self.began.set()
         await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class OftenAway(JobTasks):
+    """Whose store is away during the first checks."""
+
+    tried_at: list[float] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def check(self, job_id: str) -> None:
+        self.tried_at.append(time.monotonic())
+        if len(self.tried_at) < 6:
+            raise StoreUnavailable("the connection to nats-server was lost")
+        self.done.set()
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +103,19 @@ async def test_a_task_is_given_back_once(stores) -> None:
                 pass
         await follower.stop()
         assert await other.tasks.take(1.0) is None
+
+
+async def test_a_check_is_done_soon_after_the_store_was_away_often(stores, monkeypatch) -> None:
+    """Not after a minute, as one that the store refuses each time."""
+    monkeypatch.setattr(job_follower, "TASK_RETRY_S", 0.2)
+    monkeypatch.setattr(job_follower, "AWAY_RETRY_S_MAX", 0.4)
+    store, other = stores
+    tasks = OftenAway(store, time.time)
+    async with following(store, tasks):
+        await submit(other, request_line("a"))
+        async with asyncio.timeout(WAIT_S):
+            await tasks.done.wait()
+    assert max(later - at for at, later in itertools.pairwise(tasks.tried_at)) < 2.0
 
 
 async def test_a_job_that_is_deleted_before_its_end_is_forgotten(stores, monkeypatch) -> None:
