@@ -13,7 +13,7 @@ itself or by a call of theirs; the test sees assignments and changes of plain di
 import ast
 import re
 
-from tests.test_tidy import parsed, python_files, relative
+from tests.test_tidy import files_that_spell, parsed, relative
 
 CORES = ("mesh/core", "agents/core")
 STATES = ("RouterState", "RunnerState", "AgentState")
@@ -74,7 +74,7 @@ def words(document: str, kind: str, module: str) -> str:
 
 
 def test_each_module_says_what_it_reads_and_writes_of_the_state() -> None:
-    for path in python_files(*CORES):
+    for path in files_that_spell("|".join(STATES), *CORES):
         tree = parsed(path)
         document = ast.get_docstring(tree) or ""
         if takes_state(tree) and WHOLE not in document:
