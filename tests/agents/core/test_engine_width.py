@@ -24,8 +24,8 @@ class Engine(Bench):
     """An agent in front of an engine: it computes so many prompts and answers as `starts` lets."""
 
     def __init__(self, places: int, *, one_prompt_at_a_time: bool = False, **replica) -> None:
-        values = {"engine": "openai", "counts_own": True, "outstanding_max": USUAL, **replica}
-        super().__init__(**values)
+        values = {"engine": "openai", "counts_own": True, "outstanding_max": USUAL}
+        super().__init__(**{**values, "heartbeat_s": 1e6, **replica})
         self.read(NOTHING_KNOWN)
         self.places, self.one_prompt_at_a_time = places, one_prompt_at_a_time
         self.prompt_s, self.answer_s = 0.3, 6.0
@@ -118,7 +118,7 @@ def test_one_that_batches_is_never_narrowed(part, one_prompt_at_a_time) -> None:
             first, then = (mean * dice.lognormvariate(0.0, spread) for mean in means)
             return min(first, 1e3), min(then, 1e3)
 
-        engine = Engine(USUAL, one_prompt_at_a_time=one_prompt_at_a_time, heartbeat_s=1e6)
+        engine = Engine(USUAL, one_prompt_at_a_time=one_prompt_at_a_time)
         engine.run(60, sizes, clients=dice.randint(2, USUAL))
         assert engine.known is None, f"seed {seed}"
         assert engine.beat.outstanding_max == USUAL
