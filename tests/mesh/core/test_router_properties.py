@@ -92,9 +92,7 @@ def test_the_same_events_have_the_same_effects(seed):
 
 def test_the_order_of_hashes_changes_nothing():
     """Strings hash differently in every process: iteration over a set shows here."""
-    seen = {fingerprint(7)}
-    for hash_seed in ("1", "2"):
-        env = os.environ | {"PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "tests.mesh.core.chaos", "7"]
-        seen.add(subprocess.check_output(command, env=env, text=True, cwd=ROOT).strip())
-    assert len(seen) == 1
+    env = os.environ | {"PYTHONHASHSEED": "1"}  # this process has another one
+    command = [sys.executable, "-m", "tests.mesh.core.chaos", "7"]
+    told = subprocess.check_output(command, env=env, text=True, cwd=ROOT)
+    assert told.strip() == fingerprint(7)

@@ -50,21 +50,19 @@ def test_every_process_makes_the_same_under_any_hash_seed():
     code = (
         "from mesh.sim.workloads import *; from tests.mesh.sim.workloads.forest import digest\n"
         "for name in WORKLOADS:\n"
-        "    print(name, digest(make(name, duration_s=5.0)))\n"
-        "    print(name, digest(make(name, duration_s=5.0, rate_per_s=9.0)))\n"
+        "    print(digest(make(name, duration_s=5.0)))\n"
+        "    print(digest(make(name, duration_s=5.0, rate_per_s=9.0)))\n"
     )
-    lines = {
-        seed: subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        for seed in ("0", "4711")
-    }
-    assert len(lines["0"]) == 2 * len(WORKLOADS)
-    assert lines["0"] == lines["4711"]
+    told = subprocess.check_output(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": "4711", "PYTHONPATH": "."},  # this process has another
+        text=True,
+    )
+    assert told.splitlines() == [
+        str(digest(make(name, duration_s=5.0, **more)))
+        for name in WORKLOADS
+        for more in ({}, {"rate_per_s": 9.0})
+    ]
 
 
 @pytest.mark.parametrize("name", CLOSED)
