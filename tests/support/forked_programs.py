@@ -32,7 +32,9 @@ import uvloop
 from mesh.demo.commands import PRELOADED
 from mesh.supervisor import parent_death, preloaded
 
-PROGRAMS = ("mesh.cli.main", "agents.cli", "mesh.supervisor.preloaded")
+# Its start has a deadline: it is a fork only once others were, so that all is imported.
+LARGE_BODIES = "mesh.http.large_body_process"
+PROGRAMS = ("mesh.cli.main", "agents.cli", "mesh.supervisor.preloaded", LARGE_BODIES)
 MODULES = (*PRELOADED, "mesh.cli.up", *PROGRAMS)
 AT_START = ("PYTHON", "OTEL_", "LD_", "LC_", "LANG", "TZ", "SSL_")
 PR_SET_CHILD_SUBREAPER = 36
@@ -52,6 +54,7 @@ class Forks:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self.has_forked = False
 
     def use(self, control: socket.socket) -> None:
         """That process runs already."""
@@ -74,6 +77,7 @@ class Forks:
             finally:
                 _take_orphans(False)
         assert answer, "the process that forks programs has ended"
+        self.has_forked = True
         return int(answer)
 
     def start(self) -> None:
@@ -90,7 +94,7 @@ class Forks:
                 cwd=Path(__file__).parents[2],
                 env=ENVIRONMENT,
             )
-        self._socket = ours
+        self._socket, self.has_forked = ours, False
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -124,7 +128,7 @@ def install(*, now: bool = False) -> None:
 def _execute_child(self: subprocess.Popen[bytes], *given: Any, **named: Any) -> None:
     wanted = SIGNATURE.bind(self, *given, **named).arguments
     found = _program(wanted)
-    if found is None:
+    if found is None or (found[2] == LARGE_BODIES and not FORKS.has_forked):
         execute(self, *given, **named)
         return
     streams = [wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"]]
@@ -150,7 +154,7 @@ def _program(wanted: dict[str, Any]) -> tuple[int | None, bool, str, list[str]] 
     if words[:4] == launcher:
         parent, words = int(words[4]), words[5:]
     at_once = words[1:2] == ["-u"]
-    words = words[:1] + words[1 + at_once :]
+    words = words[:1] + words[1 + (words[1:2] in (["-u"], ["-P"])) :]
     if words[:2] != [sys.executable, "-m"] or words[2] not in PROGRAMS:
         return None
     if any(wanted[name] != usual for name, usual in PLAIN.items()):
