@@ -32,7 +32,7 @@ def test_round_robin_runs_the_chapter_s_half_empty_batches_all_the_time():
     # Output 23.2.1: 303 requests/s, batches 45% full, 240 GPU seconds in a minute of 4 replicas.
     settings = RouterSettings(policy="round-robin", pushing=parse_pushing("blind"))
     config = WorldConfig(regions={RegionId("us"): [CHAPTER] * 4}, settings=settings)
-    played = run(chapter(duration_s=12.0, seed=1), config)
+    played = run(chapter(duration_s=6.0, seed=1), config)
     assert played["failed"] == played["shed"] == 0
     assert played["batch_occupancy"] == pytest.approx(0.45, abs=0.04)
     assert played["gpu_busy_s"] / played["duration_s"] == pytest.approx(240.1 / 60, rel=0.02)
