@@ -44,9 +44,11 @@ class LazyGroup(click.Group):
 def _imported(place: str) -> click.Command:
     """That command. What it imports stays: to collect meanwhile is a tenth of the time."""
     module, _, name = place.partition(":")
+    collects = gc.isenabled()
     gc.disable()
     try:
         command: click.Command = getattr(importlib.import_module(module), name or "command")
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
     return command

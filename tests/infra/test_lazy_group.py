@@ -27,6 +27,15 @@ def test_garbage_is_collected_again_after_the_import_even_if_that_fails():
     assert GROUP.get_command(context, "unknown") is None
 
 
+def test_who_collects_none_still_collects_none():
+    gc.disable()
+    try:
+        GROUP.get_command(click.Context(GROUP), "engine-sim")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
