@@ -37,7 +37,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.settings import with_changes
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.hold_queue import make_order
-from mesh.core.requests.record import RequestRecord, RequestState
+from mesh.core.requests.record import Cause, RequestRecord, RequestState
 from mesh.core.state import RouterState
 from schemas.exchange import Refusal
 from schemas.http import Fault
@@ -336,11 +336,10 @@ def _check(state: RouterState, record: RequestRecord, now: float) -> None:
         if timeouts.is_left_waiting(state, record, now):  # another router there may place it
             failed_attempts.refused(state, record, now)
         else:
-            fell_silent = record.peer is not None and not record.waits_at_peer
-            in_prefill = record.is_prefilling
-            failed_attempts.failed(
-                state, record, lost, now, in_prefill=in_prefill, unanswered=fell_silent
-            )
+            cause = Cause.PREFILL if record.is_prefilling else Cause.PLACE
+            if record.peer is not None and not record.waits_at_peer:
+                cause = Cause.LINK
+            failed_attempts.failed(state, record, lost, now, cause)
     elif record.is_prefilling:
         attempts.tell_held_if_due(state, record.request, now)
 

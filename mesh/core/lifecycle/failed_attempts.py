@@ -27,6 +27,8 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import KEPT_RESPONSE, is_keeper_name, model_of
 from mesh.core.requests.record import (
+    MAYBE_INNOCENT,
+    Cause,
     RequestRecord,
     RequestState,
     is_client_error,
@@ -103,16 +105,10 @@ def on_failed(
         attempts.rest(state, record, now, in_prefill=event.prefill)
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)
-    unanswered = event.blameless and record.peer is not None
-    failed(
-        state,
-        record,
-        event.detail,
-        now,
-        in_prefill=event.prefill,
-        unanswered=unanswered,
-        replica_lost=event.replica_lost,
-    )
+    cause = Cause.PREFILL if event.prefill else Cause.PLACE
+    if event.blameless and record.peer is not None:
+        cause = Cause.PEERS_REPLICA if event.replica_lost else Cause.LINK
+    failed(state, record, event.detail, now, cause)
     queue_scheduler.place_waiting(state, now)
 
 
@@ -170,35 +166,26 @@ def failed(
     record: RequestRecord,
     detail: str,
     now: float,
-    *,
-    same_again: bool = False,
-    in_prefill: bool = False,
-    unanswered: bool = False,
-    replica_lost: bool = False,
+    cause: Cause = Cause.PLACE,
 ) -> None:
     """Back into the hold queue if another attempt may help; the caller tries held requests.
 
-    `same_again`: its place may be tried again, as another process runs there now. `in_prefill`:
-    in the prefill stage of an attempt on a pair. `unanswered`: its place is a peer that may have
-    done no wrong, as a link or one of its replicas (`replica_lost`) was lost: where no other place
-    is left, it is tried again, once it can be reached. What a link or silence ends says nothing of
-    the request: it is limited as refusals are, and not as what may have killed a replica.
+    What a link or silence ends says nothing of the request: it is limited as refusals are, and not
+    as what may have killed a replica.
     """
+    is_restart = cause is Cause.RESTART
     if continued_streams.may_go_on(state, record):
-        continued_streams.broke(state, record, detail, now, avoid_place=not same_again)
+        continued_streams.broke(state, record, detail, now, avoid_place=not is_restart)
         return
     if record.has_started or record.is_handed_over:
         detail += continued_streams.why_not(record)
         ends.fail(state, record, now, Fault.ENGINE_FAILED, detail)
         return
-    counts = replica_lost or not unanswered
-    if not counts:
+    if cause is Cause.LINK:
         record.refused(now)
-    record.failed(
-        avoid_place=not same_again, in_prefill=in_prefill, unanswered=unanswered, counts=counts
-    )
+    record.failed(cause)
     reconsider(state, record)
-    has_places = same_again or unanswered or timeouts.others_serve(state, record)
+    has_places = is_restart or cause in MAYBE_INNOCENT or timeouts.others_serve(state, record)
     has_places = has_places or model_choice.other(state, record, now) is not None
     is_worth = has_places and record.is_worth_another(state.settings.failures_max)
     is_worth = is_worth and record.refusals < state.settings.refusals_max
@@ -237,5 +224,5 @@ def replica_lost(
     for record in lost:
         if record.prefill is not None:
             attempts.cancel(state, record)  # the other one of the pair may be at work
-        failed(state, record, f"replica {name} was lost: {why}", now, same_again=True)
+        failed(state, record, f"replica {name} was lost: {why}", now, Cause.RESTART)
     queue_scheduler.place_waiting(state, now)

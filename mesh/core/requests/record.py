@@ -86,6 +86,19 @@ class Suspect(NamedTuple):
     is_peer: bool
 
 
+class Cause(Enum):
+    """What ended an attempt before its first byte, and so what it says of its place."""
+
+    PLACE = auto()  # its replica or peer: it is avoided
+    PREFILL = auto()  # the prefill replica of a pair, or the transfer
+    LINK = auto()  # a link, or silence of a peer that may have done no wrong: counts as a refusal
+    PEERS_REPLICA = auto()  # a peer's replica was lost: that region has others
+    RESTART = auto()  # another process runs at its place, which may be tried again
+
+
+MAYBE_INNOCENT = (Cause.LINK, Cause.PEERS_REPLICA)  # places are tried again where no other is left
+
+
 class ImpossibleTransition(AssertionError):
     """A transition that the table lacks: a defect of the router, or of the batch runner."""
 
@@ -370,30 +383,20 @@ class RequestRecord(Failures):
         assert self.prefill is not None, "only a stage ends"
         self.prefill.is_open = False
 
-    def failed(
-        self,
-        *,
-        avoid_place: bool,
-        in_prefill: bool = False,
-        unanswered: bool = False,
-        counts: bool = True,
-    ) -> None:
-        """This attempt failed before its first byte.
-
-        `in_prefill`: in its prefill stage. An error that the decode engine of a pair answers with
-        may be of the transfer, and so of either engine. `unanswered`: its peer may have done no
-        wrong. `counts`: as one of `failures_max`.
-        """
-        self.failures += counts
+    def failed(self, cause: Cause) -> None:
+        """This attempt failed before its first byte. An error that the decode engine of a pair
+        answers with may be of the transfer, and so of either engine."""
+        self.failures += cause is not Cause.LINK
         place, stage = self.peer or self.replica, self.prefill
-        if not avoid_place or place is None:
+        if cause is Cause.RESTART or place is None:
             return
+        in_prefill = cause is Cause.PREFILL
         if stage is None or not in_prefill:
             self.avoid |= {place}
         if stage is not None and (in_prefill or self.engine_status is not None):
             self.avoid |= {stage.replica}
             self.maybe_innocent |= self.avoid & {place}
-        if unanswered:
+        if cause in MAYBE_INNOCENT:
             self.maybe_innocent |= {place}
 
     def trust_again(self) -> None:
