@@ -161,7 +161,6 @@ def routing_defaults() -> dict[str, Any]:
     return {
         "policy": own.policy,
         "pushing": str(own.pushing),
-        "hold_order": own.hold_order.value,
         "topology": settings.RoutingScope.MESH.value,
         "hops_max": own.hops_max,
         "queue_delay_s_max": own.queue_delay_s_max,

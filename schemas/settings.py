@@ -157,13 +157,6 @@ PushingRule = Annotated[
 ]
 
 
-class HoldOrder(StrEnum):
-    """In which order held requests are tried."""
-
-    FIRST_COME = "first-come"  # by priority and arrival
-    HIT_RATIO = "hit-ratio"  # Preble's priority groups by the part of the prompt that is cached
-
-
 class ContinueStreams(StrEnum):
     """Which streams that break another engine goes on with."""
 
@@ -194,15 +187,6 @@ class RoutingTable(Table):
             "When a replica may be given more work: blind, pending or outstanding:N.",
             "RULE",
             f"{_TOML} or {PENDING}",
-        ),
-    ] = None
-    hold_order: Annotated[
-        HoldOrder | None,
-        Option(
-            "Which held request is tried first: the oldest (with the policy mesh, one with less to "
-            "compute), or the one with most of its prompt cached.",
-            f"[{'|'.join(HoldOrder)}]",
-            f"{_TOML} or {HoldOrder.FIRST_COME}",
         ),
     ] = None
     topology: Annotated[
@@ -243,7 +227,6 @@ class RoutingTable(Table):
             "policy": self.policy,
             "policy_by_priority": tuple(self.policy_by_priority.items()),
             "pushing": self.pushing,
-            "hold_order": self.hold_order,
             "hops_max": self.hops_max,
             "queue_delay_s_max": self.queue_delay_s_max,
             "own_ttft_goal_s": None if goal_ms is None else goal_ms / 1000,
@@ -259,7 +242,6 @@ ORDERED_KEYS = (
     "policy",
     "policy_by_priority",
     "pushing",
-    "hold_order",
     "hops_max",
     "queue_delay_s_max",
     "own_ttft_goal_ms",

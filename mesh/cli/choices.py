@@ -32,7 +32,6 @@ def known_policy(ctx: click.Context, param: click.Parameter, value: str | None) 
 ROUTING_OPTIONS = (
     checked_option(RoutingTable, "policy", help=POLICIES_HELP, callback=known_policy),
     checked_option(RoutingTable, "pushing"),
-    checked_option(RoutingTable, "hold_order"),
 )
 
 BUS_CA_OPTION = click.option(

@@ -175,7 +175,7 @@ def command(**given: Any) -> None:
     """
     logging.basicConfig(level=given.pop("log_level"), format=LOG_FORMAT)
     consoles = {name: given.pop(name) for name in CONSOLE_NAMES}
-    routing = {name: given.pop(name) for name in ("policy", "pushing", "hold_order")}
+    routing = {name: given.pop(name) for name in ("policy", "pushing")}
     limits = {name: given.pop(name) for name in ("hold_max", "hold_s_max", "request_s_max")}
     record, record_bytes_max = given.pop("record"), given.pop("record_bytes_max")
     others = {

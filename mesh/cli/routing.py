@@ -53,7 +53,7 @@ def command() -> None:
 
     What is set goes before mesh.toml and the routers' options, also for routers that start later,
     until it is cleared. Keys are those of `[routing]`: policy, policy_by_priority.high (normal,
-    low), pushing, hold_order, hops_max, queue_delay_s_max, own_ttft_goal_ms.
+    low), pushing, hops_max, queue_delay_s_max, own_ttft_goal_ms.
     `mesh changes` lists who set what, and why.
     """
 

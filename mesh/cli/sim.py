@@ -18,11 +18,11 @@ from mesh.sim.study.results import out_file, print_study, write_csv
 from mesh.sim.study.run_cells import RunFailed, play_all, progress_bar
 from mesh.sim.study.scenario import checked_policy
 from mesh.sim.study.settings import SimSettings
-from schemas.settings import HoldOrder, parse_pushing
+from schemas.settings import parse_pushing
 
 EXIT_DIFFERENT = EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130
-WITH_REPLAY = ("policy", "pushing", "hold_order")
+WITH_REPLAY = ("policy", "pushing")
 
 
 @click.command()
@@ -30,8 +30,8 @@ WITH_REPLAY = ("policy", "pushing", "hold_order")
 @click.option(
     "--replay",
     "recording",
-    help="Feed a recording of `mesh router --record` to a fresh core, with the --policy, "
-    "--pushing or --hold-order given here or else its own, and show where it decides otherwise.",
+    help="Feed a recording of `mesh router --record` to a fresh core, with the --policy or "
+    "--pushing given here or else its own, and show where it decides otherwise.",
     metavar="RECORDING",
     type=click.Path(path_type=Path),
 )
@@ -147,6 +147,4 @@ def _changed(options: Mapping[str, str]) -> dict[str, object]:
         changed["policy"] = checked_policy(options["policy"])
     if "pushing" in options:
         changed["pushing"] = parse_pushing(options["pushing"])
-    if "hold_order" in options:
-        changed["hold_order"] = HoldOrder(options["hold_order"])
     return changed

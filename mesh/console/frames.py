@@ -31,7 +31,6 @@ REPLICAS_MAX = 2000  # in the table; a larger fleet is for `mesh top` and Promet
 ROUTING = {
     "policy": "policy",
     "pushing": "pushing",
-    "order of held requests": "hold_order",
     "regions that one may pass": "hops_max",
     "held at once, at most": "hold_max",
     "held for, at most (s)": "hold_s_max",

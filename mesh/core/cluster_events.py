@@ -178,7 +178,7 @@ def on_heartbeat(state: RouterState, event: ev.HeartbeatSeen, now: float) -> Non
         _notify_lost(state, beat.replica, change.orphans)
         there = [one for one in state.inflight.values() if one.needs(beat.replica)]
         failed_attempts.replica_lost(state, there, beat.replica, "the agent restarted or left", now)
-    if state.held.group_of:
+    if state.held.keys:
         queue_scheduler.offer(state, beat.replica, now)
     if change.changed:
         _replica_changed(state, beat, now)
@@ -216,7 +216,7 @@ def on_digest(state: RouterState, event: ev.DigestSeen, now: float) -> None:
         state.emit(fx.RequestAgain(digest.region))
     state.ownership.digest_seen(digest, now)
     state.models.see(digest.models, now)
-    if state.held.group_of:
+    if state.held.keys:
         queue_scheduler.digest_arrived(state, digest, now)
 
 

@@ -117,6 +117,8 @@ def decode_header(line: bytes) -> RecordingHeader:
     if isinstance(settings, dict):
         if not settings.get("warm_idle_share"):  # warming was off
             settings = {n: value for n, value in settings.items() if not n.startswith("warm_")}
+        if settings.get("hold_order") == "first-come":  # the only order that is left
+            del settings["hold_order"]
         found["settings"] = settings
         _refuse_unknown(RouterSettings, settings)
     return _read(RecordingHeader, found)

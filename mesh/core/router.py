@@ -36,7 +36,6 @@ from mesh.core.model.model_targets import ModelTargets
 from mesh.core.model.request import Request
 from mesh.core.model.settings import with_changes
 from mesh.core.placement.placement import PlacementResult
-from mesh.core.requests.hold_queue import make_order
 from mesh.core.requests.record import Cause, RequestRecord, RequestState
 from mesh.core.state import RouterState
 from schemas.exchange import Refusal
@@ -143,7 +142,7 @@ def _on_request(state: RouterState, event: ev.RequestArrived, now: float) -> Non
         attempts.decided(state, request, forbidden)
         ends.fail(state, record, now, Fault.RESIDENCY, forbidden.reason)
     else:
-        if state.held.group_of or state.shares or state.replicas.bus.lost_at is not None:
+        if state.held.keys or state.shares or state.replicas.bus.lost_at is not None:
             place = queue_scheduler.place_new(state, request, now)
         else:
             place = state.placer.place(request, (), now)
@@ -190,7 +189,7 @@ def _on_client_gone(state: RouterState, event: ev.ClientGone, now: float) -> Non
     if record.held_since is None:
         attempts.cancel(state, record)
     ends.end(state, record, now)
-    if state.held.group_of:  # its replica may have room for a held request
+    if state.held.keys:  # its replica may have room for a held request
         queue_scheduler.offer(state, record.replica, now)
 
 
@@ -240,7 +239,7 @@ def _on_started(state: RouterState, event: ev.AnswerStarted, now: float) -> None
     if record is not None:
         record.start(now, may_continue=event.may_continue, why_not=event.why_not)
         attempts.began(state, record, now, shows_ttft=event.shows_ttft)
-        if state.held.group_of:
+        if state.held.keys:
             queue_scheduler.offer(state, record.replica, now)
 
 
@@ -263,7 +262,7 @@ def _on_ended(state: RouterState, event: ev.AnswerEnded, now: float) -> None:
             attempts.began(state, record, now, shows_ttft=True)
         attempts.served(state, record, event.served, now)
         ends.end(state, record, now)
-        if state.held.group_of:
+        if state.held.keys:
             queue_scheduler.offer(state, record.replica, now)
 
 
@@ -284,7 +283,7 @@ def _on_bus_returned(state: RouterState, event: ev.BusReturned, now: float) -> N
 
 def _on_settings(state: RouterState, event: ev.SettingsChanged, now: float) -> None:
     """What is under way goes on as it began; held requests are priced again at once."""
-    before, settings = state.settings, with_changes(state.settings, event.settings)
+    settings = with_changes(state.settings, event.settings)
     state.settings, state.targets = settings, ModelTargets(settings.models)
     state.replicas.follow(settings)
     state.placer.follow(settings)
@@ -292,8 +291,6 @@ def _on_settings(state: RouterState, event: ev.SettingsChanged, now: float) -> N
     state.weights = dict(settings.tenant_weights)
     for shares in state.shares.values():
         shares.weigh(state.weights)
-    if settings.hold_order is not before.hold_order:
-        state.held.reorder(make_order(settings.hold_order, state.placer.hit_ratio))
     queue_scheduler.place_waiting(state, now)
 
 

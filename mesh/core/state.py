@@ -25,7 +25,7 @@ from mesh.core.placement.placement import Placer
 from mesh.core.policies import PolicyMakers
 from mesh.core.policies.base import Destination
 from mesh.core.requests.fair_shares import FairShares
-from mesh.core.requests.hold_queue import HoldQueue, Need, Turn, make_order
+from mesh.core.requests.hold_queue import HoldQueue, Need, Turn
 from mesh.core.requests.record import RequestRecord
 from mesh.core.requests.retry_after import RetryAfter
 from mesh.core.requests.retry_budget import RetryBudget
@@ -77,8 +77,7 @@ class RouterState:
         # Requests, by key: all that have not ended; the held ones; when a peer's router was last
         # sent HELD of its held one.
         self.inflight: dict[int, RequestRecord] = {}
-        turns = make_order(settings.hold_order, self.placer.hit_ratio)
-        self.held = HoldQueue(settings.hold_max, turns, self.targets.hold_max)
+        self.held = HoldQueue(settings.hold_max, self.targets.hold_max)
         self.told_held_at: dict[int, float] = {}
         self.retries = RetryBudget()
         # Trying held requests: those for which a place was available when last tried; when that

@@ -90,7 +90,6 @@ class Commands:
             "--log-level": options.log_level,
             "--policy": options.policy,
             "--pushing": options.pushing,
-            "--hold-order": options.hold_order,
         }
         if BATCH in (credentials := self.files[RegionId(region)].credentials):
             arguments["--batch-credentials"] = str(credentials[BATCH])

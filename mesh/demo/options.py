@@ -66,7 +66,6 @@ class DemoOptions:
     # Of every router; None: as the configuration says, or the router's own default.
     policy: str | None = None
     pushing: str | None = None
-    hold_order: str | None = None
     log_level: str = "WARNING"  # of routers
     workers: int | None = None  # processes of each router; None: as the configuration says
     ready_file: Path | None = None

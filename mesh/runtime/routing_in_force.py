@@ -49,7 +49,6 @@ def as_keys(settings: RouterSettings) -> dict[str, Any]:
             str(priority): policy for priority, policy in settings.policy_by_priority
         },
         "pushing": str(settings.pushing),
-        "hold_order": str(settings.hold_order),
         "hops_max": settings.hops_max,
         "queue_delay_s_max": settings.queue_delay_s_max,
         "own_ttft_goal_ms": None if goal_s is None else round(goal_s * 1000),

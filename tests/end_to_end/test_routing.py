@@ -72,7 +72,7 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         ]
         code, lines = await routing("show")
         assert code == 0 and len(lines) == 2
-        shown = "us/r1: policy=e2:60, pushing=outstanding:8, hold_order=first-come, hops_max=0"
+        shown = "us/r1: policy=e2:60, pushing=outstanding:8, hops_max=0"
         assert lines[0].startswith(shown)
         assert lines[0].endswith("; by order: policy, pushing, hops_max")
         assert "eu/r1: policy=mesh," in lines[1]
@@ -99,7 +99,7 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         assert clients.failed == []
 
         # What is not set is cleared already: no record says so.
-        for words in (("us",), ("us", "policy"), ("us", "hold_order")):
+        for words in (("us",), ("us", "policy"), ("us", "queue_delay_s_max")):
             said = await routing("clear", *words)
             assert said == (0, ["us: nothing changes", "us: in force at r1"])
 

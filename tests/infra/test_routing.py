@@ -24,12 +24,12 @@ def test_a_file_without_routing_chooses_nothing():
 def test_a_region_overrides_single_keys():
     made = topology(
         whole='policy = "mesh"\npushing = "pending"\npolicy_by_priority = {low = "least-load"}',
-        us='policy = "skywalker"\npolicy_by_priority = {high = "gorgo"}\nhold_order = "hit-ratio"',
+        us='policy = "skywalker"\npolicy_by_priority = {high = "smg"}\nhops_max = 0',
     )
     us, eu = made.routing_of("us"), made.routing_of("eu")
-    assert (us.policy, us.pushing, us.hold_order) == ("skywalker", "pending", "hit-ratio")
-    assert us.policy_by_priority == {Priority.LOW: "least-load", Priority.HIGH: "gorgo"}
-    assert (eu.policy, eu.hold_order) == ("mesh", None)
+    assert (us.policy, us.pushing, us.hops_max) == ("skywalker", "pending", 0)
+    assert us.policy_by_priority == {Priority.LOW: "least-load", Priority.HIGH: "smg"}
+    assert (eu.policy, eu.hops_max) == ("mesh", None)
     assert eu.policy_by_priority == {Priority.LOW: "least-load"}
 
 
@@ -56,7 +56,7 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ('policy = ""', "policy: must have at least 1 character(s) (there is '')"),
         ('pushing = "soon"', 'pushing: write "blind", "pending" or "outstanding:N"'),
         ('pushing = "outstanding:x"', 'pushing: write "blind", "pending" or "outstanding:N"'),
-        ('hold_order = "last"', "hold_order: must be 'first-come' or 'hit-ratio'"),
+        ('hold_order = "first-come"', "hold_order: unknown key"),
         ('topology = "ring"', 'topology: write "mesh" or "region-local"'),
         ('topology = "central:us"', "known to the simulator only (mesh sim --topology)"),
         ("hops_max = 2", "hops_max: write 1, or 0 to forward nothing"),

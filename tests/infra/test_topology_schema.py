@@ -63,7 +63,6 @@ def test_a_good_file_passes_here_and_in_the_loader(old, new):
         ("[[links]]", '[routing]\npolcy = "mesh"\n\n[[links]]'),
         ("[[links]]", '[routing]\npolicy = ""\n\n[[links]]'),
         ("[[links]]", '[routing]\npushing = "outstanding:"\n\n[[links]]'),
-        ("[[links]]", '[routing]\nhold_order = "last-come"\n\n[[links]]'),
         ("[[links]]", '[routing]\ntopology = "central:us"\n\n[[links]]'),
         ("[[links]]", '[routing.policy_by_priority]\nhgh = "mesh"\n\n[[links]]'),
     ],

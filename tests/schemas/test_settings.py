@@ -35,7 +35,7 @@ FIELDS = [
 WORDS = [
     *("", "blind", "pending", "outstanding:0", "outstanding:1", "outstanding:100000"),
     *("outstanding:100001", "outstanding:500000", "outstanding:08", "outstanding:", "Blind"),
-    *("first-come", "hit-ratio", "mesh", "region-local", "central:us", "eu", "US", "a" * 32),
+    *("mesh", "region-local", "central:us", "eu", "US", "a" * 32),
     *("a" * 33, "a" * 100, "a" * 101, "-a", "https://us.example.com/v1", "us.example.com/v1"),
     *("https://app.example.com", "https://app.example.com/", "*", "null", "0" * 64, "0" * 63),
 ]

@@ -148,7 +148,7 @@ def place_waiting(state: RouterState, now: float) -> None:
         ahead[work] += place.target is None
         if place.target is not None:
             _sent_to(state, place)
-            state.held.release(request)
+            state.held.remove(request)
             begin(state, record, place, now)
             found.clear()
             continue

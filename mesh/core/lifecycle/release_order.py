@@ -42,7 +42,7 @@ Kind = tuple[ModelId, Priority]
 
 def in_order(state: RouterState, now: float) -> Iterable[Request]:
     """All held requests; in turns of one model and class, those with less to compute first."""
-    if not _sorts(state):
+    if not state.placer.judges_load:
         state.turns, state.s_per_token = {}, {}
         return state.held
     rest = iter(state.held)
@@ -59,7 +59,7 @@ def turns_of(state: RouterState, first: Iterable[Request], now: float) -> dict[i
     """A new try begins: the turns of the first held requests, by key; none where all go by
     arrival."""
     state.turns, state.s_per_token = {}, {}
-    if _sorts(state):
+    if state.placer.judges_load:
         _look_up(state, first, now)
         for one in first:
             state.turns[one.key] = _turn(state, one, state.uncached[one.key][1])
@@ -73,10 +73,10 @@ def by_arrival(request: Request) -> Turn:
 
 def joined(state: RouterState, request: Request) -> None:
     """It is held from now on, or for another model than before."""
-    if not _sorts(state) or len(state.held) > SORTED_MAX:
+    if not state.placer.judges_load or len(state.held) > SORTED_MAX:
         return
     if len(state.turns) >= 2 * SORTED_MAX:  # nothing was tried for long, and many have left
-        held = state.held.group_of
+        held = state.held.keys
         state.turns = {key: one for key, one in state.turns.items() if key in held}
     state.turns[request.key] = _turn(state, request, _tokens_of(state, request))
 
@@ -109,14 +109,10 @@ def ahead(
     return ahead - (gone is not None and gone in state.held and _arrival(gone) < place)
 
 
-def _sorts(state: RouterState) -> bool:
-    return state.placer.judges_load and state.held.is_first_come
-
-
 def _others(state: RouterState, request: Request, without: Container[Need]) -> list[Turn] | None:
     """The turns of the others of its model and class, by arrival; None where it has none."""
-    key, held = request.key, state.held.group_of
-    if not _sorts(state) or (key not in state.turns and len(held) >= SORTED_MAX):
+    key, held = request.key, state.held.keys
+    if not state.placer.judges_load or (key not in state.turns and len(held) >= SORTED_MAX):
         return None
     kind = request.model, request.priority
     others = [

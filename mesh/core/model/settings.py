@@ -22,7 +22,6 @@ from schemas.settings import (
     WHOLE,
     Above0,
     AtLeast0,
-    HoldOrder,
     HopsMax,
     IntAbove0,
     IntAtLeast0,
@@ -45,7 +44,6 @@ class RouterSettings:
     # Other policies for some classes of requests, as (priority, policy) pairs.
     policy_by_priority: tuple[tuple[Priority, PolicyName], ...] = ()
     pushing: PushingRule = PENDING
-    hold_order: HoldOrder = HoldOrder.FIRST_COME
     # Peers with a longer hold queue are not available (SkyWalker Algorithm 1, tau: "small
     # buffer for newly arriving requests"; 10 is what its authors' balancer uses).
     peer_queue_max: IntAtLeast0 = 10
@@ -135,7 +133,6 @@ CHANGEABLE = (
     "policy",
     "policy_by_priority",
     "pushing",
-    "hold_order",
     "own_ttft_goal_s",
     "hops_max",
     "queue_delay_s_max",

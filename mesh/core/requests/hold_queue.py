@@ -9,43 +9,21 @@ of waiting. A higher class goes first, and no request starves: all that go befor
 two head starts later. The number is settled at arrival; an age rule would reorder the queue as time
 passes. Where the policy judges load, `release_order` gives the turns of a model and class to those
 with less to compute.
-
-`PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
-cached, and a batch takes from each group in proportion to its number, "ten from priority group 10,
-nine from priority 9". What Preble's engine does for a batch is done here over time: a round gives
-group g g releases, the highest first, and the next round begins when no waiting group has any left.
-High requests go into the highest group and low ones into the lowest, whatever is cached. The ratio
-is read once, when the request is held: at every try it would cost a walk of the index per request.
-A prompt that is hardly cached would be in group 0 by the paper's formula and get no share; here it
-is in group 1.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Collection,
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-)
-from heapq import merge
-from operator import itemgetter
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import model_of, work_name
 from schemas.exchange import CLASSES_BEFORE, Priority
 from schemas.ids import ModelId
 from schemas.residency import Labels
-from schemas.settings import HoldOrder
 
-GROUPS = 10  # Preble's P
 # A sixth of the longest hold: low requests are tried long before they are shed for their age.
 HEAD_START_S = 10.0
-THE_GROUP = 1  # of `FirstCome`
 
 
 def effective_arrival(request: Request) -> float:
@@ -64,82 +42,6 @@ class Turn(NamedTuple):
     request: Request
 
 
-class QueueOrder(Protocol):
-    """The order of groups of held requests; within a group it is `effective_arrival`."""
-
-    def group(self, request: Request) -> int:
-        """The group that a request waits in."""
-        ...
-
-    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
-        """The group of each next one to try, until all `waiting` (group: requests) were."""
-        ...
-
-    def released(self, group: int) -> None:
-        """A request of that group was placed."""
-        ...
-
-
-class FirstCome:
-    """One group, so `effective_arrival` alone decides."""
-
-    def group(self, request: Request) -> int:
-        """The one group."""
-        return THE_GROUP
-
-    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
-        """All, one after the other."""
-        for group, length in waiting.items():
-            for _ in range(length):
-                yield group
-
-    def released(self, group: int) -> None:
-        """The order does not depend on it."""
-
-
-class PriorityGroups:
-    """Groups 1 to P; in every round of releases, group g has g of them."""
-
-    def __init__(self, hit_ratio: Callable[[Request], float], groups: int = GROUPS) -> None:
-        self._hit_ratio = hit_ratio
-        self._groups = groups
-        self._left = self._full_round()
-
-    def group(self, request: Request) -> int:
-        """63 of 100 tokens cached and ten groups: group 6."""
-        if request.priority is Priority.HIGH:
-            return self._groups
-        if request.priority is Priority.LOW:
-            return 1
-        return min(self._groups, max(1, int(self._hit_ratio(request) * self._groups)))
-
-    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
-        """As if each request tried were placed; only `released` counts, for some can't be."""
-        left = self._left.copy()
-        while waiting:
-            for group in sorted(waiting, reverse=True):
-                for _ in range(min(left[group], waiting[group])):
-                    yield group
-                waiting[group] -= min(left[group], waiting[group])
-                if not waiting[group]:
-                    del waiting[group]
-            left = self._full_round()
-
-    def released(self, group: int) -> None:
-        """A group that had none left was tried last: the round is over."""
-        if not self._left[group]:
-            self._left = self._full_round()
-        self._left[group] -= 1
-
-    def _full_round(self) -> dict[int, int]:
-        return {group: group for group in range(1, self._groups + 1)}
-
-
-def make_order(kind: HoldOrder, hit_ratio: Callable[[Request], float]) -> QueueOrder:
-    """A new instance of that order. `hit_ratio`: part of a prompt that is cached, 0 to 1."""
-    return FirstCome() if kind is HoldOrder.FIRST_COME else PriorityGroups(hit_ratio)
-
-
 WaitingRequests = list[tuple[float, int, Request]]
 Need = tuple[ModelId, Labels, bool]  # requests of the same need can go to the same places
 HIGHEST_FIRST = tuple(Priority)
@@ -156,28 +58,21 @@ def need_of(request: Request) -> Need:
 class HoldQueue:
     """New requests up to `length_max` over all models; one that comes back is always taken."""
 
-    def __init__(
-        self,
-        length_max: int,
-        turns: QueueOrder | None = None,
-        model_max: Mapping[ModelId, int] = NO_LIMITS,
-    ) -> None:
-        """`turns`: the order of trying; by `effective_arrival` alone unless given. `model_max`: the
-        most requests of single models."""
+    def __init__(self, length_max: int, model_max: Mapping[ModelId, int] = NO_LIMITS) -> None:
+        """`model_max`: the most requests of single models."""
         self._length_max, self.model_max = length_max, model_max
-        self._turns = FirstCome() if turns is None else turns
-        self._lines: dict[int, dict[ModelId, WaitingRequests]] = {}  # of each group
-        self.group_of: dict[int, int] = {}  # of each held request, by its key
+        self._line: WaitingRequests = []  # all, over all models
+        self.keys: set[int] = set()  # of the held requests
         self._waiting: dict[ModelId, int] = {}
         self._alike: dict[Need, WaitingRequests] = {}
         self._untried: dict[ModelId, dict[Priority, WaitingRequests]] = {}  # by kind of work
         self._of_tenants: dict[ModelId, dict[str, WaitingRequests]] = {}  # the same
 
     def __contains__(self, request: Request) -> bool:
-        return request.key in self.group_of
+        return request.key in self.keys
 
     def __len__(self) -> int:
-        return len(self.group_of)
+        return len(self.keys)
 
     @property
     def is_full(self) -> bool:
@@ -191,11 +86,6 @@ class HoldQueue:
     def _is_at_limit(self, request: Request) -> bool:
         limit = self.model_max.get(model_of(request.model)) if self.model_max else None
         return limit is not None and self.waiting(request.model) >= limit
-
-    @property
-    def is_first_come(self) -> bool:
-        """Whether `effective_arrival` alone is its order."""
-        return isinstance(self._turns, FirstCome)
 
     def waiting(self, model: ModelId) -> int:
         """How many requests are held for that kind of work."""
@@ -302,48 +192,22 @@ class HoldQueue:
 
     def put(self, request: Request, *, comes_back: bool = False) -> None:
         """Hold a request at its place. For a new one the caller checks `is_full` first."""
-        group = self._turns.group(request)
-        line = self._lines.setdefault(group, {}).setdefault(request.model, [])
         entry = effective_arrival(request), request.key, request
-        insort(line, entry)
+        insort(self._line, entry)
         work = work_name(request.model)
         if not comes_back:
             insort(self._untried.setdefault(work, {}).setdefault(request.priority, []), entry)
         insort(self._of_tenants.setdefault(work, {}).setdefault(request.tenant, []), entry)
-        self.group_of[request.key] = group
+        self.keys.add(request.key)
         self._waiting[work] = self._waiting.get(work, 0) + 1
         insort(self._alike.setdefault(need_of(request), []), entry)
 
-    def reorder(self, turns: QueueOrder) -> None:
-        """Try all that are held, and those to come, in another order."""
-        self._turns = turns
-        held = [
-            entry for lines in self._lines.values() for line in lines.values() for entry in line
-        ]
-        self._lines.clear()
-        for entry in sorted(held, key=itemgetter(0, 1)):
-            request = entry[2]
-            group = self.group_of[request.key] = turns.group(request)
-            self._lines.setdefault(group, {}).setdefault(request.model, []).append(entry)
-
-    def release(self, request: Request) -> None:
-        """Take out a request that was placed in its group's turn."""
-        group = self.group_of[request.key]
-        self.remove(request)
-        self._turns.released(group)
-
     def remove(self, request: Request) -> bool:
         """Take a request out; False if it is not held."""
-        group = self.group_of.pop(request.key, None)
-        if group is None:
+        if request.key not in self.keys:
             return False
-        lines = self._lines[group]
-        line = lines[request.model]
-        _take_out(line, request)
-        if not line:
-            del lines[request.model]
-        if not lines:
-            del self._lines[group]
+        self.keys.remove(request.key)
+        _take_out(self._line, request)
         work = work_name(request.model)
         _take_out(self._untried.get(work, {}).get(request.priority, []), request)
         self._waiting[work] -= 1
@@ -369,13 +233,8 @@ class HoldQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """All, over all models, in the order of trying. They may be removed meanwhile."""
-        lines = {
-            group: merge(*(line.copy() for line in lines.values()))
-            for group, lines in self._lines.items()
-        }
-        waiting = {group: sum(map(len, own.values())) for group, own in self._lines.items()}
-        for group in self._turns.walk(waiting):
-            yield next(lines[group])[2]
+        for _, _, request in self._line.copy():
+            yield request
 
 
 def _take_out(line: WaitingRequests, request: Request) -> None:

@@ -43,7 +43,7 @@ from mesh.sim.workloads.capacity import speed_for_load
 from mesh.sim.workloads.traces import TRACE_FORMATS
 from schemas.ids import RegionId
 from schemas.problems import checked_choice, what_it_must_be
-from schemas.settings import HoldOrder, Option, number_in, parse_pushing
+from schemas.settings import Option, number_in, parse_pushing
 
 PATTERN_MAX = 1000  # replicas before a pattern begins again
 REPLICAS_MAX = 10_000  # of one region
@@ -58,7 +58,7 @@ _SETTING_NAMES = tuple(
     for field in fields(RouterSettings)
     if field.name
     not in (
-        *("policy", "policy_by_priority", "pushing", "hold_order"),
+        *("policy", "policy_by_priority", "pushing"),
         *("digest_s", "digest_rest_s", "ground"),
     )
 )
@@ -248,10 +248,6 @@ class Scenario(BaseModel, ABC):
     ] = 1.0
     limit: Annotated[From1 | None, Option("Play only the first N requests.", "N")] = None
     seed: Annotated[int, Field(ge=0), Option("Seed of all random choices.", "N")] = 0
-    hold_order: Annotated[
-        HoldOrder,
-        Option(f"Which held request is tried first: {', '.join(HoldOrder)}.", "ORDER"),
-    ] = HoldOrder.FIRST_COME
     setting: Annotated[
         dict[str, str],
         BeforeValidator(_by_name),
@@ -360,7 +356,7 @@ class Scenario(BaseModel, ABC):
         chosen: dict[str, Any] = {"policy": policy, "pushing": pushing}
         chosen |= {name: number_in(value) for name, value in self.setting.items()}
         try:
-            return RouterSettings(**chosen, hold_order=self.hold_order)
+            return RouterSettings(**chosen)
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else ""

@@ -33,7 +33,6 @@ def test_help_names_the_policies():
     [
         ("--pushing", "soon", 'write "blind", "pending" or "outstanding:N"'),
         ("--pushing", "outstanding:0", "with N from 1"),
-        ("--hold-order", "last-come", "'first-come' or 'hit-ratio'"),
     ],
 )
 def test_other_choices_say_what_there_is(command, option, value, said):

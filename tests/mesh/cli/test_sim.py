@@ -83,7 +83,7 @@ def test_a_workload_with_everything_said(tmp_path: Path) -> None:
         *("--workload", "chat", "--clients", "us=2,ap=1", "--regions", "us=1,ap=1"),
         *("--duration-s", 10, "--seed", 3, "--rtt", rtt, "--jitter-ms", 2, "--loss", 0.05),
         *("--profile", "a100-mistral-7b", "--profile", "ap=l4-llama3.1-8b*2+a6000-mistral-7b"),
-        *("--pushing", "outstanding:4", "--hold-order", "hit-ratio", "--warmup-s", 1),
+        *("--pushing", "outstanding:4", "--warmup-s", 1),
         *("--setting", "hold-max=20", "--heartbeat-ms", 50, "--gossip-ms", 200),
         *("--csv", tmp_path / "out.csv", "--pictures", tmp_path / "pictures"),
     )

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from mesh.core.model.settings import RouterSettings
 from schemas.exchange import Priority
 from schemas.listed_replicas import ListedReplicas
-from schemas.settings import HoldOrder
 
 I64 = 2**63 - 1
 CHARACTERS = st.characters(exclude_categories=["Cs"])
@@ -35,7 +34,6 @@ def _values(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
             RouterSettings,
             policy=st.sampled_from(["mesh", "mesh:0.2", "e2:60"]),
             pushing=st.sampled_from(["pending", "outstanding:8", "blind"]),
-            hold_order=st.sampled_from(HoldOrder),
             own_ttft_goal_s=st.none() | st.floats(0.001, 60.0),
             policy_by_priority=st.dictionaries(st.sampled_from(Priority), st.just("e2")).map(
                 lambda policies: tuple(policies.items())

@@ -15,7 +15,6 @@ from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
 from schemas.exchange import Priority, Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.settings import HoldOrder
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
 from tests.mesh.core.ledger import Case, Ledger
@@ -37,7 +36,6 @@ class Chaos:
             "policy": policy,
             "hold_max": self.dice.randint(1, 12),
             "hold_s_max": 5.0,
-            "hold_order": self.dice.choice(tuple(HoldOrder)),
         }
         core = build.core(seed, **self.settings)
         self.ledger = Ledger(core, RouterSettings(**self.settings))

@@ -18,7 +18,6 @@ from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.settings import HoldOrder
 from schemas.state import Digest, Heartbeat, ReplicaState, longer_s
 from tests.mesh.core.build import ROUTER, US
 
@@ -225,8 +224,7 @@ class Ledger:
         assert place not in case.failed_by, f"request {key} back at {place}, which failed it"
         for other in self.cases.values():
             overtaken = (
-                self.settings.hold_order is HoldOrder.FIRST_COME
-                and self.settings.policy not in CHOOSY
+                self.settings.policy not in CHOOSY
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and not self._shuns(other)

@@ -19,7 +19,6 @@ from schemas.decision import CandidateKind, Placement
 from schemas.exchange import Priority
 from schemas.gossip import TrieDelta
 from schemas.ids import RegionId
-from schemas.settings import HoldOrder
 from schemas.state import ModelCapacity
 from tests.mesh.core import build
 from tests.mesh.core.chaos import Chaos
@@ -188,19 +187,6 @@ def published(router) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(gained), tuple(lost)
 
 
-def test_the_hold_order_holds_for_those_that_wait_already():
-    router = Router(policy="skywalker")
-    busy(router)
-    router.core.state.placer.index.enter("us-0", build.prompt("ABCDEFGHIJ").hashes, router.now)
-    router.ask(1, "X")
-    router.ask(2, "ABCDEFGHIJ")
-    assert [one.key for one in router.core.held] == [1, 2]
-    router.follow(hold_order=HoldOrder.HIT_RATIO)
-    assert [one.key for one in router.core.held] == [2, 1]
-    router.follow(hold_order=HoldOrder.FIRST_COME)
-    assert [one.key for one in router.core.held] == [1, 2]
-
-
 def test_forwarding_ends_and_begins_again():
     router = Router(policy="mesh")
     router.feed(ev.RttMeasured(RegionId("eu"), 0.01))
@@ -263,7 +249,6 @@ class Restless(Chaos):
             policy=self.dice.choice(names),
             policy_by_priority=tuple((one, self.dice.choice(names)) for one in classes),
             pushing=self.dice.choice(("pending", "blind", "outstanding:2")),
-            hold_order=self.dice.choice(tuple(HoldOrder)),
             hops_max=self.dice.choice((0, 1, 1)),
             queue_delay_s_max=self.dice.choice((0.0, 0.5, 10.0)),
             own_ttft_goal_s=self.dice.choice((None, 0.2)),

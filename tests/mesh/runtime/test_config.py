@@ -15,7 +15,7 @@ from mesh.runtime.mesh_file import routing_problems
 from mesh.runtime.reload import reloaded
 from schemas.exchange import Priority
 from schemas.ids import RegionId, RouterId
-from schemas.settings import BLIND, HoldOrder, Pushing, PushingKind, RoutingTable
+from schemas.settings import BLIND, Pushing, PushingKind, RoutingTable
 
 US, EU = RegionId("us"), RegionId("eu")
 DEFAULT = DEFAULT_FILE.read_text()
@@ -28,8 +28,7 @@ def topology(whole="", us=""):
 
 CHOSEN = topology(
     whole='policy = "least-load"\npushing = "outstanding:8"',
-    us='policy = "cache-aware:0.3/64/1.5"\nhold_order = "hit-ratio"\n'
-    'policy_by_priority = {low = "round-robin"}',
+    us='policy = "cache-aware:0.3/64/1.5"\npolicy_by_priority = {low = "round-robin"}',
 )
 
 
@@ -58,7 +57,6 @@ def test_the_region_s_table_goes_before_the_mesh_s():
         policy="cache-aware:0.3/64/1.5",
         policy_by_priority=((Priority.LOW, "round-robin"),),
         pushing=Pushing(PushingKind.OUTSTANDING, 8),
-        hold_order=HoldOrder.HIT_RATIO,
         hold_max=7,
         links=LINKS,
     )
@@ -66,7 +64,7 @@ def test_the_region_s_table_goes_before_the_mesh_s():
 
 
 def test_the_command_line_goes_before_both():
-    given = RoutingTable(policy="round-robin", pushing="blind", hold_order=HoldOrder.FIRST_COME)
+    given = RoutingTable(policy="round-robin", pushing="blind")
     wanted = RouterSettings(policy="round-robin", pushing=BLIND, links=LINKS)
     assert router_settings(CHOSEN, US, given) == wanted
 

@@ -35,7 +35,7 @@ class Door:
             self.put(request(key, arrived_at=0.0))
         for key in range(10 if moved else 0):
             self.now += 1 / PACE_PER_S
-            self.held.release(request(key, arrived_at=0.0))
+            self.held.remove(request(key, arrived_at=0.0))
             admission.released(self.state, request(key), self.now)
 
     def put(self, one):

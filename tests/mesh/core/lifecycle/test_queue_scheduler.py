@@ -339,15 +339,6 @@ def test_one_replica_that_reports_a_speed_of_its_own_changes_no_order():
     assert region.policy.asked == [2, 1]
 
 
-def test_the_order_by_hit_ratio_is_left_as_it_is():
-    region = Region(hold_order="hit-ratio")
-    region.policy.cached = {2: 0.9}  # which leaves 200 tokens
-    region.ask(1, "b", prompt=SHORT, arrived_at=0.0)
-    region.ask(2, "b", prompt=LONG, arrived_at=0.1)
-    region.hear("a", **SPEED)
-    assert region.policy.asked == [2, 1]
-
-
 def test_what_is_cached_need_not_be_computed(region):
     region.policy.cached = {2: 0.95}
     for key, at in enumerate((0.0, 1.0), start=1):

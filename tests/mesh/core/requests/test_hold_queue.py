@@ -12,13 +12,11 @@ from mesh.core.requests.hold_queue import (
     LOWEST_FIRST,
     HoldQueue,
     effective_arrival,
-    make_order,
     need_of,
 )
 from schemas.exchange import Priority
 from schemas.http import EMBEDDINGS, MESSAGES
 from schemas.ids import ModelId
-from schemas.settings import HoldOrder
 from tests.mesh.core.build import MODEL, request
 
 OTHER = ModelId("other")
@@ -236,9 +234,8 @@ def test_kinds_are_models_on_one_ground():
     assert (len(queue.held_needs), queue.alike(need_of(held[1]))) == (1, 0)
 
 
-@pytest.mark.parametrize("order", HoldOrder)
-def test_the_next_of_a_model_is_whoever_stands_first_in_any_group(order):
-    queue = HoldQueue(10, make_order(order, lambda one: one.key / 10))
+def test_the_next_of_a_model_is_whoever_stands_first():
+    queue = HoldQueue(10)
     assert queue.next_of(MODEL) is None
     held = [request(key, arrived_at=10.0 - key) for key in (1, 9, 5)]
     for one in held:

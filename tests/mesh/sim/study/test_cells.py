@@ -58,7 +58,6 @@ def test_every_option_reaches_the_world() -> None:
         timeout_s=9,
         warmup_s=2,
         seed=7,
-        hold_order="hit-ratio",
         setting=("heartbeat-late-s=0.3", "hold_max=7"),
         profile=("a100-mistral-7b", "eu=a6000-mistral-7b"),
         topology="central:eu",
@@ -74,7 +73,6 @@ def test_every_option_reaches_the_world() -> None:
     assert config.settings.hold_max == 7
     assert config.settings.policy == "least-load"
     assert str(config.settings.pushing) == "outstanding:5"
-    assert config.settings.hold_order.value == "hit-ratio"
     engines = {region: [e.name for e in fleet] for region, fleet in config.profiles().items()}
     assert engines == {"us": ["a100-mistral-7b"], "eu": ["a6000-mistral-7b"]}
 

@@ -29,7 +29,6 @@ class System:
     policy: str
     topology: str = "mesh"
     pushing: str = "pending"
-    hold_order: str = "first-come"
     setting: tuple[str, ...] = ()
 
 
@@ -93,7 +92,6 @@ def case(
     """
     scenario["setting"] = (NO_DELAY_LIMIT, *system.setting, *scenario.get("setting", ()))
     settings = SimSettings(
-        hold_order=system.hold_order,
         regions=[{str(region): count for region, count in replicas.items()}],
         **scenario,
     )
