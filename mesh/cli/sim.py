@@ -14,7 +14,7 @@ from mesh.core.recording import RecordingInvalid
 from mesh.replay.report import RunReport, table_console, write_report
 from mesh.sim.recording_replay import replay
 from mesh.sim.study.cells import CellResult, labels
-from mesh.sim.study.results import out_file, print_study, write_csv
+from mesh.sim.study.results import out_file, print_study
 from mesh.sim.study.run_cells import RunFailed, play_all, progress_bar
 from mesh.sim.study.scenario import checked_policy
 from mesh.sim.study.settings import SimSettings
@@ -48,7 +48,7 @@ def command(ctx: click.Context, /, recording: Path | None, **options: object) ->
     Lists are separated by commas, and every combination is one run. The same seed gives the same
     results, all but the decisions a second, which are measured.
 
-    The table shows what fits the terminal; --out and --csv have everything.
+    The table shows what fits the terminal; --out has everything.
 
     --rtt reads the round trips of a mesh.toml, every pair of --regions once:
 
@@ -117,9 +117,6 @@ def _write(
     if settings.out is not None:
         write_report(settings.out, out_file(settings, reports))
         yield settings.out
-    if settings.csv is not None:
-        write_csv(settings.csv, reports)
-        yield settings.csv
     if settings.pictures is not None:
         from mesh.sim.study.pictures import draw  # matplotlib may not be there
 

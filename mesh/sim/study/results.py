@@ -1,10 +1,8 @@
-"""The results of a study and of a plan: JSON for scripts, CSV for spreadsheets, tables for people.
+"""The results of a study and of a plan: JSON for scripts, tables for people.
 
 JSON: `policies` holds one report for each run, under the run's name: its policy and, in a sweep,
-what else varies. `study` holds the scenario. CSV: a line for each run and region, the region `all`
-first, so that a spreadsheet filters instead of parsing; what only a whole run has is empty in a
-region's line. Tables: a line for each run; a study of a single run is shown as `mesh replay` shows
-one, with its regions.
+what else varies. `study` holds the scenario. Tables: a line for each run; a study of a single run
+is shown as `mesh replay` shows one, with its regions.
 
 A plan's results: the fleets beside each other, what the mesh saves, and at what price. A smaller
 fleet may answer fewer requests a second and still meet its target: without a target for throughput,
@@ -12,11 +10,8 @@ users of a closed loop wait a little longer and so send less. A note gives the o
 plans for as many.
 """
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import floor
-from pathlib import Path
 from typing import Any, TypedDict
 
 from rich.console import Console
@@ -32,7 +27,6 @@ from mesh.replay.report import (
     print_table,
     readable_time,
     remarks,
-    write_whole,
 )
 from mesh.sim.config import MESH
 from mesh.sim.study.plan import Plan, throughput_per_s
@@ -40,25 +34,8 @@ from mesh.sim.study.scenario import Scenario
 from mesh.sim.study.settings import PlanSettings
 from schemas.problems import counted
 
-ALL = "all"
-_NOT_ABOUT_RESULTS = {"out", "csv", "pictures", "jobs"}
-_OF_RUN = ("policy", "topology", "pushing", "load", "speed", "seed")
-_TIMES = ("ttft_s", "e2e_s", "itl_s")
-_RATES = ("output_tokens_per_s", "cached_token_ratio")
-_WHOLE = (
-    *("duration_s", "forwarded", "decisions", "decisions_per_s"),
-    *("gpu_busy_s", "batch_occupancy", "digest"),
-)
+_NOT_ABOUT_RESULTS = {"out", "pictures", "jobs"}
 OFFLINE_COUNTS = ("lines", "answered", "failed", "expired", "preempted")
-_OFFLINE = (*OFFLINE_COUNTS, "tokens_per_gpu_hour")
-COLUMNS = (
-    *("run", *_OF_RUN, "replicas", "region"),
-    *COUNTS,
-    *(f"{time[:-2]}_{point}_s" for time in _TIMES for point in POINTS),
-    *_RATES,
-    *_WHOLE,
-    *(f"offline_{key}" for key in _OFFLINE),
-)
 NAME = Column("run", is_text=True)
 HOURS_A_YEAR = 8766  # 365.25 days
 FEWER_ANSWERS = 0.99  # of another fleet's answers a second: less is worth a word
@@ -68,39 +45,6 @@ def out_file(scenario: Scenario, reports: Mapping[str, RunReport]) -> dict[str, 
     """The JSON file's content."""
     study = scenario.model_dump(mode="json", exclude=_NOT_ABOUT_RESULTS)
     return {"policies": dict(reports), "study": study}
-
-
-def csv_rows(reports: Mapping[str, RunReport]) -> Iterator[dict[str, Any]]:
-    """The CSV file's lines, by column."""
-    for name, report in reports.items():
-        replicas = report["replicas"]
-        for region, figures in {ALL: report, **report["regions"]}.items():
-            yield {
-                "run": name,
-                **{key: report[key] for key in _OF_RUN},
-                "replicas": sum(replicas.values()) if region == ALL else replicas[region],
-                "region": region,
-                **{key: figures[key] for key in (*COUNTS, *_RATES)},
-                **{f"{t[:-2]}_{point}_s": figures[t][point] for t in _TIMES for point in POINTS},
-                **(_of_whole_run(report) if region == ALL else {}),
-            }
-
-
-def _of_whole_run(report: RunReport) -> dict[str, Any]:
-    offline = report.get("offline", {})
-    return {
-        **{key: report[key] for key in _WHOLE},
-        **{f"offline_{key}": offline[key] for key in _OFFLINE if key in offline},
-    }
-
-
-def write_csv(path: Path, reports: Mapping[str, RunReport]) -> None:
-    """Write the file whole or not at all. Raises OSError."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(csv_rows(reports))
-    write_whole(path, text.getvalue().encode())
 
 
 def print_study(reports: Mapping[str, RunReport], console: Console) -> None:

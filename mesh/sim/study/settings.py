@@ -122,12 +122,9 @@ class SimSettings(Scenario):
         Option("Runs at a time, each in a process of its own.", "N"),
     ] = 1
     out: Annotated[OutFile | None, Option("Write the results as JSON to this file.", "PATH")] = None
-    csv: Annotated[
-        OutFile | None, Option("Write them as CSV, a line for each run and region.", "PATH")
-    ] = None
     pictures: Annotated[
         Annotated[Path, AfterValidator(_checked_folder)] | None,
-        Option("Draw them, as SVG files in this folder.", "DIR"),
+        Option("Draw the runs, as SVG files in this folder.", "DIR"),
     ] = None
 
     @property

@@ -85,17 +85,16 @@ def test_a_workload_with_everything_said(tmp_path: Path) -> None:
         *("--profile", "a100-mistral-7b", "--profile", "ap=l4-llama3.1-8b*2+a6000-mistral-7b"),
         *("--pushing", "outstanding:4", "--warmup-s", 1),
         *("--setting", "hold-max=20", "--heartbeat-ms", 50, "--gossip-ms", 200),
-        *("--csv", tmp_path / "out.csv", "--pictures", tmp_path / "pictures"),
+        *("--out", tmp_path / "out.json", "--pictures", tmp_path / "pictures"),
     )
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
-    assert (tmp_path / "out.csv").read_text().startswith("run,policy,topology,")
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         "ttft-cdf.svg",
         "regions.svg",
     }
     written = [line for line in ended.stdout.splitlines() if line.startswith("wrote ")]
     assert written == [
-        f"wrote {tmp_path / 'out.csv'}",
+        f"wrote {tmp_path / 'out.json'}",
         f"wrote {tmp_path / 'pictures' / 'ttft-cdf.svg'}",
         f"wrote {tmp_path / 'pictures' / 'regions.svg'}",
     ]

@@ -6,7 +6,6 @@ import pytest
 
 from mesh.sim.study.cells import labels
 from mesh.sim.study.plan import PlanTarget
-from mesh.sim.study.results import COLUMNS, csv_rows
 from mesh.sim.study.settings import PlanSettings, SimSettings
 from tests.mesh.sim.study.small import settings, study
 
@@ -21,15 +20,6 @@ def test_scopes_are_compared_and_none_is_a_run_without_jobs():
     assert "offline" not in without
     (alone,) = study(settings()).values()
     assert alone.report["digest"] == without["digest"]
-
-
-def test_a_table_line_has_what_became_of_the_jobs():
-    (result,) = study(settings(offline=(JOB,))).values()
-    rows = list(csv_rows({"mesh": result.report}))
-    assert rows[0].keys() <= set(COLUMNS)
-    assert rows[0]["offline_answered"] == 12
-    assert rows[0]["offline_tokens_per_gpu_hour"] > 0
-    assert "offline_answered" not in rows[1]
 
 
 def test_jobs_are_no_part_of_a_run_without_them():

@@ -14,7 +14,7 @@ from mesh.sim.study.settings import SimSettings
 from schemas.ids import RegionId
 from tests.programs.studies.tables.fingerprint import code_of
 
-NOT_ABOUT_RESULTS = {"policy", "topology", "pushing", "load", "regions", "jobs", "out", "csv"}
+NOT_ABOUT_RESULTS = {"policy", "topology", "pushing", "load", "regions", "jobs", "out"}
 REGIONS = ("us", "eu", "ap")
 
 
