@@ -9,9 +9,9 @@ import orjson
 
 from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import TOKENS_MAX
+from schemas.engine_routes import ANY_TOKEN_LIMIT
 
 ANSWER_TOKENS = 1024  # where a request doesn't bound its answer
-ANSWER_FIELDS = ("max_completion_tokens", "max_tokens")
 CHOICES_MAX = 128
 PROMPTS_MAX = 4096
 PARSED_BYTES_MAX = 1024 * 1024  # parsing takes 5 to 8 ms a MiB, in which the agent waits
@@ -82,7 +82,7 @@ def read_request(
         return OfflineRequest(key, prompt_tokens, 0, answers=0)
     if fields is None:
         return OfflineRequest(key, prompt_tokens, 1)
-    tokens = next((found for name in ANSWER_FIELDS if (found := _count(fields.get(name)))), None)
+    tokens = next((found for name in ANY_TOKEN_LIMIT if (found := _count(fields.get(name)))), None)
     choices = max(_count(fields.get("n")) or 1, _count(fields.get("best_of")) or 1)
     prompts, given = 1, fields.get("prompt")
     if isinstance(given, list) and given and type(given[0]) is not int:

@@ -27,10 +27,9 @@ from mesh.core.offline.events import answer_tokens_said
 from mesh.core.requests.limit_account import PERIOD_S, Before, Bucket, Exceeded, Origin
 from mesh.core.requests.limits import Held, Least, LimitKeeper, least
 from schemas import subjects
+from schemas.engine_routes import TOKEN_LIMITS
 from schemas.exchange import CLASSES_BEFORE, LARGE_BYTES, Priority
 from schemas.http import (
-    CHAT,
-    COMPLETIONS,
     H_LIMIT_REQUESTS,
     H_LIMIT_TOKENS,
     H_REMAINING_REQUESTS,
@@ -38,8 +37,6 @@ from schemas.http import (
     H_RESET_REQUESTS,
     H_RESET_TOKENS,
     H_RETRY_AFTER,
-    MESSAGES,
-    RESPONSES,
     Fault,
 )
 from schemas.ids import RegionId, RouterId
@@ -51,12 +48,6 @@ log = logging.getLogger(__name__)
 
 SAYS_TOKENS = b'_tokens"'
 N_PREDICT = "n_predict"  # llama.cpp's own, which it prefers
-LIMIT_FIELDS = {
-    CHAT: ("max_completion_tokens", "max_tokens"),
-    COMPLETIONS: ("max_tokens",),
-    MESSAGES: ("max_tokens",),
-    RESPONSES: ("max_output_tokens",),
-}
 READ_AGAIN_S = 5.0
 NO_ACCOUNTS = "until accounts are read, limits are as if nothing had been used today: %s"
 
@@ -200,7 +191,7 @@ class RouterLimits(LimitGossip):
 def _answer_max(path: str, body: bytes) -> float:
     """Tokens of the longest answer, as far as a request says by the field that engines read on
     that path. Of a large one that is not read: it would take milliseconds."""
-    names = LIMIT_FIELDS.get(path)
+    names = TOKEN_LIMITS.get(path)
     if names is None or len(body) > LARGE_BYTES or SAYS_TOKENS not in body:
         return inf
     try:

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from mesh.session.said import Said, Splice
+from schemas.engine_routes import TOKEN_LIMITS
+from schemas.http import CHAT
 
-TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 # Fields that an answer's rest depends on, or its form, unless they have one of these values.
 NOTHING: tuple[object, ...] = (None, False, [], {}, "")
 MUST_BE = {
@@ -84,19 +85,20 @@ def _check(fields: Mapping[str, Any], *, may_be_seeded: bool) -> None:
 
 
 def _limit(fields: Mapping[str, Any]) -> int | None:
-    """Most tokens of the whole answer, as far as the request says; engines prefer the latter.
+    """Most tokens of the whole answer, as far as the request says.
 
     None also for llama.cpp's -1, which is no limit. Raises CantContinue.
     """
-    given = [(name, limit) for name in TOKEN_LIMITS if (limit := fields.get(name)) is not None]
+    names = TOKEN_LIMITS[CHAT]
+    given = [(name, limit) for name in names if (limit := fields.get(name)) is not None]
     for name, limit in given:
         if type(limit) is not int:
             raise CantContinue(f"its {name} is no whole number")
-    return given[-1][1] if given and given[-1][1] > 0 else None
+    return given[0][1] if given and given[0][1] > 0 else None
 
 
 def _lower_limits(fields: dict[str, Any], said_tokens: int) -> None:
-    for name, least in (*((name, 1) for name in TOKEN_LIMITS), ("min_tokens", 0)):
+    for name, least in (*((name, 1) for name in TOKEN_LIMITS[CHAT]), ("min_tokens", 0)):
         if type(limit := fields.get(name)) is int and limit > 0:
             fields[name] = max(least, limit - said_tokens)
 

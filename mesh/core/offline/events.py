@@ -7,6 +7,7 @@ from typing import Any
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt
 from mesh.core.offline.forecast import ForecastState
+from schemas.engine_routes import ANY_TOKEN_LIMIT
 from schemas.ids import ModelId, RequestId
 from schemas.residency import Labels
 from schemas.state import OfflineState
@@ -14,7 +15,6 @@ from schemas.state import OfflineState
 ANSWER_TOKENS_DEFAULT = 2048  # where the body names no limit: engines would go on to their own
 ANSWER_TOKENS_MAX = 2**20  # a body that names more is taken to mean this
 CHOICES_MAX = 128
-LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def answer_tokens_max(body: Mapping[str, Any]) -> int:
 
     What is no positive number counts as not named: the engine will refuse it.
     """
-    most = answer_tokens_said(body, LIMIT_FIELDS) or ANSWER_TOKENS_DEFAULT * _answers(body)
+    most = answer_tokens_said(body, ANY_TOKEN_LIMIT) or ANSWER_TOKENS_DEFAULT * _answers(body)
     return min(ANSWER_TOKENS_MAX, most)
 
 

@@ -153,6 +153,7 @@ def test_an_answer_without_a_bound_counts_as_a_long_one() -> None:
     assert outcomes(bench.offline(1, b'{"n":2}')) == {inbox(1): Outcome.PREEMPTED}
     assert kinds(bench.offline(2, b'{"max_tokens":100,"n":2}'))[0] is effects.HoldWork
     assert kinds(bench.offline(3, b'{"max_completion_tokens":100}'))[0] is effects.HoldWork
+    assert kinds(bench.offline(4, b'{"max_output_tokens":100}'))[0] is effects.HoldWork
 
 
 @pytest.mark.parametrize(
