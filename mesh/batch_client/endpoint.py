@@ -21,14 +21,14 @@ import orjson
 from mesh.batch_client.job_answers import (
     AnswerInvalid,
     FileAnswer,
-    FilePage,
+    ItemT,
     JobAnswer,
-    JobPage,
+    Page,
     error_message,
     read_file,
-    read_file_page,
+    read_files,
     read_job,
-    read_page,
+    read_jobs,
 )
 from schemas.http import H_IDEMPOTENCY_KEY
 
@@ -136,27 +136,24 @@ class Endpoint:
 
     async def jobs(self, limit: int) -> tuple[JobAnswer, ...]:
         """The newest jobs, as many as `limit`."""
-        found: list[JobAnswer] = []
-        while len(found) < limit:
-            query = f"?limit={min(PAGE_JOBS, limit - len(found))}"
-            query += f"&after={_in_path(found[-1].id)}" if found else ""
-            page: JobPage = read_answer(read_page, await self._ask("GET", f"/batches{query}"))
-            found.extend(page.data)
-            if not page.has_more or not page.data:
-                break
-        return tuple(found[:limit])
+        return (await self._listed("/batches", read_jobs, PAGE_JOBS, limit))[0]
 
     async def file(self, file_id: str) -> FileAnswer:
         return read_answer(read_file, await self._ask("GET", f"/files/{_in_path(file_id)}"))
 
     async def files(self, limit: int) -> tuple[tuple[FileAnswer, ...], bool]:
         """The newest files, as many as `limit`, and whether there are more."""
-        found: list[FileAnswer] = []
+        return await self._listed("/files", read_files, PAGE_FILES, limit)
+
+    async def _listed(
+        self, path: str, read: Callable[[bytes], Page[ItemT]], page_max: int, limit: int
+    ) -> tuple[tuple[ItemT, ...], bool]:
+        found: list[ItemT] = []
         has_more = True
         while has_more and len(found) < limit:
-            query = f"?limit={min(PAGE_FILES, limit - len(found))}"
+            query = f"?limit={min(page_max, limit - len(found))}"
             query += f"&after={_in_path(found[-1].id)}" if found else ""
-            page: FilePage = read_answer(read_file_page, await self._ask("GET", f"/files{query}"))
+            page = read_answer(read, await self._ask("GET", f"{path}{query}"))
             found.extend(page.data)
             has_more = page.has_more and bool(page.data)
         return tuple(found[:limit]), has_more or len(found) > limit

@@ -5,7 +5,7 @@ Another server's answer may leave everything out but the ids and the status.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
@@ -121,19 +121,14 @@ class FileAnswer:
     purpose: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
-    """A part of the list of jobs, the newest first."""
-
-    data: tuple[JobAnswer, ...]
-    has_more: bool = False
+ItemT = TypeVar("ItemT", JobAnswer, FileAnswer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePage:
-    """A part of the list of files, the newest first."""
+class Page(Generic[ItemT]):
+    """A part of the list of jobs, or of files, the newest first."""
 
-    data: tuple[FileAnswer, ...]
+    data: tuple[ItemT, ...]
     has_more: bool = False
 
 
@@ -153,8 +148,8 @@ def _reader(kind: type[T], what: str) -> Callable[[bytes], T]:
 
 read_job = _reader(JobAnswer, "batch job")
 read_file = _reader(FileAnswer, "file")
-read_page = _reader(JobPage, "list of batch jobs")
-read_file_page = _reader(FilePage, "list of files")
+read_jobs = _reader(Page[JobAnswer], "list of batch jobs")
+read_files = _reader(Page[FileAnswer], "list of files")
 
 
 def error_message(data: bytes) -> str:
