@@ -1,11 +1,8 @@
-"""Operators' orders for a region: read, changed and listed over the bus, with the login `admin`."""
+"""Operators' orders for a region, and what a drain makes of them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nats.aio.client import Client
-
-from mesh.adapters.region_records import RecordsUnavailable, RegionRecords
+from mesh.adapters.region_records import RegionRecords
 from schemas import subjects
 from schemas.control import (
     DRAINED_MAX,
@@ -17,7 +14,6 @@ from schemas.control import (
 )
 from schemas.ids import RegionId, ReplicaId
 
-OrdersUnavailable = RecordsUnavailable
 ORDERS = RegionRecords(
     subjects.STREAM_CONTROL, subjects.control, encode_control, decode_control, nothing_ordered
 )
@@ -75,31 +71,3 @@ def signed(
         reason=reason[:TEXT_MAX],
         at_unix_s=at_unix_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedOrders:
-    """A record and its number in the stream; 0: nothing was ordered yet."""
-
-    seq: int
-    orders: RegionControl
-
-
-async def read_orders(client: Client, region: RegionId) -> NumberedOrders:
-    """The orders that hold now. Raises OrdersUnavailable."""
-    return NumberedOrders(*await ORDERS.read(client, region))
-
-
-async def change_orders(
-    client: Client,
-    region: RegionId,
-    change: Callable[[RegionControl], RegionControl],
-    kept: RegionControl | None = None,
-) -> NumberedOrders:
-    """As `RegionRecords.change`. Raises OrdersUnavailable."""
-    return NumberedOrders(*await ORDERS.change(client, region, change, kept))
-
-
-async def read_history(client: Client, region: RegionId, most: int) -> list[NumberedOrders]:
-    """The last records, newest first. Raises OrdersUnavailable."""
-    return [NumberedOrders(*one) for one in await ORDERS.history(client, region, most)]

@@ -8,7 +8,7 @@ reads again and repeats its change: neither undoes the other's unseen.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -28,10 +28,17 @@ class RecordsUnavailable(Exception):
     """The stream could not be read or written; the message says what to do."""
 
 
+class Numbered(NamedTuple, Generic[T]):
+    """A record and its number in the stream; 0: none was written yet."""
+
+    seq: int
+    record: T
+
+
 @dataclass(frozen=True, slots=True)
 class RegionRecords(Generic[T]):
     """One kind of record. `subject`: where a region's is written; `nothing`: what holds where none
-    was. A record comes with its number in the stream; 0: none was written yet."""
+    was."""
 
     stream: str
     subject: Callable[[RegionId], str]
@@ -39,20 +46,20 @@ class RegionRecords(Generic[T]):
     decode: Callable[[bytes], T]
     nothing: Callable[[RegionId], T]
 
-    async def read(self, client: Client, region: RegionId) -> tuple[int, T]:
+    async def read(self, client: Client, region: RegionId) -> Numbered[T]:
         """The record that holds now. Raises RecordsUnavailable."""
         manager = client.jsm(timeout=REQUEST_S)
         try:
             last = await manager.get_last_msg(self.stream, self.subject(region), direct=True)
-            return last.seq or 0, self.decode(last.data or b"")
+            return Numbered(last.seq or 0, self.decode(last.data or b""))
         except nats.js.errors.NotFoundError:
-            return 0, self.nothing(region)
+            return Numbered(0, self.nothing(region))
         except (nats.errors.Error, nats.js.errors.Error, TimeoutError, WireError) as error:
             raise self._unavailable(region, error) from error
 
     async def change(
         self, client: Client, region: RegionId, change: Callable[[T], T], kept: T | None = None
-    ) -> tuple[int, T]:
+    ) -> Numbered[T]:
         """Apply the change to the record that holds, and write it, unless it is returned as it is.
         `kept`: the one that holds where the stream has lost it. Raises RecordsUnavailable."""
         for _ in range(TRIES):
@@ -60,13 +67,13 @@ class RegionRecords(Generic[T]):
             holding = known if kept is None else kept
             wanted = change(holding)
             if kept is None and wanted == holding:
-                return last, known
+                return Numbered(last, known)
             if (seq := await self.write(client, region, wanted, last)) is not None:
-                return seq, wanted
+                return Numbered(seq, wanted)
             kept = None  # who was faster has written it
         raise RecordsUnavailable(f"{region}: others change {self.stream} all the time; try again")
 
-    async def history(self, client: Client, region: RegionId, most: int) -> list[tuple[int, T]]:
+    async def history(self, client: Client, region: RegionId, most: int) -> list[Numbered[T]]:
         """The last records, newest first. Raises RecordsUnavailable."""
         manager, found = client.jsm(timeout=REQUEST_S), []
         try:
@@ -74,7 +81,7 @@ class RegionRecords(Generic[T]):
             first = max(state.first_seq, state.last_seq - most + 1)
             for seq in range(state.last_seq, first - 1, -1) if state.messages else ():
                 record = await manager.get_msg(self.stream, seq)
-                found.append((seq, self.decode(record.data or b"")))
+                found.append(Numbered(seq, self.decode(record.data or b"")))
         except (nats.errors.Error, nats.js.errors.Error, TimeoutError, WireError) as error:
             raise self._unavailable(region, error) from error
         return found

@@ -11,24 +11,17 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from infra import bus
 from infra.topology import Topology
 from mesh.adapters import operator_orders
-from mesh.adapters.operator_orders import (
-    DrainTarget,
-    NumberedOrders,
-    OrderInvalid,
-    OrdersUnavailable,
-    change_orders,
-    read_history,
-)
-from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
+from mesh.adapters.operator_orders import ORDERS, DrainTarget, OrderInvalid
+from mesh.adapters.region_records import Numbered
+from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.question import ask_region, routers_of
 from mesh.explain.text import clock, printable
@@ -39,6 +32,8 @@ from schemas.explain import RequestQuestion, RoutingInForce
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.wire import WireError
+
+T = TypeVar("T")
 
 LOOK_S = 0.2
 KEPT_S = 1.0  # for routers to say which orders they keep
@@ -117,7 +112,7 @@ def _wait(mesh: KnownMesh, target: DrainTarget, timeout_s: float) -> bool:
     async def work(client: Client) -> tuple[ReplicaId, ...] | None:
         return await _until_idle(client, target.region, replicas, timeout_s)
 
-    silent = _run(mesh, target.region, work)
+    silent = as_admin(mesh, target.region, work)
     if silent is None:
         click.echo(f"{target}: not idle; the order holds until `mesh undrain`")
     elif silent:
@@ -186,10 +181,10 @@ def changes(region: str | None, config: Path | None, credentials: Path, last: in
     lines = []
     for name in mesh.topology.regions if region is None else (RegionId(region),):
 
-        async def work(client: Client, name: RegionId = name) -> list[NumberedOrders]:
-            return await read_history(client, name, last)
+        async def work(client: Client, name: RegionId = name) -> list[Numbered[RegionControl]]:
+            return await ORDERS.history(client, name, last)
 
-        lines += [_cells(name, each) for each in _run(mesh, name, work)]
+        lines += [_cells(name, each) for each in as_admin(mesh, name, work)]
     if not lines:
         click.echo("nothing was changed")
         return
@@ -204,9 +199,9 @@ def echo_table(rows: Sequence[tuple[str, ...]]) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
 
 
-def _cells(region: RegionId, change: NumberedOrders) -> tuple[str, ...]:
+def _cells(region: RegionId, change: Numbered[RegionControl]) -> tuple[str, ...]:
     """One change as a row of the table, with no character that a terminal obeys."""
-    orders = change.orders
+    orders = change.record
     drained = "all" if orders.all_drained else ", ".join(orders.drained) or "none"
     cells = (
         *(region, str(change.seq), clock(orders.at_unix_s), orders.by),
@@ -247,29 +242,17 @@ def _find_one(mesh: Topology, name: str) -> tuple[RegionId, ReplicaId | None]:
     raise Unusable(f"no region and no replica {name!r}; there are {known}")
 
 
-def _run(
-    mesh: KnownMesh, region: RegionId, work: Callable[[Client], Coroutine[Any, Any, Any]]
-) -> Any:
+def as_admin(
+    mesh: KnownMesh, region: RegionId, work: Callable[[Client], Coroutine[Any, Any, T]]
+) -> T:
     """Do the work as the region's admin; failures end the command with one line."""
-    login = mesh.logins().get(region)
-    if login is None or login.admin is None:
-        raise Unusable(
-            f"no {region}/credentials/admin.env below {mesh.credentials}: this needs the region's "
-            "admin, so copy that file here from where `mesh infra nats` rendered it"
-        )
-    address = login.admin
-
-    async def connected() -> Any:
-        client = await bus.connect(address, name="mesh admin", inbox_prefix=subjects.INBOX_ROOT)
-        try:
-            return await work(client)
-        finally:
-            await bus.close(client)
-
     try:
-        return asyncio.run(connected())
-    except (bus.BusUnreachable, OrdersUnavailable, OrderInvalid) as error:
+        done, unreached = in_regions(mesh, "admin", (region,), lambda client, _: work(client))
+    except OrderInvalid as error:
         raise Unusable(str(error)) from error
+    if unreached:
+        raise Unusable(unreached[region])
+    return done[region]
 
 
 def user() -> str:
@@ -347,9 +330,9 @@ def _order_all(
                 return signed(wanted, f"{words} {target}", reason)
 
             kept = await kept_orders(mesh, target.region)
-            await change_orders(client, target.region, changed, kept)
+            await ORDERS.change(client, target.region, changed, kept)
 
-        _run(mesh, target.region, work)
+        as_admin(mesh, target.region, work)
     return before
 
 

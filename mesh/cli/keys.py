@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from pydantic import ValidationError
 
 from infra.tenant_table import key_hash
-from mesh.adapters.region_records import RegionRecords
+from mesh.adapters.region_records import Numbered, RegionRecords
 from mesh.cli.drain import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
@@ -240,7 +240,7 @@ def history(config: Path | None, credentials: Path, last: int) -> None:
     """List who changed keys, when and why."""
     mesh = find_mesh(config, credentials)
 
-    async def read(client: Client, region: RegionId) -> list[tuple[int, RegionKeys]]:
+    async def read(client: Client, region: RegionId) -> list[Numbered[RegionKeys]]:
         return await KEYS.history(client, region, last)
 
     found, unreached = in_regions(mesh, "admin", mesh.topology.regions, read)
@@ -394,7 +394,7 @@ def _read(mesh: KnownMesh) -> _Found:
     """Raises Unusable where no region at all can be reached."""
 
     async def keys(client: Client, region: RegionId) -> tuple[KeyRecord, ...]:
-        return (await KEYS.read(client, region))[1].keys
+        return (await KEYS.read(client, region)).record.keys
 
     found, unreached = in_regions(mesh, "admin", mesh.topology.regions, keys)
     if not found:

@@ -87,7 +87,10 @@ def in_regions(
     async def one(region: RegionId) -> None:
         login = getattr(logins.get(region), user, None)
         if login is None:
-            unreached[region] = f"no {region}/credentials/{user}.env below {mesh.credentials}"
+            unreached[region] = (
+                f"no {region}/credentials/{user}.env below {mesh.credentials}: copy that file "
+                "there from where `mesh infra nats` rendered it"
+            )
             return
         try:
             client = await bus.connect(login, name=f"mesh {user}", inbox_prefix=subjects.INBOX_ROOT)

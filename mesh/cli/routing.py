@@ -11,7 +11,7 @@ import click
 from nats.aio.client import Client
 
 from infra.topology import Topology, TopologyError
-from mesh.adapters.operator_orders import change_orders
+from mesh.adapters.operator_orders import ORDERS
 from mesh.cli import drain
 from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
@@ -243,7 +243,7 @@ def _order(
             return await _write(client, region, settings[region], verb, reason, change, kept)
 
         try:
-            written[region] = drain._run(mesh, region, work)
+            written[region] = drain.as_admin(mesh, region, work)
         except Unusable as error:
             if len(regions) == 1:
                 raise
@@ -279,7 +279,7 @@ async def _write(
         words = f"routing {verb} region {region}: {found.change}"
         return drain.signed(replace(orders, routing=routing), words, reason)
 
-    found.seq = (await change_orders(client, region, changed, kept)).seq
+    found.seq = (await ORDERS.change(client, region, changed, kept)).seq
     return found
 
 

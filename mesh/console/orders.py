@@ -11,14 +11,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from infra import bus
 from infra.bus import BusAddress
-from mesh.adapters.operator_orders import (
-    DrainTarget,
-    NumberedOrders,
-    OrdersUnavailable,
-    change_orders,
-    read_history,
-    signed,
-)
+from mesh.adapters.operator_orders import ORDERS, DrainTarget, signed
+from mesh.adapters.region_records import Numbered, RecordsUnavailable
 from mesh.console.config import ConsoleConfig
 from mesh.explain.text import printable
 from schemas import subjects
@@ -73,8 +67,8 @@ class Orders:
         self._lock = asyncio.Lock()
         self._waiting = 0
 
-    async def give(self, order: Order, address: str) -> NumberedOrders:
-        """Write it. Raises OrderRefused, OrdersBusy, OrderInvalid, OrdersUnavailable or
+    async def give(self, order: Order, address: str) -> Numbered[RegionControl]:
+        """Write it. Raises OrderRefused, OrdersBusy, OrderInvalid, RecordsUnavailable or
         BusUnreachable."""
         login = self._admin(order.region)
         replicas = self._config.topology.regions[order.region].replicas
@@ -93,12 +87,12 @@ class Orders:
             return signed(wanted, command, by=by, reason=reason, at_unix_s=time.time())
 
         async with self._turn(), _connected(login) as client:
-            return await change_orders(client, order.region, changed)
+            return await ORDERS.change(client, order.region, changed)
 
-    async def history(self, region: RegionId) -> list[NumberedOrders]:
+    async def history(self, region: RegionId) -> list[Numbered[RegionControl]]:
         """The last ones, newest first. Raises like `give`."""
         async with self._turn(), _connected(self._admin(region)) as client:
-            return await read_history(client, region, HISTORY_SHOWN)
+            return await ORDERS.history(client, region, HISTORY_SHOWN)
 
     def _admin(self, region: RegionId) -> BusAddress:
         login = self._config.logins.get(region)
@@ -118,7 +112,7 @@ class Orders:
             async with asyncio.timeout(WITHIN_S), self._lock:
                 yield
         except TimeoutError as error:
-            raise OrdersUnavailable(
+            raise RecordsUnavailable(
                 f"the bus did not answer within {WITHIN_S:g} s: look whether the order holds"
             ) from error
         finally:

@@ -19,7 +19,8 @@ from aiohttp.typedefs import Handler
 
 from infra.bus import BusUnreachable
 from infra.process import end_all
-from mesh.adapters.operator_orders import OrderInvalid, OrdersUnavailable
+from mesh.adapters.operator_orders import OrderInvalid
+from mesh.adapters.region_records import RecordsUnavailable
 from mesh.console.admin_key import AdminKey, KeyRefused
 from mesh.console.config import ConsoleConfig
 from mesh.console.connections import Connections, TurnedAway
@@ -157,7 +158,7 @@ class Console:
             return problem(401 if wait is None else 429, str(error), retry)
         except (OrderRefused, OrderInvalid) as error:
             return problem(409 if isinstance(error, OrderInvalid) else 400, str(error))
-        except (OrdersBusy, OrdersUnavailable, BusUnreachable) as error:
+        except (OrdersBusy, RecordsUnavailable, BusUnreachable) as error:
             return problem(503, str(error), {"retry-after": "2"})
 
     def _foreign(self, request: web.Request) -> str | None:
@@ -224,7 +225,7 @@ class Console:
     async def _changes(self, request: web.Request) -> web.Response:
         self._require_key(request)
         known = await self._orders.history(RegionId(request.query.get("region", "")))
-        shown = [{"seq": one.seq, **shown_orders(one.orders)} for one in known]
+        shown = [{"seq": one.seq, **shown_orders(one.record)} for one in known]
         return plain_json({"changes": shown})
 
     async def _order(self, request: web.Request) -> web.Response:
@@ -233,7 +234,7 @@ class Console:
             return problem(415, f"send {JSON}")
         address = request.remote or "an unknown address"
         written = await self._orders.give(read_order(await request.read()), address)
-        orders = shown_orders(written.orders)
+        orders = shown_orders(written.record)
         log.warning("console: %s, by %s: %s", orders["command"], orders["by"], orders["reason"])
         return plain_json({"seq": written.seq, **orders})
 

@@ -18,7 +18,8 @@ from nats.js.api import StreamConfig, StreamInfo
 from infra.topology import Topology
 from infra.workers import workers_among
 from mesh.adapters import streams
-from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
+from mesh.adapters.operator_orders import ORDERS
+from mesh.adapters.region_records import RecordsUnavailable
 from mesh.doctor.findings import (
     ENGINE_PAGE,
     ENGINE_RESULTS,
@@ -135,8 +136,8 @@ def check_writes(found: RegionFindings, observed: ObservedMessages) -> None:
 async def last_orders(client: Client, region: RegionId) -> RegionControl:
     """What operators have ordered there; nothing if it can't be read, which another check finds."""
     try:
-        return (await read_orders(client, region)).orders
-    except OrdersUnavailable:
+        return (await ORDERS.read(client, region)).record
+    except RecordsUnavailable:
         return nothing_ordered(region)
 
 

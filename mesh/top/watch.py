@@ -12,7 +12,8 @@ from infra import bus
 from infra.bus import BusAddress, BusUnreachable
 from infra.process import run_all
 from infra.topology import Topology
-from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
+from mesh.adapters.operator_orders import ORDERS
+from mesh.adapters.region_records import RecordsUnavailable
 from mesh.doctor.connectivity import Logins
 from mesh.explain.question import ask_all
 from mesh.explain.story import Story, stories
@@ -155,13 +156,13 @@ class _RegionBus:
             return
         received = self._orders_received
         try:
-            known = await read_orders(client, self._region)
-        except OrdersUnavailable:
+            known = await ORDERS.read(client, self._region)
+        except RecordsUnavailable:
             self._orders_due_at = self._clock() + ORDERS_RETRY_S
             return
         self._orders_due_at = None
         if self._orders_received == received:  # else what was read may be what held before
-            self._fleet.orders(known.orders)
+            self._fleet.orders(known.record)
 
     def read_heartbeats(self) -> None:
         """Decode those that came since the last time."""

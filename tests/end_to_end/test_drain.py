@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from infra.bus import BusAddress, connect
 from infra.process import end_all
-from mesh.adapters.operator_orders import read_history, read_orders
+from mesh.adapters.operator_orders import ORDERS
 from mesh.cli.drain import WAITING
 from mesh.cli.main import main
 from schemas import subjects
@@ -207,15 +207,15 @@ async def _only_admins_write(mesh: MeshUp) -> None:
             return made
 
         admin = await client("admin")
-        before = await read_orders(admin, "us")
+        before = await ORDERS.read(admin, "us")
         request = f"$JS.API.DIRECT.GET.{STREAM_CONTROL}.{subjects.control('us')}"
         for user in ("observer", "operator", "router"):
             other = await client(user)
             await other.publish(request, b"", reply=subjects.control("us"))
             await other.publish(subjects.control("us"), b"{}")
             await other.flush()
-        assert await read_orders(admin, "us") == before
-        assert len(await read_history(admin, "us", 100)) == before.seq
+        assert await ORDERS.read(admin, "us") == before
+        assert len(await ORDERS.history(admin, "us", 100)) == before.seq
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ import uvloop
 
 from infra import bus, topology
 from infra.nats import server
-from mesh.adapters.operator_orders import DrainTarget, change_orders, read_orders
+from mesh.adapters.operator_orders import ORDERS, DrainTarget
 from mesh.demo.local_mesh import LocalMesh
 from mesh.demo.options import DemoOptions, fitted
 from mesh.demo.session import served_models
@@ -232,18 +232,18 @@ async def play(
         login = read_logins(drill._mesh._topology, drill._mesh._state.config)[HOME].admin
         assert login is not None
         client = await bus.connect(login, name="drill", inbox_prefix=subjects.INBOX_ROOT)
-        await change_orders(client, HOME, DrainTarget(HOME, (DRAINED,)).drained)
+        await ORDERS.change(client, HOME, DrainTarget(HOME, (DRAINED,)).drained)
         job = JobClient(url)
         batch = await job.submit(input_file(model, lines))
         if measured:
             await drill.measure(SERVERS)
         install(newest)  # the first restart of each is its upgrade
         await drill.rounds(HOME, rounds)
-        await change_orders(client, HOME, DrainTarget(HOME, None).drained)
+        await ORDERS.change(client, HOME, DrainTarget(HOME, None).drained)
         await drill.rounds(AWAY, rounds)
         answers = await job.answers(batch.id, 0.0, JOB_WITHIN_S)
         found.problems += [f"batch job: {one}" for one in answers.problems(lines)]
-        if DRAINED not in (await read_orders(client, HOME)).orders.drained:
+        if DRAINED not in (await ORDERS.read(client, HOME)).record.drained:
             found.problems.append("the drain was lost")
         await bus.close(client)
         adopted = [count for url in _pages(drill) if (count := await _adoptions(url))]

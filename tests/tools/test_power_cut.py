@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from infra.topology import parse
-from mesh.adapters.operator_orders import change_orders, read_orders
+from mesh.adapters.operator_orders import ORDERS
 from mesh.batch.records import Line, Result
 from schemas.http import CHAT
 from tests.support.batch_regions import batch_toml, opened
@@ -69,7 +69,7 @@ class Work:
             reason = f"order {number:05}"
             drained = ("us-0",) if number % 2 else ("us-1",)
             change = {"drained": drained, "reason": reason}
-            await change_orders(self.admin, "us", lambda now, to=change: replace(now, **to))
+            await ORDERS.change(self.admin, "us", lambda now, to=change: replace(now, **to))
             self.reason = reason
 
 
@@ -114,7 +114,7 @@ async def lost(regions, acknowledged):
             result = store.results.get(job, number)
             await holds(f"result {number} of {job}", result, lambda kept: kept is not None)
     if reason:
-        await holds(reason, read_orders(admin, "us"), lambda kept: kept.orders.reason >= reason)
+        await holds(reason, ORDERS.read(admin, "us"), lambda kept: kept.record.reason >= reason)
     await admin.close()
     return found
 

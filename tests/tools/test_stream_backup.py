@@ -9,7 +9,7 @@ import pytest
 
 from infra.topology import parse
 from mesh.adapters import streams
-from mesh.adapters.operator_orders import change_orders, read_orders
+from mesh.adapters.operator_orders import ORDERS
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.tools.go_tools import NATS
 
@@ -53,12 +53,12 @@ async def test_orders_are_backed_up_and_restored_by_one_command_each(tmp_path):
     try:
         await regions.start()
         admin = await regions.connect("us", "admin")
-        given = await change_orders(admin, "us", drained)
+        given = await ORDERS.change(admin, "us", drained)
         backup = str(tmp_path / "CONTROL")
         await setup.nats("stream", "backup", "CONTROL", backup, "--no-progress")
         await setup.nats("stream", "rm", "CONTROL", "--force")
         await setup.nats("stream", "restore", backup, "--no-progress")
-        assert await read_orders(admin, "us") == given
+        assert await ORDERS.read(admin, "us") == given
     finally:
         await regions.stop()
 
@@ -68,7 +68,7 @@ async def test_orders_are_kept_where_a_region_gets_three_servers(tmp_path):
     backups = {name: str(tmp_path / name) for name in ("CONTROL", "KEYS", "USAGE")}
     try:
         await one.start()
-        given = await change_orders(await one.connect("us", "admin"), "us", drained)
+        given = await ORDERS.change(await one.connect("us", "admin"), "us", drained)
         for name, folder in backups.items():
             await Login(one, tmp_path).nats("stream", "backup", name, folder, "--no-progress")
     finally:
@@ -88,6 +88,6 @@ async def test_orders_are_kept_where_a_region_gets_three_servers(tmp_path):
         for name in backups:
             info = await client.jsm().stream_info(name)
             assert info.config.num_replicas == 3
-        assert await read_orders(await three.connect("us", "admin"), "us") == given
+        assert await ORDERS.read(await three.connect("us", "admin"), "us") == given
     finally:
         await three.stop()

@@ -5,7 +5,8 @@ import json
 import nats
 import pytest
 
-from mesh.adapters.operator_orders import ORDERS, OrdersUnavailable
+from mesh.adapters.operator_orders import ORDERS
+from mesh.adapters.region_records import RecordsUnavailable
 from schemas import subjects
 from schemas.control import RegionControl
 from schemas.ids import RegionId
@@ -20,7 +21,7 @@ async def test_a_write_that_comes_too_late_is_tried_again(nats_server, code):
 
 
 async def test_any_other_refusal_is_told(nats_server):
-    with pytest.raises(OrdersUnavailable, match="no space"):
+    with pytest.raises(RecordsUnavailable, match="no space"):
         await _answered(nats_server, {"error": {"err_code": 10077, "description": "no space"}})
 
 

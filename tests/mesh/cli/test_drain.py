@@ -6,7 +6,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from mesh.adapters.operator_orders import DrainTarget, NumberedOrders
+from mesh.adapters.operator_orders import DrainTarget
+from mesh.adapters.region_records import Numbered
 from mesh.cli import drain
 from mesh.cli.drain import FOLLOWED_S, SILENT_S, Idleness
 from mesh.cli.main import main
@@ -76,7 +77,7 @@ def test_orders_are_lost_only_where_no_router_reads_a_record():
 
 def test_a_record_is_shown_on_one_line_whatever_it_holds():
     orders = RegionControl(region="us", by="a\x1b[2J", reason="b\nus 9", at_unix_s=1e300)
-    cells = drain._cells("us", NumberedOrders(1, orders))
+    cells = drain._cells("us", Numbered(1, orders))
     assert all(cell.isprintable() for cell in cells)
     assert "a\\x1b[2J" in cells
 

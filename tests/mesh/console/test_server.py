@@ -13,7 +13,7 @@ import pytest
 from infra.address import Address
 from infra.process import end_all
 from infra.topology import parse
-from mesh.adapters.operator_orders import change_orders, read_orders
+from mesh.adapters.operator_orders import ORDERS
 from mesh.console import connections, server, viewing
 from mesh.console.config import ConsoleConfig
 from mesh.console.connections import CONNECTIONS_MAX
@@ -266,7 +266,7 @@ async def test_what_is_refused(tmp_path):
         large = {**ORDER, "reason": "x" * BODY_BYTES_MAX}
         assert (await asked.post("/api/orders", large, **BEARER))[0] == 413
         admin = await asked.regions.connect("us", "admin")
-        assert (await read_orders(admin, RegionId("us"))).seq == 0  # nothing was written
+        assert (await ORDERS.read(admin, RegionId("us"))).seq == 0  # nothing was written
         await admin.close()
 
 
@@ -276,10 +276,10 @@ async def test_drain_and_undrain_write_the_record_that_mesh_drain_writes(tmp_pat
         status, answer = await asked.post("/api/orders", {**order, "name": "ann"}, **BEARER)
         assert status == 200 and answer["drained"] == ["us-0"]
         admin = await asked.regions.connect("us", "admin")
-        known = await read_orders(admin, RegionId("us"))
-        assert known.orders.drained == ("us-0",) and known.seq == answer["seq"]
-        assert known.orders.command == "drain replica us-0" and known.orders.reason == "a\\nfan"
-        assert known.orders.by.startswith("ann at 127.0.0.1, console of us/r1")
+        known = await ORDERS.read(admin, RegionId("us"))
+        assert known.record.drained == ("us-0",) and known.seq == answer["seq"]
+        assert known.record.command == "drain replica us-0" and known.record.reason == "a\\nfan"
+        assert known.record.by.startswith("ann at 127.0.0.1, console of us/r1")
         frame = await asked.frame_with(lambda frame: (region(frame)["orders"] or {}).get("drained"))
         assert region(frame)["orders"]["reason"] == "a\\nfan"
 
@@ -307,8 +307,8 @@ async def test_without_a_key_it_only_shows(tmp_path):
         assert status == 401 and "read-only" in answer["error"]
         admin = await asked.regions.connect("us", "admin")
         own = RegionControl(region=RegionId("us"), command="a test")
-        await change_orders(admin, RegionId("us"), lambda _: own)
-        assert (await read_orders(admin, RegionId("us"))).seq == 1  # the test's own
+        await ORDERS.change(admin, RegionId("us"), lambda _: own)
+        assert (await ORDERS.read(admin, RegionId("us"))).seq == 1  # the test's own
         await admin.close()
 
 

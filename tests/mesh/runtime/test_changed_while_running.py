@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.operator_orders import change_orders
+from mesh.adapters.operator_orders import ORDERS
 from tests.mesh.supervisor.test_forked_workers import streams_in_both, two_workers
 from tests.support.scripted_engine import event, hang, say
 from tests.support.small_mesh import chat
@@ -61,7 +61,7 @@ class Changing:
     async def order(self, **routing):
         client = await connect(BusAddress(self.server.url), name="test", inbox_prefix="_INBOX")
         try:
-            return await change_orders(
+            return await ORDERS.change(
                 client,
                 "us",
                 lambda orders: replace(orders, routing=routing, by="ann@desk", command="test"),

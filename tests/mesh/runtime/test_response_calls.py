@@ -6,7 +6,7 @@ import pytest
 
 from infra.bus import BusAddress, connect
 from infra.tenant_table import Caller, key_hash
-from mesh.adapters.operator_orders import change_orders
+from mesh.adapters.operator_orders import ORDERS
 from mesh.core.model.served_names import kept_name
 from schemas.control import RegionControl
 from schemas.response_calls import QUERY_CHARS_MAX, RESPONSE, RESPONSE_CANCEL
@@ -103,7 +103,7 @@ async def ordered(server, **orders):
     """What an operator orders in us."""
     admin = await connect(BusAddress(server.url), name="test", inbox_prefix="_INBOX")
     try:
-        await change_orders(admin, "us", lambda known: RegionControl(region="us", **orders))
+        await ORDERS.change(admin, "us", lambda known: RegionControl(region="us", **orders))
     finally:
         await admin.close()
 

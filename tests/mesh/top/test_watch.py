@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from infra.bus import BusAddress
 from infra.process import end_all
 from infra.topology import parse
-from mesh.adapters.operator_orders import NumberedOrders, change_orders
+from mesh.adapters.operator_orders import ORDERS
+from mesh.adapters.region_records import Numbered
 from mesh.doctor.connectivity import Logins, read_logins
 from mesh.top.fleet import Fleet
 from mesh.top.watch import FleetWatch, _RegionBus
@@ -107,7 +108,7 @@ async def test_orders_from_before_and_from_now_are_read(tmp_path):
         admin = await regions.connect("us", "admin")
 
         async def order(**values):
-            await change_orders(admin, "us", lambda known: RegionControl(region="us", **values))
+            await ORDERS.change(admin, "us", lambda known: RegionControl(region="us", **values))
 
         def lines():
             return "\n".join(watch.fleet.replica_lines("us", "us-0", watch.clock()))
@@ -136,8 +137,8 @@ async def test_a_late_answer_does_not_undo_the_order_that_came_meanwhile(monkeyp
 
     async def read(client, region):
         watched._orders(SimpleNamespace(headers=headers, data=encode_control(newer)))
-        return NumberedOrders(3, older)
+        return Numbered(3, older)
 
-    monkeypatch.setattr("mesh.top.watch.read_orders", read)
+    monkeypatch.setattr("mesh.top.watch.ORDERS", SimpleNamespace(read=read))
     await watched._read_orders(None)
     assert fleet._regions[us].orders == newer
