@@ -30,6 +30,7 @@ from mesh.core.model.prompt import PromptReader
 from mesh.core.model.prompt_shapes import NOT_KEPT
 from mesh.core.model.request import Request
 from mesh.core.model.served_names import keeper_name, kept_name, served_name
+from mesh.core.requests.limits import Held
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.http.answer_writer import ROUTER_FAILED
@@ -256,64 +257,19 @@ class RequestManager:
         changed: Callable[[], None],
     ) -> ClientRequest:
         """Take a client's request in and place it; see `FrontDoor`."""
-        options, model, fields = parsed.options, parsed.model, parsed.fields
-        residency: Labels = ()
-        tenant, key_id = None, ""
-        try:
-            if caller is not None:
-                tenant, key_id = caller.tenant, caller.key_id
-                check_models(caller, model, fields.options.get(ADAPTER))
-            if self._has_labels or options.residency or (caller is not None and caller.residency):
-                residency = self.residency(options.residency, caller)
-            asked = None if parsed.call else self.mapping.apply(parsed, residency, caller)
-            model, options = parsed.model, parsed.options
-            now, spans = self._clock(), self._spans(headers)
-            answer_tokens: int | None = None
-            if parsed.path not in PLAIN_PATHS:
-                model = self._on_path(model, parsed, tenant or "")
-                answer_tokens = None if parsed.path in GENERATING_PATHS else 0
-            request = Request(
-                key=next(self.session.keys),
-                request_id=parsed.request_id,
-                model=model,
-                prompt=self._prompts.read(model, fields.text, options.salt, tenant or ""),
-                arrived_at=now,
-                deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
-                hops=0,
-                origin=self._config.region,
-                priority=options.priority,
-                slo_ttft_s=options.slo_ttft_s,
-                session=options.session,
-                asked=asked,
-                answer_tokens=answer_tokens,
-                streams=fields.streams,
-                residency=residency,
-                wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
-                tenant=tenant or "",
-                key_id=key_id,
-            )
-            held = limit_headers = None
-            if caller is not None and caller.limited:
-                request, held, limit_headers = self.limits.take(
-                    caller.limited, request, parsed.path, parsed.body
-                )
-        except BaseException as error:
-            self.bodies.give_back(parsed.kept_bytes)
-            if isinstance(error, RequestRefused):
-                error.asked_by(model, tenant or "", key_id)
-            raise
+        request, spans, held, limit_headers = self._request(parsed, headers, caller)
         admitted = ClientRequest(
             request=request,
             path=parsed.path,
-            adds_usage=fields.adds_usage,
+            adds_usage=parsed.fields.adds_usage,
             for_engine=parsed.for_engine,
             keeper=None if parsed.previous is None else parsed.previous.replica,
             call=parsed.call,
             body=parsed.body,
             model_place=parsed.model_place,
-            tenant=tenant,
-            size=fields.text.size,
-            wants_decision=options.debug,
+            tenant=None if caller is None else caller.tenant,
+            size=parsed.fields.text.size,
+            wants_decision=parsed.options.debug,
             spans=spans,
             kept_bytes=parsed.kept_bytes,
             changed=changed,
@@ -334,6 +290,58 @@ class RequestManager:
                     held.settle(0, 0, 0)
                 raise
         return admitted
+
+    def _request(
+        self, parsed: ParsedRequest, headers: Mapping[str, str], caller: Caller | None
+    ) -> tuple[Request, Trace, Held | None, Mapping[str, str] | None]:
+        """What the core is told, its trace, and what it takes of its limits. Raises RequestRefused;
+        then nothing stays charged."""
+        options, model, fields = parsed.options, parsed.model, parsed.fields
+        tenant, key_id = ("", "") if caller is None else (caller.tenant, caller.key_id)
+        residency: Labels = ()
+        try:
+            if caller is not None:
+                check_models(caller, model, fields.options.get(ADAPTER))
+            if self._has_labels or options.residency or (caller is not None and caller.residency):
+                residency = self.residency(options.residency, caller)
+            asked = None if parsed.call else self.mapping.apply(parsed, residency, caller)
+            model, options = parsed.model, parsed.options
+            now, spans = self._clock(), self._spans(headers)
+            answer_tokens: int | None = None
+            if parsed.path not in PLAIN_PATHS:
+                model = self._on_path(model, parsed, tenant)
+                answer_tokens = None if parsed.path in GENERATING_PATHS else 0
+            request = Request(
+                key=next(self.session.keys),
+                request_id=parsed.request_id,
+                model=model,
+                prompt=self._prompts.read(model, fields.text, options.salt, tenant),
+                arrived_at=now,
+                deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
+                hops=0,
+                origin=self._config.region,
+                priority=options.priority,
+                slo_ttft_s=options.slo_ttft_s,
+                session=options.session,
+                asked=asked,
+                answer_tokens=answer_tokens,
+                streams=fields.streams,
+                residency=residency,
+                wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
+                tenant=tenant,
+                key_id=key_id,
+            )
+            if caller is None or not caller.limited:
+                return request, spans, None, None
+            request, held, told = self.limits.take(
+                caller.limited, request, parsed.path, parsed.body
+            )
+            return request, spans, held, told
+        except BaseException as error:
+            self.bodies.give_back(parsed.kept_bytes)
+            if isinstance(error, RequestRefused):
+                error.asked_by(model, tenant, key_id)
+            raise
 
     def _on_path(self, model: ModelId, parsed: ParsedRequest, tenant: str) -> ModelId:
         """The model on that optional path. Raises RequestRefused if no replica serves it there."""
