@@ -48,7 +48,6 @@ def agent_config(
         speeds=known if config.speeds_known else (),
         adapters={} if adapters is None else adapters.sources(),
         adapters_max=engine.adapters.most,
-        kv=config.parts.get(name),
     )
 
 

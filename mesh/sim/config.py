@@ -14,14 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from agents.core.replica_config import AdapterSource, KvPart
+from agents.core.replica_config import AdapterSource
 from agents.sim.profile_files import find_profile
 from agents.sim.profiles import Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-from schemas.kv_transfer import TransferKind
 
 ROUTER = RouterId("r1")  # every region has this one
 MODEL = ModelId("twin")
@@ -140,7 +139,6 @@ class SimAdapters:
         return {ModelId(name): AdapterSource(name) for name in self.names}
 
 
-KINDS = (TransferKind.NIXL, TransferKind.SGLANG)  # of KV transfers
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for
 ROUTERS_MAX = 16
 AT_ONCE_S = 1e-9  # an interval: every change is published at the core's next tick
@@ -170,8 +168,6 @@ class WorldConfig:
     kv_tokens: int | None = None  # replaces the profiles' own
     adapters: SimAdapters | None = None
     kv_events: bool = False  # agents follow their engines' KV events
-    # Of replicas, by name, those that compute one stage of requests.
-    parts: Mapping[str, KvPart] = field(default_factory=dict)
     faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this
     patience_s: float = inf  # a client hangs up after this if it has no first token
@@ -194,8 +190,6 @@ class WorldConfig:
             raise WorldInvalid(f"routers must be 1 to {ROUTERS_MAX}")
         if self.offline is None and any(isinstance(one, RunnerCrash) for one in self.faults):
             raise WorldInvalid("faults: without offline work there is no batch runner to crash")
-        if any(part.kind not in KINDS for part in self.parts.values()):
-            raise WorldInvalid("parts: the twin's transfer kinds are nixl or sglang")
         self.shape.check(self.regions)
         self.rtt.check(self.regions)
         self.profiles()

@@ -5,7 +5,7 @@ of a busy engine: the larger of running sequences over the most that may run and
 KV there is, because on small GPUs memory is full long before the batch is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 
 from agents.core.effects import LoadAdapter
@@ -124,18 +124,6 @@ class ReplicaEngine:
     def abort(self, number: int) -> None:
         self.sim.abort(number, self._clock.now())
         self._account()
-
-    def pin(self, blocks: Sequence[int]) -> list[int]:
-        """Keep these cached blocks until `unpin`, for another engine."""
-        return self.sim.pin(blocks, self._clock.now())
-
-    def unpin(self, pinned: Sequence[int]) -> None:
-        self.sim.unpin(pinned, self._clock.now())
-        self._account()
-
-    def receive(self, blocks: Sequence[int]) -> None:
-        """These blocks have come from another engine."""
-        self.sim.receive(blocks, self._clock.now())
 
     def begin_load(self, effect: LoadAdapter) -> LoadedAdapters:
         """The adapters of this process, of which one is being loaded, instead of another one."""

@@ -25,7 +25,6 @@ from mesh.sim.agent_config import agent_config
 from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
 from mesh.sim.event_queue import CoalescingSender
 from mesh.sim.kv_events import ReplicaKvEvents
-from mesh.sim.pair_stages import PairStages
 from mesh.sim.running_answer import RunningAnswer, due_progress, end_message
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
-STATUS_TOO_LONG, STATUS_FAILED, STATUS_QUEUE_FULL = 400, 500, 503
+STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 
 class SimReplica:
@@ -78,14 +77,6 @@ class SimReplica:
         self._tick_at = float("inf")
         self._wake_number = 0
         self.kv_events: ReplicaKvEvents | None = None
-        self._stages = PairStages(
-            self.engine,
-            world.transfers,
-            is_running=lambda running: self._running.get(running.inbox) is running,
-            submit=self._submit,
-            failed=lambda running: self._engine_error(running.inbox, STATUS_FAILED),
-            answer=self._answer_prefill,
-        )
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
             fx.HoldWork: self._hold,
@@ -238,7 +229,6 @@ class SimReplica:
         running = RunningAnswer(inbox, request, receiver, self._last_number, now, work.offline)
         prefill = work.prefill_tokens or 0
         running.predicted_tokens = max(0, request.node.prompt_tokens - prefill)
-        running.stage = work.stage
         if self.kv_events is not None:
             self.kv_events.submitted(request)
         self._running[inbox] = running
@@ -250,15 +240,12 @@ class SimReplica:
         if adapter and adapter not in self.engine.adapters.paths:
             refused = Refused(Refusal.WRONG_MODEL, self._region, self.name, -1, -1)
             self._queue.at(now, self._refuse_late, inbox, refused)
-        elif running.stage is None or running.is_prefill:
-            self._submit(running)
         else:
-            self._stages.fetch(running)
+            self._submit(running)
 
     def _submit(self, running: RunningAnswer) -> None:
         inbox, request, now = running.inbox, running.request, self._queue.now
-        answer_tokens = 1 if running.is_prefill else request.node.answer.tokens
-        tokens = request.node.prompt_tokens, answer_tokens
+        tokens = request.node.prompt_tokens, request.node.answer.tokens
         try:
             self.engine.submit(SimRequest(running.number, *tokens, request.keys.blocks))
         except NeverFits:
@@ -353,7 +340,7 @@ class SimReplica:
                 continue  # aborted, after this had happened and before it was read
             if isinstance(event, PrefillFinished):
                 running.cached_tokens = event.cached_tokens
-                if not (running.offline or running.is_prefill):
+                if not running.offline:
                     self._begin(running, OK)
             else:
                 self._finished(event.request_id)
@@ -362,7 +349,7 @@ class SimReplica:
         running.began = True
         running.last_message_at = self._queue.now
         is_ok = status == OK
-        is_stream = is_ok and not (running.offline or running.is_prefill)
+        is_stream = is_ok and not running.offline
         content_type = EVENT_STREAM if is_stream else ""
         head = Head(status, content_type, self.site, self.name)
         self._send(running.receiver, running.receiver.receive_head, running.inbox, head, self)
@@ -371,9 +358,6 @@ class SimReplica:
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)
         node = running.request.node
-        if running.is_prefill:
-            self._stages.hand_out(running, running.cached_tokens)
-            return
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
         if self.kv_events is not None:
             self.kv_events.answered(running.request)
@@ -382,12 +366,6 @@ class SimReplica:
         if running.offline:
             self._begin(running, OK)
         self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)
-
-    def _answer_prefill(self, running: RunningAnswer, params: bytes, usage: TokenUsage) -> None:
-        if self._running.get(running.inbox) is running:
-            self._begin(running, OK)
-            self._send(running.receiver, running.receiver.receive, running.inbox, params)
-            self._end(running.inbox, Outcome.DONE, "", usage, streamed=False)
 
     def _engine_error(self, inbox: str, status: int) -> None:
         """The engine answers with an HTTP error, which the agent passes on as an answer."""

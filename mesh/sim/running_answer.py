@@ -4,11 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.core.events import NO_USAGE, TokenUsage
-from agents.core.kv_stages import KvStage
 from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
 from schemas.exchange import WORKING_S, End
-from schemas.kv_transfer import KvRole
 
 
 @dataclass(slots=True)
@@ -21,12 +19,7 @@ class RunningAnswer:
     offline: bool  # a line of a batch job: no stream
     cached_tokens: int = 0
     predicted_tokens: int = 0  # of its prompt, that its router took for cached
-    stage: KvStage | None = None  # that is computed here
     began: bool = False
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.stage is not None and self.stage.role is KvRole.PREFILL
 
 
 def end_message(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:

@@ -157,8 +157,7 @@ class SessionHost(ABC):
         """The request to a replica, which answers to the record's receiver."""
         assert isinstance(record, TwinRequest)
         to = self._world.replicas[replica]
-        receiver = record.receiver if record.stage_of is None else self
-        self._send(to.site, to.receive_work, inbox, headers, record.sent, receiver)
+        self._send(to.site, to.receive_work, inbox, headers, record.sent, record.receiver)
         return True
 
     def send_ingress(

@@ -46,7 +46,6 @@ from mesh.sim.config import (
 from mesh.sim.control_plane import LeaseStreams, PrefixGossip, RouterTimers
 from mesh.sim.engine import SCRAPE_EVERY_S
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.kv_transfer import KvTransfers
 from mesh.sim.network import Network
 from mesh.sim.offline.config import NONE as NO_OFFLINE
 from mesh.sim.offline.report import offline_report
@@ -108,7 +107,6 @@ class World:
         )
         self.gossip = PrefixGossip(self)
         self.leases = LeaseStreams(self)
-        self.transfers = KvTransfers(self.queue)
         self._epochs: dict[Origin, int] = {}
         sites = dict.fromkeys(map(config.shape.router_of, config.regions))
         names = [RouterId(f"r{number}") for number in range(1, config.routers + 1)]
