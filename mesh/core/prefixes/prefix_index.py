@@ -16,7 +16,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from functools import reduce
 from itertools import compress, groupby, islice, repeat, takewhile
 from operator import itemgetter, or_
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class PrefixListener(Protocol):
@@ -121,13 +121,6 @@ NO_TIERS: dict[int, int] = {}
 NEVER = float("-inf")
 FEW_BITS = 8  # are sooner found one by one than among a thousand
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as false and true
-
-
-class PrefixMatch(NamedTuple):
-    """How many leading blocks some available owner holds, and its deepest owners."""
-
-    blocks: int
-    owners: tuple[object, ...]
 
 
 def _itself(table: dict[Any, Any]) -> dict[Any, Any]:
@@ -372,17 +365,6 @@ class PrefixIndex(Generic[OwnerT]):
         first = islice(blocks.items(), EXPIRED_AT_ONCE)
         self._drop(owner, [block for block, at in takewhile(lambda item: item[1] < oldest, first)])
         self._oldest_at[owner] = next(iter(blocks.values()), now)
-
-    def match(self, hashes: Iterable[int], available: Iterable[OwnerT]) -> PrefixMatch:
-        """The longest prefix of `hashes` that an available owner holds."""
-        mask = self._mask(available)
-        deepest, blocks = 0, 0
-        for block in hashes:
-            here = self._owners_of.get(block, 0) & mask
-            if not here:
-                break
-            deepest, blocks = here, blocks + 1
-        return PrefixMatch(blocks, self._names(deepest))
 
     def depths(self, hashes: Iterable[int], available: Iterable[OwnerT]) -> dict[OwnerT, int]:
         """How many leading blocks each available owner holds; without those that hold none."""
