@@ -53,7 +53,7 @@ from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.ticks import IDLE_S, keep_alive, keep_ticking
 from mesh.runtime.usage_writer import UsageWriter
 from mesh.session.cost import Seen, estimated
-from mesh.session.record import Ending, Home, Identifiers, Observer, OpenRequest
+from mesh.session.record import Home, Identifiers, OpenRequest
 from mesh.session.session import Session
 from mesh.session.usage_book import UsageBook, account
 from schemas import exchange, state, subjects, wire
@@ -88,15 +88,16 @@ class RunnerConfig:
     tenants: Mapping[str, TenantTable] = field(default_factory=dict)  # as mesh.toml has them
 
 
-class _Served(Observer):
+class _Observer(RunnerMetrics):
     """Metrics, and what is learned of answers."""
 
-    def __init__(self, runner: "BatchRunner") -> None:
+    def __init__(self, runner: "BatchRunner", config: RunnerConfig) -> None:
+        super().__init__(config.region, config.peers)
         self._runner = runner
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
         runner = self._runner
-        runner.metrics.served(record, end)
+        super().served(record, end)
         held = runner.lines.line_of(record)
         if held is None:
             return
@@ -108,26 +109,17 @@ class _Served(Observer):
         tokens = Tokens(*(min(count, REPORTED_TOKENS_MAX) for count in reported))
         runner.jobs.computed(held.line.job, tokens)
 
-    def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
-        self._runner.metrics.refused(record, event)
-
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
-        self._runner.metrics.attempt_failed(record, event)
+        super().attempt_failed(record, event)
         if not event.preempted:
             request = record.request.request_id
             log.info("%s: attempt %d: %s", request, event.attempt, event.detail)
 
     def handed_out(self, key: int, region: RegionId) -> None:
-        self._runner.metrics.handed_out_to(region, offline=self._runner.lines.is_offline(key))
+        self.handed_out_to(region, offline=self._runner.lines.is_offline(key))
 
     def body_dropped(self, kept_bytes: int) -> None:
         self._runner.bodies.give_back(kept_bytes)
-
-    def frames_missing(self) -> None:
-        self._runner.metrics.frames_missing()
-
-    def request_ended(self, record: OpenRequest, ending: Ending) -> None:
-        self._runner.metrics.request_ended(record, ending)
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
         self._runner.limited.warning(what, "unreadable", text, *args)
@@ -160,7 +152,7 @@ class BatchRunner:
         self._config = config
         home, name, peers = config.region, config.router, config.peers
         self._clock = clock = asyncio.get_running_loop().time
-        self.metrics = RunnerMetrics(home, peers)
+        self.metrics = _Observer(self, config)
         self.limited = LimitedLog(log, clock)
         ground = config.settings.ground
         self._bus = RunnerBus(home, name, peers, config.bus, ground=ground)
@@ -183,7 +175,7 @@ class BatchRunner:
             clock=clock,
             bus=self._bus,
             ids=Identifiers(lambda: os.urandom(INBOX_SECRET_BYTES).hex(), itertools.count(1)),
-            observer=_Served(self),
+            observer=self.metrics,
         )
         feed, metrics, store = self.session.feed, self.metrics, self.store
         self.jobs = JobFollower(store, JobTasks(store, store.unix_s), feed, metrics, clock)
