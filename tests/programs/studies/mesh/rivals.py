@@ -27,7 +27,7 @@ REGION_LOCAL = "region-local"
 class Setting:
     """One way to run a policy.
 
-    `policy`: with its options, as `mesh sim --policy` takes it. `router`: settings of the router,
+    `policy`: with its options, as in `cache-aware:0.3/64/1.5`. `router`: settings of the router,
     `name=value`. `pushing`: blind, pending or outstanding:N.
     """
 
