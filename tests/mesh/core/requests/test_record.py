@@ -7,6 +7,7 @@ import pytest
 from mesh.core.model.effects import KvPair
 from mesh.core.requests.record import (
     TRANSITIONS,
+    Cause,
     ImpossibleTransition,
     PrefillStage,
     RequestRecord,
@@ -112,6 +113,37 @@ def test_another_attempt(failures, again) -> None:
             record.hold(0.0)
         record.dispatch(LOCAL, 7, 0.0)
         record.engine_answered(status)
-        record.failed(avoid_place=True)
+        record.failed(Cause.PLACE)
     assert record.is_worth_another(failures_max=3) is again
     assert record.avoid == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("at", "cause", "counts", "avoided", "maybe_innocent"),
+    [
+        (LOCAL, Cause.PLACE, True, {"a"}, set()),
+        (LOCAL, Cause.RESTART, True, set(), set()),
+        (LOCAL, Cause.PREFILL, True, {"p"}, set()),
+        (PEER, Cause.PLACE, True, {"eu"}, set()),
+        (PEER, Cause.LINK, False, {"eu"}, {"eu"}),
+        (PEER, Cause.PEERS_REPLICA, True, {"eu"}, {"eu"}),
+    ],
+)
+def test_what_ended_an_attempt_says_what_of_its_place(
+    at, cause, counts, avoided, maybe_innocent
+) -> None:
+    record = RequestRecord(request(1))
+    record.dispatch(at, None, 0.0, STAGE if cause is Cause.PREFILL else None)
+    record.failed(cause)
+    assert (record.failures, record.avoid) == (counts, avoided)
+    assert record.maybe_innocent == maybe_innocent
+
+
+def test_what_an_engine_answered_is_of_its_attempt_alone() -> None:
+    record = RequestRecord(request(1))
+    record.dispatch(LOCAL, 7, 0.0)
+    record.engine_answered(500)
+    record.failed(Cause.PLACE)
+    record.hold(1.0)
+    record.dispatch(PEER, None, 2.0)
+    assert record.engine_status is None, "which falls silent says nothing of the engine before"
