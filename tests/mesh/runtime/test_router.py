@@ -6,25 +6,55 @@ import pytest
 
 from infra.bus import BusAddress, close, connect
 from mesh.runtime.name_claim import NameTaken
+from schemas import subjects
 from tests.support.flushed import flushed
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh
+from tests.support.scripted_engine import event, opened, scripted_engine
+from tests.support.small_mesh import chat, client, post, small_mesh
 from tests.support.until import PATIENCE_S
 
 
 async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_server, monkeypatch):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        url = await mesh.router("us")
+    """It hears the first one's lease renewed before it is refused: what followed from that ended all
+    streams of the first one."""
+    gate = asyncio.Event()
+
+    async def answer(request, body):
+        stream = await opened(request)
+        await stream.write(event("begins"))
+        await gate.wait()
+        await stream.write(event("ends") + b"data: [DONE]\n\n")
+        return stream
+
+    async def settle(claim):
+        other = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.us.t")
+        renewed = await other.subscribe(subjects.leased("us"))
+        for _ in range(2):
+            await renewed.next_msg(timeout=PATIENCE_S)
+        await close(other)
+        monkeypatch.undo()
+        monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 20.0)  # the first one answers
+        await claim.settle()
+
+    servers = {"us": nats_server, "eu": nats_server}  # with a peer a region has a lease
+    async with scripted_engine() as engine, small_mesh(servers) as mesh:
+        await mesh.router("us")
+        engine.behaviour = answer
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
-        monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 20.0)  # the first one answers
+        begun = asyncio.create_task(post(mesh, chat(stream=True)))
+        await mesh.until(
+            lambda: mesh.sample("us", "mesh_request_ttft_seconds_count", served="local") == 1,
+            "an answer to have begun",
+        )
+        url = mesh.urls["us"]
+        monkeypatch.setattr("mesh.runtime.name_claim.NameClaim.settle", settle)
         with pytest.raises(NameTaken, match="runs already"):
             await mesh.router("us")
-        async with (
-            client() as session,
-            session.post(f"{url}/v1/chat/completions", json=chat()) as answer,
-        ):
-            assert answer.status == 200
+        assert mesh.urls["us"] == url
+        gate.set()
+        status, body, _ = await begun
+        assert (status, body) == (200, event("begins") + event("ends") + b"data: [DONE]\n\n")
+        assert (await post(mesh, chat()))[0] == 200
 
 
 async def test_who_has_not_received_its_question_keeps_no_router_from_starting(
