@@ -183,6 +183,9 @@ class TlsTable(Table):
     ] = None
 
 
+SERVER_KEYS = ("nats", "leaf", "cluster", "monitor")  # where a region's nats-servers listen
+
+
 def server_suffixes(servers: int) -> tuple[str, ...]:
     """What tells the names of a region's nats-servers apart; nothing where it is the only one."""
     return ("",) if servers == 1 else tuple(f"-{number}" for number in range(1, servers + 1))
@@ -271,7 +274,7 @@ class RegionTable(Table):
         for key in ("http", "console"):
             if (address := getattr(self, key)) is not None:
                 yield key, address
-        for key in ("nats", "leaf", "cluster", "monitor"):
+        for key in SERVER_KEYS:
             for address in getattr(self, key) or ():
                 yield key, address
         for page in pages(self.metrics, self.workers):

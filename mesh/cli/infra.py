@@ -12,8 +12,8 @@ from infra.nats import bundle, server
 from infra.nats.bundle import PasswordsUnreadable
 from mesh.adapters.streams import StreamsUnusable, set_up_region
 from mesh.cli.choices import config_option
+from mesh.cli.mesh_options import find_mesh
 from mesh.cli.unusable import Unusable
-from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.runtime.mesh_file import load_mesh
 from schemas.ids import RegionId
 
@@ -130,11 +130,8 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
     Needed once after the servers were first started, and when `mesh doctor` finds a stream missing
     or altered. Exit code 1: a region's streams could not be created.
     """
-    try:
-        mesh = load_mesh(config)
-        logins = read_logins(mesh, credentials)
-    except (topology.TopologyError, NoCredentials) as error:
-        raise Unusable(str(error)) from error
+    known = find_mesh(config, credentials)
+    mesh, logins = known.topology, known.logins()
     found = {name: (login.setup, login) for name, login in logins.items() if login.setup}
     wanted = [RegionId(name) for name in regions] or list(found)
     if missing := [name for name in wanted if name not in found]:

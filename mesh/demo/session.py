@@ -14,7 +14,7 @@ import orjson
 from rich.console import Console
 
 from infra.certificates import CA
-from infra.topology import DEFAULT_FILE, RegionTable, Topology
+from infra.topology import DEFAULT_FILE, SERVER_KEYS, RegionTable, Topology
 from mesh.demo.encrypted_file import with_tls
 from mesh.demo.local_mesh import DemoEvent, LocalMesh
 from mesh.demo.options import DemoOptions, fitted, port_problems
@@ -155,6 +155,7 @@ class DemoSession:
                 "credentials": str(self._mesh.credentials(name)),
                 "replicas": region.replicas,
                 "workers": region.workers,
+                "servers": {key: [*map(str, getattr(region, key))] for key in SERVER_KEYS},
                 "routers": {
                     router: f"{region.scheme}://{address}"
                     for router, address in self._mesh.endpoints[name].items()

@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from infra.private_files import make_private
-from infra.topology import Topology
+from infra.topology import HostPort, Topology
 from schemas.ids import RegionId, ReplicaId
 
 DEFAULT_STATE = Path(".mesh")
@@ -99,10 +99,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class RunningRegion(BaseModel):
-    """What runs of one region. `workers`: processes of each of its routers."""
+    """What runs of one region. `workers`: processes of each of its routers; `servers`: where its
+    nats-servers listen, by the keys of mesh.toml."""
 
     replicas: tuple[ReplicaId, ...]
     workers: int
+    servers: dict[str, tuple[HostPort, ...]] = {}
 
 
 class RunningMesh(BaseModel):
@@ -128,11 +130,13 @@ class RunningMesh(BaseModel):
         }
 
     def fitted(self, topology: Topology) -> Topology:
-        """The topology with the replicas and workers that run, whatever the file says."""
-        regions = {
-            name: region.model_copy(update=dict(self.regions.get(name, ())))
-            for name, region in topology.regions.items()
-        }
+        """The topology with the replicas, workers and nats-servers that run, whatever the file
+        says."""
+        regions = dict(topology.regions)
+        for name in regions.keys() & self.regions.keys():
+            runs = self.regions[name]
+            update = {"replicas": runs.replicas, "workers": runs.workers, **runs.servers}
+            regions[name] = regions[name].model_copy(update=update)
         return topology.model_copy(update={"regions": regions})
 
 

@@ -8,9 +8,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from infra.topology import DEFAULT_FILE, load
+from infra.topology import DEFAULT_FILE, SERVER_KEYS, load
 from mesh.cli.main import main
 from mesh.demo.state_directory import RunningMesh, read_running_mesh
+
+KEYS = ("nats", "leaf", "cluster")
 
 
 @pytest.fixture
@@ -19,8 +21,10 @@ def state(tmp_path):
     return tmp_path
 
 
-def test_running_replicas_and_workers_override_the_file(state):
+def test_what_runs_of_a_region_overrides_the_file(state):
     us = {"replicas": ["us-0", "us-1"], "workers": 3, "endpoint": "http://127.0.0.1:1"}
+    three = {key: [f"127.0.0.1:{port}{n}" for n in range(3)] for port, key in enumerate(KEYS, 81)}
+    us["servers"] = three | {"monitor": []}
     said = {"config": str(DEFAULT_FILE), "regions": {"us": us, "mars": us}}
     said |= {"pid": 1, "processes": {"nats-us": 2}}
     (state / "mesh.json").write_text(json.dumps(said))
@@ -30,6 +34,10 @@ def test_running_replicas_and_workers_override_the_file(state):
     assert running.processes == {"nats-us": 2}
     assert (found.regions["us"].replicas, found.regions["us"].workers) == (("us-0", "us-1"), 3)
     assert found.regions["us"].http == known.regions["us"].http
+    assert [str(one.cluster) for one in found.regions["us"].servers] == three["cluster"]
+    assert dict(found.regions["us"]) == dict(known.regions["us"]) | {
+        key: getattr(found.regions["us"], key) for key in ("replicas", "workers", *SERVER_KEYS)
+    }
     assert found.regions["eu"] == known.regions["eu"]
     assert found.regions.keys() == known.regions.keys()
 

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from infra import bus
 from infra.bus import BusAddress
+from mesh.adapters.streams import AS_IT_SHOULD_BE
 from mesh.cli.main import main
 from mesh.demo.engine_profile import simulated_profile
 from schemas import subjects
@@ -306,6 +307,20 @@ async def test_a_region_may_have_more_routers_and_each_several_processes(tmp_pat
         assert f"of {config} as `mesh up` runs it" in said
         assert "heartbeat 2" in said and "warning" not in said and "bad" not in said
         assert await mesh.stop(signal.SIGINT) == 0
+
+
+async def test_three_nats_servers_that_the_file_does_not_have_are_known_to_commands(tmp_path):
+    config = write_config(tmp_path, regions=("us",), rtt_ms={})
+    async with mesh_up(tmp_path, "--bus-servers", "3", config=config):
+        options = ("--config", str(config), "--credentials", str(tmp_path / ".mesh" / "config"))
+        status, out, err = await mesh_command("infra", "streams", *options)
+        assert (status, err) == (0, "")
+        assert {line.partition(" is ")[2] for line in out.splitlines()} == {AS_IT_SHOULD_BE}, out
+        for _ in range(3):  # what stands still while it is listened to seems ill
+            status, out, _ = await mesh_command("doctor", "--verbose", *options)
+            if not status:
+                break
+        assert status == 0 and "us-1, us-2, us-3 are joined" in out, out
 
 
 async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):
