@@ -6,12 +6,14 @@ stopped while it is copied: what the kernel had not written yet is lost. Takes r
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,10 @@ import pytest
 from infra.topology import parse
 from mesh.adapters.operator_orders import ORDERS
 from mesh.batch.records import Line, Result
+from mesh.cli.keys import KEYS
+from schemas import subjects
 from schemas.http import CHAT
+from schemas.state import Lease, decode_lease, encode_state
 from tests.support.batch_regions import batch_toml, opened
 from tests.support.batch_store import request_line, submit
 from tests.support.nats_regions import NatsRegions
@@ -27,9 +32,11 @@ from tests.tools.test_full_disk import store_of
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
 
+RECORDS = {"orders": ORDERS, "keys": KEYS}
 CUTS = 20
 IMAGE = "4G"  # nearly all of it a hole
 LINES = 20
+ANSWER_S = 30.0
 
 
 @contextlib.contextmanager
@@ -45,15 +52,15 @@ def mounted(image, folder):
 class Work:
     """Writes to the region's stores, one thing after the other, and keeps what was acknowledged."""
 
-    def __init__(self, store, admin):
-        self.store, self.admin = store, admin
+    def __init__(self, store, admin, router):
+        self.store, self.admin, self.router = store, admin, router
         self.jobs = {}  # its input file and that file's content
         self.lines = {}  # how many of each job are queued
         self.results = []  # job and number
-        self.reason = ""  # of the operator's last order
+        self.numbers = {}  # the last of each of RECORDS, and of the lease
 
     def acknowledged(self):
-        return dict(self.jobs), dict(self.lines), list(self.results), self.reason
+        return dict(self.jobs), dict(self.lines), list(self.results), dict(self.numbers)
 
     async def run(self):
         for number in range(10_000):
@@ -66,11 +73,25 @@ class Work:
             for line in numbers[:3]:
                 await self.store.results.put(_result(job.id, line))
                 self.results.append((job.id, line))
-            reason = f"order {number:05}"
-            drained = ("us-0",) if number % 2 else ("us-1",)
-            change = {"drained": drained, "reason": reason}
-            await ORDERS.change(self.admin, "us", lambda now, to=change: replace(now, **to))
-            self.reason = reason
+            for name, records in RECORDS.items():
+                change = partial(replace, reason=f"{number}")
+                await records.change(self.admin, "us", change)
+                self.numbers[name] = number
+            lease = Lease(region="us", owner="us", router="r1", term=number + 1, lease_s=1.0)
+            answer = await self.router.request(
+                subjects.lease("us"), encode_state(lease), timeout=ANSWER_S
+            )
+            assert json.loads(answer.data)["seq"]
+            self.numbers["lease"] = number
+
+
+async def numbered(admin, setup, name):
+    """The number of the record that is there."""
+    if name in RECORDS:
+        _, record = await RECORDS[name].read(admin, "us")
+        return int(record.reason)
+    last = await setup.jsm().get_last_msg("LEASES", subjects.lease("us"), direct=True)
+    return decode_lease(last.data).term - 1
 
 
 def _line(job, number):
@@ -92,7 +113,7 @@ async def cut(regions, image, copy):
 
 async def lost(regions, acknowledged):
     """What a store that was cut lacks of that."""
-    jobs, lines, results, reason = acknowledged
+    jobs, lines, results, numbers = acknowledged
     found = []
 
     async def holds(what, reading, is_there):
@@ -101,7 +122,7 @@ async def lost(regions, acknowledged):
         except Exception as error:
             found.append(f"{what}: {error!r}")
 
-    admin = await regions.connect("us", "admin")
+    admin, setup = [await regions.connect("us", user) for user in ("admin", "setup")]
     async with opened(regions) as store:
         for job, (file, data) in jobs.items():
             await holds(f"job {job}", store.jobs.get(job), lambda _: True)
@@ -113,9 +134,11 @@ async def lost(regions, acknowledged):
         for job, number in results:
             result = store.results.get(job, number)
             await holds(f"result {number} of {job}", result, lambda kept: kept is not None)
-    if reason:
-        await holds(reason, ORDERS.read(admin, "us"), lambda kept: kept.record.reason >= reason)
-    await admin.close()
+    for name, number in numbers.items():
+        kept = numbered(admin, setup, name)
+        await holds(f"{name} {number}", kept, lambda kept, number=number: kept >= number)
+    for client in (admin, setup):
+        await client.close()
     return found
 
 
@@ -134,7 +157,8 @@ async def test_nothing_that_was_acknowledged_is_lost_in_a_power_cut(tmp_path):
 async def drill(directory, edit=None, cuts=CUTS):
     """What was lost at any of the moments."""
     image, dice = directory / "disk.img", random.Random(7)
-    regions = NatsRegions(parse(batch_toml(), "mesh.toml"), directory / "rendered", edit=edit)
+    mesh = parse(batch_toml(("us", "eu")), "mesh.toml")  # with a peer a region has a lease
+    regions = NatsRegions(mesh, directory / "rendered", edit=edit)
     subprocess.run(["truncate", "-s", IMAGE, image], check=True)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
     disk = Path(store_of(regions, "us"))
@@ -143,8 +167,10 @@ async def drill(directory, edit=None, cuts=CUTS):
         try:
             await regions.start()
             admin = await regions.connect("us", "admin")
+            inbox = subjects.inbox_prefix("us", "r1")
+            router = await regions.connect("us", "router", inbox_prefix=inbox)
             async with opened(regions) as store:
-                work = Work(store, admin)
+                work = Work(store, admin, router)
                 working = asyncio.create_task(work.run())
                 for number in range(cuts):
                     await asyncio.wait([working], timeout=dice.uniform(0.01, 0.3))
@@ -156,7 +182,8 @@ async def drill(directory, edit=None, cuts=CUTS):
                 await asyncio.wait([working])
         finally:
             await regions.stop()
-    assert moments[-1][1][0], "some job was acknowledged"
+    *_, (_, (jobs, *_, numbers)) = moments
+    assert jobs and numbers.keys() == {*RECORDS, "lease"}, "some of each was acknowledged"
     found = []
     for copy, acknowledged in moments:
         with mounted(copy, disk):
@@ -167,5 +194,5 @@ async def drill(directory, edit=None, cuts=CUTS):
                 await regions.stop_one("us")
         copy.unlink()
     shutil.rmtree(directory / "rendered")
-    print(f"{len(moments)} cuts; at the last one {len(moments[-1][1][0])} jobs were acknowledged")
+    print(f"{len(moments)} cuts; at the last one {len(jobs)} jobs were acknowledged")
     return found
