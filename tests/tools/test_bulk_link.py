@@ -17,6 +17,7 @@ async def test_no_ordinary_request_fails_beside_a_large_body(tmp_path):
         ordinary=100,
         seconds=14.0,
         answers=False,
+        both=True,
     )
     found = await play(load, tmp_path)
     assert found.statuses == {"200": load.ordinary}, str(found)

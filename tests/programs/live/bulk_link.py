@@ -4,7 +4,8 @@
 
 us has no engine and forwards everything to eu; the leaf link passes a proxy with a round trip, a
 bandwidth and a queue. Ordinary streams of a few words go at an even pace, at first alone. Then
-large bodies (chats with an image), or large answers, go beside them, some at a time. The link, the
+large bodies (chats with an image), or large answers, go beside them, some at a time. With `--both`
+every other ordinary request goes from eu to a model that us alone has. The link, the
 engine, the large requests and each region's router (with eu's agent) have processes of their own:
 that of the ordinary requests does nothing else.
 """
@@ -18,7 +19,7 @@ import random
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +41,7 @@ MEBIBYTE = 1024 * 1024
 QUEUE_BYTES = 256 * 1024
 REQUEST_S_MAX, READY_S = 180.0, 60.0
 JSON = {"content-type": "application/json"}
+MODELS = {"us": "tiny", "eu": "tiny-us"}  # by who asks: each is served in the other region
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Load:
     ordinary: int
     seconds: float
     answers: bool
+    both: bool = False
 
 
 @dataclass
@@ -144,25 +147,28 @@ async def link(told: Connection, target: Address, load: Load) -> None:
         await asyncio.Event().wait()
 
 
-async def engine(told: Connection) -> None:
-    async with scripted_engine() as made:
+async def engine(told: Connection, model: str) -> None:
+    async with scripted_engine(model) as made:
         made.behaviour = answer
         told.send(made.port)
         await asyncio.Event().wait()
 
 
-async def region(told: Connection, regions: NatsRegions, name: str, engine_port: int) -> None:
-    """`engine_port`: of its replica's engine; 0: it has none."""
+async def region(
+    told: Connection, regions: NatsRegions, name: str, peer: str, engine_port: int, *, asks: bool
+) -> None:
+    """`engine_port`: of its replica's engine; 0: it has none. `asks`: whether its clients do."""
     async with small_mesh(regions) as mesh:
-        url = await mesh.router(name)
+        url, model = await mesh.router(name), MODELS[peer]
         if engine_port:
-            beside = ScriptedEngine()
+            beside = ScriptedEngine(model)
             beside.port = engine_port
             await mesh.agent(name, f"{name}-0", beside)
-            await mesh.until_ready(name, 1)
-        else:
-            await mesh.until_peer(name, "eu")
+            await mesh.until_ready(name, 1, model)
         told.send(url)
+        if asks:
+            await mesh.until_peer(name, peer, MODELS[name])
+        told.send("all is there")
         await asyncio.Event().wait()
 
 
@@ -186,11 +192,11 @@ async def large_ones(told: Connection, load: Load, url: str) -> None:
 
 
 @contextlib.contextmanager
-def role(work: Callable[..., Any], *arguments: Any) -> Iterator[Connection]:
+def role(work: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Connection]:
     """A process for it, which is ended at the end."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=_run, args=(work, theirs, *arguments), daemon=True
+        target=_run, args=(work, theirs, *arguments), kwargs=options, daemon=True
     )
     process.start()
     try:
@@ -200,8 +206,8 @@ def role(work: Callable[..., Any], *arguments: Any) -> Iterator[Connection]:
         process.join()
 
 
-def _run(work: Callable[..., Any], *arguments: Any) -> None:
-    asyncio.run(work(*arguments))
+def _run(work: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    asyncio.run(work(*arguments, **options))
 
 
 async def said(by: Connection) -> Any:
@@ -235,15 +241,25 @@ async def play(load: Load, directory: Path) -> Found:
         regions = NatsRegions(mesh_file, directory, edit=through_proxy)
         await regions.start()
         try:
-            port = await said(roles.enter_context(role(engine)))
-            await said(roles.enter_context(role(region, regions, "eu", port)))
-            url = await said(roles.enter_context(role(region, regions, "us", 0)))
-            large_load = roles.enter_context(role(large_ones, load, url))
+            asked, started = {}, []
+            for name, peer in (("eu", "us"), ("us", "eu")):
+                port = 0
+                if name == "eu" or load.both:
+                    port = await said(roles.enter_context(role(engine, MODELS[peer])))
+                asks = name == "us" or load.both
+                one = role(region, regions, name, peer, port, asks=asks)
+                started.append(roles.enter_context(one))
+                url = await said(started[-1])
+                if asks:
+                    asked[name] = url
+            for each in started:
+                await said(each)
+            large_load = roles.enter_context(role(large_ones, load, asked["us"]))
             await said(large_load)
-            await _ordinary(load, url, found.alone_s, found.statuses)
+            await _ordinary(load, asked, found.alone_s, found.statuses)
             found.statuses.clear()
             large_load.send("now")
-            await _ordinary(load, url, found.first_s, found.statuses)
+            await _ordinary(load, asked, found.first_s, found.statuses)
             for status, took_s in await asyncio.to_thread(large_load.recv):
                 found.big[status] += 1
                 found.big_s.append(took_s)
@@ -255,10 +271,16 @@ async def play(load: Load, directory: Path) -> Found:
     return found
 
 
-async def _ordinary(load: Load, url: str, first_s: list[float], statuses: Counter[str]) -> None:
+async def _ordinary(
+    load: Load, asked: Mapping[str, str], first_s: list[float], statuses: Counter[str]
+) -> None:
+    """`asked`: routers, by region; in turn."""
+    turn = itertools.cycle(asked.items())
+
     async def one(http: aiohttp.ClientSession, number: int) -> None:
+        name, url = next(turn)
         await asyncio.sleep(number * load.seconds / load.ordinary)
-        body = orjson.dumps(chat(f"hello {number}", stream=True))
+        body = orjson.dumps(chat(f"hello {number}", stream=True, model=MODELS[name]))
         status, took_s = await ask(url, body, http)
         statuses[status] += 1
         first_s.append(took_s)
@@ -277,6 +299,7 @@ async def _ordinary(load: Load, url: str, first_s: list[float], statuses: Counte
 @click.option("--ordinary", type=int, default=200, show_default=True)
 @click.option("--seconds", type=float, default=30.0, show_default=True)
 @click.option("--answers", is_flag=True, help="Large answers instead of large bodies.")
+@click.option("--both", is_flag=True, help="Ordinary requests from both regions, in turn.")
 def main(mbits: tuple[float, ...], rtt_ms: tuple[float, ...], **options: Any) -> None:
     """Play each link, and print a table: first bytes of ordinary requests, alone and beside."""
     click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
@@ -286,6 +309,7 @@ def main(mbits: tuple[float, ...], rtt_ms: tuple[float, ...], **options: Any) ->
             found = asyncio.run(play(load, Path(name)))
         kind = "answers" if load.answers else "bodies"
         size = f"{load.big} {kind} of {load.mebibytes:g} MiB, {load.at_a_time} at a time"
+        size += ", ordinary requests both ways" * load.both
         click.echo(f"| {each:g} Mbit/s, {round_trip:g} ms | {size} | {found} |")
 
 
