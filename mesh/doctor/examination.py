@@ -228,12 +228,16 @@ async def _observe(
     answers: list[RouterRequests],
 ) -> None:
     region, clock, listen_s = RegionId(found.region), settings.clock, settings.listen_s
-    observed = await observed_state.listen(client, region, clock, listen_s)
+    observed, orders, before = await asyncio.gather(  # of streams that do not answer, one wait
+        observed_state.listen(client, region, clock, listen_s),
+        observed_state.last_orders(client, region),
+        observed_state.last_lease(client, region),
+    )
     answers += observed.answers.values()
-    orders = await observed_state.last_orders(client, region)
-    observed_state.check_writes(found, observed)
     observed_state.compare(found, topology, observed, clock(), orders)
-    await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
+    lease = observed.lease
+    is_expired = observed_state.check_owner(found, topology, lease, before, listen_s)
+    observed_state.check_writes(found, observed, is_expired=is_expired)
 
 
 async def _as_user(

@@ -42,12 +42,12 @@ T = TypeVar("T")
 REQUEST_S = 5.0
 LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
 WRITES_MIN = 2  # heartbeats, before it is judged that none is stored; at rest two a second
-WRITES_FAIL = "its streams take no writes; is the disk full?"
+WRITES_FAIL = "is the disk full? Of three nats-servers two must run and reach each other"
 AWAY = (ReplicaState.DOWN, ReplicaState.STARTING)  # the engine does not answer its agent
 STRANGERS_MIN = 16  # requests in an engine beside those of its agent
 SOME_FAILED = 3  # requests within half a minute: to be looked into, though it answers others
-# What a stream's messages are, where it is not just messages.
-HELD = dict.fromkeys((subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES), "last values")
+WRITTEN = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)  # all the time
+HELD = dict.fromkeys(WRITTEN, "last values")  # what their messages are, of others just messages
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class ObservedMessages:
     listen_s: float = 0.0
     answers: dict[RouterId, RouterRequests] = field(default_factory=dict)  # of its routers
     beats: int = 0  # heartbeats that came
-    beats_stored: int | None = None  # by their stream meanwhile; None: it could not be asked
+    stored: dict[str, int] | None = None  # meanwhile, by stream; None: they did not answer
     undecodable: int = 0
 
     def digests_of(self, region: str) -> list[Digest]:
@@ -111,26 +111,43 @@ async def listen(
     await client.flush()
     before = await _last_stored(client)
     await asyncio.sleep(listen_s)
-    after = await _last_stored(client)
-    if before is not None and after is not None:
-        observed.beats_stored = after - before
+    if before is not None and (after := await _last_stored(client)) is not None:
+        observed.stored = {
+            name: after[name] - last for name, last in before.items() if name in after
+        }
     return observed
 
 
-async def _last_stored(client: Client) -> int | None:
-    """The number of the last heartbeat in its stream."""
+async def _last_stored(client: Client) -> dict[str, int] | None:
+    """The number of the last message in each stream of WRITTEN that is there; None where JetStream
+    does not answer."""
+    found: dict[str, int] = {}
     try:
-        info = await client.jsm(timeout=REQUEST_S).stream_info(subjects.STREAM_HEARTBEATS)
-    except (nats.js.errors.Error, nats.errors.Error, TimeoutError):
-        return None  # `check_streams` says why
-    return info.state.last_seq
+        for name in WRITTEN:
+            info = await client.jsm(timeout=REQUEST_S).stream_info(name)
+            found[name] = info.state.last_seq
+    except nats.errors.TimeoutError:
+        return None
+    except (nats.js.errors.Error, nats.errors.Error):
+        pass  # `check_streams` says why
+    return found
 
 
-def check_writes(found: RegionFindings, observed: ObservedMessages) -> None:
-    """Whether the region's streams take writes. A full disk fails them all, and reads go on."""
-    if observed.beats >= WRITES_MIN and observed.beats_stored == 0:
-        detail = f"none of {observed.beats} heartbeats was stored: {WRITES_FAIL}"
-        found.add(STREAM_WRITES, "HEARTBEATS", CheckResult.BAD, detail)
+def check_writes(found: RegionFindings, observed: ObservedMessages, *, is_expired: bool) -> None:
+    """Whether the region's streams take writes. A full disk fails them all. Then the streams of one
+    server are still read, those of three servers no longer. `is_expired`: the lease."""
+    routers = [one.router for one in observed.digests_of(found.region) if one.accepting]
+    stored = observed.stored
+    if stored is None:
+        name, what = "all", "they do not answer"
+    elif observed.beats >= WRITES_MIN and stored.get(subjects.STREAM_HEARTBEATS) == 0:
+        name, what = subjects.STREAM_HEARTBEATS, f"none of {observed.beats} heartbeats was stored"
+    elif is_expired and routers and stored.get(subjects.STREAM_LEASES) == 0:
+        name = subjects.STREAM_LEASES
+        what = f"no write of the lease was stored, and {', '.join(sorted(routers))} is heard"
+    else:
+        return
+    found.add(STREAM_WRITES, name, CheckResult.BAD, f"{what}: {WRITES_FAIL}")
 
 
 async def last_orders(client: Client, region: RegionId) -> RegionControl:
@@ -381,15 +398,20 @@ def _behind(info: StreamInfo) -> list[str]:
     ]
 
 
-async def check_owner(
-    found: RegionFindings, topology: Topology, client: Client, lease: Lease | None, listen_s: float
-) -> None:
-    """Who owns the region's replicas. `lease`: the last write while we listened."""
+def check_owner(
+    found: RegionFindings,
+    topology: Topology,
+    lease: Lease | None,
+    before: Lease | None,
+    listen_s: float,
+) -> bool:
+    """Who owns the region's replicas. `lease`: the last write while we listened, `before`: the last
+    one before. Whether the lease has expired."""
     region = RegionId(found.region)
     if not topology.peers(region):
         verdict, detail = CheckResult.OK, "its own routers: there is no other region"
     elif lease is None:
-        verdict, detail = _not_renewed(await _last_lease(client, region), listen_s)
+        verdict, detail = _not_renewed(before, listen_s)
     elif lease.owner == region:
         verdict, detail = CheckResult.OK, f"its own routers, by {lease.router}, term {lease.term}"
     else:
@@ -397,6 +419,7 @@ async def check_owner(
         detail = f"adopted by {lease.owner}, by its router {lease.router}, term {lease.term}: "
         detail += "its own routers send nothing"
     found.add("lease", "owner", verdict, detail)
+    return verdict is CheckResult.BAD
 
 
 def _not_renewed(last: Lease | None, listen_s: float) -> tuple[CheckResult, str]:
@@ -409,7 +432,8 @@ def _not_renewed(last: Lease | None, listen_s: float) -> tuple[CheckResult, str]
     return CheckResult.BAD, f"expired: nobody renews it; {then}"
 
 
-async def _last_lease(client: Client, region: RegionId) -> Lease | None:
+async def last_lease(client: Client, region: RegionId) -> Lease | None:
+    """Its last write; None if it can't be read."""
     manager = client.jsm(timeout=REQUEST_S)
     try:
         last = await manager.get_last_msg(

@@ -17,6 +17,7 @@ from mesh.doctor.findings import (
 from mesh.doctor.manual_commands import DemoCommands, SystemdCommands, with_causes
 from mesh.doctor.observed_state import (
     ObservedMessages,
+    check_writes,
     compare,
     late_or_gone,
     listen,
@@ -56,6 +57,29 @@ async def test_what_a_stream_replays_is_ignored(nats_server):
     await close(client)
     assert {region for region, _ in heard.digests} == prefixes == {"us"}
     assert heard.lease is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "about"),
+    [
+        (None, "all"),
+        ({"HEARTBEATS": 0, "LEASES": 3}, "HEARTBEATS"),
+        ({"HEARTBEATS": 3, "LEASES": 0}, "LEASES"),
+        ({"HEARTBEATS": 3, "LEASES": 3}, None),
+        ({"HEARTBEATS": 3}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_streams_that_take_nothing_of_what_is_heard_are_named(stored, about, is_heard):
+    observed = ObservedMessages(stored=stored)
+    if is_heard:
+        observed.beats, observed.digests = 2, {("us", "r1"): digest("us")}
+    found = RegionFindings("us")
+    check_writes(found, observed, is_expired=True)
+    told = [(one.check, one.about, one.verdict) for one in found.findings]
+    is_told = about is not None and (is_heard or stored is None)
+    assert told == [("stream writes", about, CheckResult.BAD)] * is_told
 
 
 def test_an_engine_that_is_down_beside_a_ready_one_has_a_finding_of_its_own():
