@@ -238,6 +238,7 @@ async def _observe(
     lease = observed.lease
     is_expired = observed_state.check_owner(found, topology, lease, before, listen_s)
     observed_state.check_writes(found, observed, is_expired=is_expired)
+    observed_state.check_orders(found, observed)
 
 
 async def _as_user(

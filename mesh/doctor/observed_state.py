@@ -32,7 +32,13 @@ from mesh.doctor.findings import (
 )
 from schemas import state, subjects, wire
 from schemas.control import RegionControl, nothing_ordered
-from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
+from schemas.explain import (
+    RequestQuestion,
+    RouterRequests,
+    RoutingInForce,
+    decode_answer,
+    encode_question,
+)
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
 from schemas.state import LOOKS_LIKE, Digest, Heartbeat, Lease, ReplicaState
@@ -41,6 +47,7 @@ T = TypeVar("T")
 
 REQUEST_S = 5.0
 LAST_REQUEST = encode_question(RequestQuestion(recent=1))  # and what tenants wait for
+ROUTING = encode_question(RequestQuestion(routing=True))  # and whether they keep orders
 WRITES_MIN = 2  # heartbeats, before it is judged that none is stored; at rest two a second
 WRITES_FAIL = "is the disk full? Of three nats-servers two must run and reach each other"
 AWAY = (ReplicaState.DOWN, ReplicaState.STARTING)  # the engine does not answer its agent
@@ -59,6 +66,7 @@ class ObservedMessages:
     lease: Lease | None = None  # of the region itself
     listen_s: float = 0.0
     answers: dict[RouterId, RouterRequests] = field(default_factory=dict)  # of its routers
+    routing: dict[RouterId, RoutingInForce] = field(default_factory=dict)  # likewise
     beats: int = 0  # heartbeats that came
     stored: dict[str, int] | None = None  # meanwhile, by stream; None: they did not answer
     undecodable: int = 0
@@ -100,14 +108,19 @@ async def listen(
 
     async def on_answer(msg: Msg) -> None:
         answer = None if msg.headers else observed.decode(decode_answer, msg)
-        if answer is not None and answer.region == region:
+        if answer is None or answer.region != region:
+            return
+        if answer.routing is not None:
+            observed.routing[answer.router] = answer.routing
+        else:
             observed.answers[answer.router] = answer
 
     await client.subscribe(inbox := client.new_inbox(), cb=on_answer)
     await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_heartbeat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
-    await client.publish(subjects.requests(region), LAST_REQUEST, reply=inbox)
+    for question in (LAST_REQUEST, ROUTING):
+        await client.publish(subjects.requests(region), question, reply=inbox)
     await client.flush()
     before = await _last_stored(client)
     await asyncio.sleep(listen_s)
@@ -148,6 +161,14 @@ def check_writes(found: RegionFindings, observed: ObservedMessages, *, is_expire
     else:
         return
     found.add(STREAM_WRITES, name, CheckResult.BAD, f"{what}: {WRITES_FAIL}")
+
+
+def check_orders(found: RegionFindings, observed: ObservedMessages) -> None:
+    """Whether the region's stream has lost operators' orders, which its routers keep then."""
+    if keep := sorted(router for router, one in observed.routing.items() if one.orders_lost):
+        detail = f"the stream has lost them, and {', '.join(keep)} keeps those that held: the next "
+        detail += "`mesh drain`, `mesh undrain` or `mesh routing` writes them again"
+        found.add("orders", subjects.STREAM_CONTROL, CheckResult.WARNING, detail)
 
 
 async def last_orders(client: Client, region: RegionId) -> RegionControl:

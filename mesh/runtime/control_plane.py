@@ -262,6 +262,7 @@ class OperatorOrders:
     def read(self, seq: int, data: bytes, *, is_given: bool = False) -> None:
         """The last record of the stream; `seq` 0: it has none. `is_given`: it was written now."""
         if seq == self.seq and data == self._data:
+            self.is_lost = False  # a backup was restored
             return
         try:
             orders = decode_control(data) if seq else nothing_ordered(self._region)
@@ -271,10 +272,11 @@ class OperatorOrders:
             return
         is_older = not seq or orders.at_unix_s < self._given_at_unix_s
         if self.seq > seq and is_older and not is_given:
-            self.is_lost = True
             text = "the store of orders was lost: the stream has %s, those of number %d hold; %s"
             has = f"those of number {seq}, which are older" if seq else "none any more"
-            self._log.warning("control", "lost", text, has, self.seq, GIVE_AGAIN)
+            if not self.is_lost:
+                log.error(text, has, self.seq, GIVE_AGAIN)
+            self.is_lost = True
             return
         drained = (exchange.ALL_REPLICAS,) if orders.all_drained else orders.drained
         if drained != self.drained:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 
-from tests.support.examined_mesh import running
+from tests.support.examined_mesh import examined, looked, running
 from tests.support.mesh_command import mesh_command
 
 
@@ -15,7 +15,14 @@ def store_of(regions, region) -> Path:
     return Path(line.split('"')[-2])
 
 
-async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_them_again(tmp_path):
+def keepers(findings):
+    """Regions of which the doctor says that routers keep orders."""
+    return [one.region for one in findings if one.check == "orders"]
+
+
+async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_them_again(
+    tmp_path, caplog
+):
     async def ordered(*words):
         files = ("--config", tmp_path / "mesh.toml", "--credentials", tmp_path / "rendered")
         status, out, err = await mesh_command(*words, *files)
@@ -37,9 +44,17 @@ async def test_orders_that_the_stream_has_lost_hold_until_the_next_one_writes_th
         assert orders.drained == ("us-0",)
         assert mesh.sample("us", "mesh_orders_lost") == 1.0
         assert mesh.routers["us"].requests.readiness().problem is not None
+        lines = [line for line in caplog.records if "the store of orders was lost" in line.msg]
+        assert [line.levelname for line in lines] == ["ERROR"]
+
+        async def look():
+            return keepers(await examined(regions, tmp_path))
+
+        assert await looked(look, lambda found: found == ["us"]) == ["us"]
         out = await ordered("cordon", "us")
         assert "written again as its routers keep them: drained us-0, routing of policy" in out
         await mesh.until(lambda: not orders.is_lost, "the next order")
+        assert await look() == []
         routing = mesh.routers["us"].requests.routing
         assert (orders.seq, orders.drained, routing.settings.policy) == (1, ("*",), "least-load")
         history = orjson.loads(orders._data)

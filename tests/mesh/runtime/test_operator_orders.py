@@ -35,7 +35,10 @@ def test_a_stream_that_has_lost_its_records_undoes_no_order(orders, caplog):
     for seq, data in ((0, b""), (2, record(at_unix_s=20.0)), (0, b"")):  # emptied, and an old copy
         orders.read(seq, data)
         assert (orders.seq, orders.drained, orders.is_lost) == (5, ("us-0",), True)
-    assert "the store of orders was lost" in caplog.text
+    [line] = [line for line in caplog.records if "the store of orders was lost" in line.msg]
+    assert line.levelno == logging.ERROR
+    orders.read(5, record(drained=("us-0",), at_unix_s=50.0))
+    assert not orders.is_lost, "a backup was restored"
     orders.read(1, record(drained=("us-1",), at_unix_s=60.0))
     assert (orders.seq, orders.drained, orders.is_lost) == (1, ("us-1",), False)
 
