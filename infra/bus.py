@@ -41,6 +41,12 @@ CA_ADVICE = f"is {BUS_CA} the rendered one, and are the server's files of the sa
 SHOWN_CHARS = 200  # of a subject and of an exception in a log line
 HEADER_NAMES_KEPT = 256
 HPUB_SPACES = 4  # in the line before a message with headers
+# A write that names the last one it knows; and what nats-server says, "wrong last sequence: 17",
+# with this code, where it is not the last any more. A stream with copies may use the other code,
+# which comes without the number, while a write before it is still being copied.
+H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED = 10071, 10164
+WRONG_LAST = (WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED)
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+CREDENTIALS = "credentials"  # the folder of such files, of one region
 _VALUES = f"{__name__}.values"
 
 

@@ -25,9 +25,9 @@ from pydantic import Field
 
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, COMPLETIONS, EMBEDDINGS
+from schemas.json_messages import decoder
 from schemas.numbers import Count
 from schemas.residency import Labels
-from schemas.state import decoder
 
 ENDPOINTS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS})  # that a job's lines may ask for
 

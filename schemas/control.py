@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field, JsonValue
 
 from schemas.ids import RegionId, ReplicaId, ValidRegionId, ValidReplicaId
-from schemas.state import decoder
+from schemas.json_messages import decoder
 
 DRAINED_MAX = 1024  # replicas of one region that are drained one by one
 TEXT_MAX = 500  # characters

@@ -22,8 +22,8 @@ from typing import Literal
 import orjson
 
 from schemas.ids import ValidRegionId
+from schemas.json_messages import decoder
 from schemas.numbers import Count, Seconds
-from schemas.state import decoder
 from schemas.wire import WireError
 
 SECONDS_DIGITS = 6

@@ -15,8 +15,8 @@ from pydantic import Field, JsonValue
 from schemas.control import DRAINED_MAX
 from schemas.decision import Decision
 from schemas.ids import ValidRegionId, ValidRouterId
+from schemas.json_messages import STATE_BYTES_MAX, decoder
 from schemas.numbers import Count, Seconds
-from schemas.state import STATE_BYTES_MAX, decoder
 
 ID_CHARS_MAX = 128
 QUESTION_BYTES_MAX = 1024

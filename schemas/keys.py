@@ -20,7 +20,7 @@ from pydantic import Field
 
 from schemas.control import Text
 from schemas.ids import NAME_PATTERN, RegionId, ValidRegionId
-from schemas.state import decoder
+from schemas.json_messages import decoder
 
 KEYS_MAX = 1000  # of a region, with those that are over
 MODELS_MAX = 16  # that a key is limited to

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from schemas.exchange import Priority
 from schemas.ids import ValidRegionId, ValidRouterId
+from schemas.json_messages import decoder
 from schemas.settings import AtLeast0, IntAbove0, Option, Table
-from schemas.state import decoder
 
 ROWS_MAX = 256  # of a message
 NAME_CHARS_MAX = 160

@@ -7,14 +7,13 @@ readers ignore fields they don't know. The texts under the fields are the descri
 `schemas/json/`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, overload
+from typing import Annotated, Literal, TypeVar, overload
 
 import orjson
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
 from schemas.ids import (
     NAME_PATTERN,
@@ -25,13 +24,11 @@ from schemas.ids import (
     ValidReplicaId,
     ValidRouterId,
 )
+from schemas.json_messages import decoder
 from schemas.kv_transfer import KvTransfer
 from schemas.listed_replicas import LISTED_MAX, ListedReplicas, ListPlace
 from schemas.numbers import Count, Seconds
 from schemas.residency import LABELS_MAX, Label
-from schemas.wire import WireError
-
-STATE_BYTES_MAX = 256 * 1024
 
 # Far above any real term, which counts writes of a lease, four a second; and far below the largest
 # integer, so that after a false claim of the highest term numbers are left.
@@ -551,23 +548,6 @@ def longer_s(next_within_s: float | None, usual_s: float = USUAL_S) -> float:
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
     left_out = _NONE_AVOIDED if isinstance(message, Digest) else _LEFT_OUT
     return orjson.dumps(message).replace(*left_out).replace(*_USUAL_PACE)
-
-
-def decoder(kind: type[T], bytes_max: int = STATE_BYTES_MAX) -> Callable[[bytes], T]:
-    """What reads such a message from JSON, and ignores fields that this version does not know. It
-    raises WireError that names the first wrong field."""
-    adapter = TypeAdapter(kind)
-
-    def decode(data: bytes) -> T:
-        if len(data) > bytes_max:
-            raise WireError(f"state of {len(data)} bytes, at most {bytes_max} are read")
-        try:
-            return adapter.validate_json(data)
-        except ValidationError as error:
-            first: Any = error.errors(include_url=False)[0]
-            raise WireError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-    return decode
 
 
 decode_heartbeat = decoder(Heartbeat)

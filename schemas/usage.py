@@ -14,8 +14,8 @@ import orjson
 from pydantic import Field
 
 from schemas.ids import MODEL_CHARS_MAX, ValidRegionId, ValidRouterId
+from schemas.json_messages import decoder
 from schemas.numbers import WHOLE_MAX
-from schemas.state import decoder
 
 DAYS_KEPT = 400
 ROWS_MAX = 64  # of a page

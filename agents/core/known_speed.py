@@ -19,7 +19,8 @@ from agents.core.latency_predictor import BatchLoad
 from agents.core.offline_profile import OfflineProfile
 from agents.core.prefill_speed import PrefillLine
 from schemas.ids import ModelId, ValidModelId
-from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, decoder, rounded
+from schemas.json_messages import decoder
+from schemas.state import SLOPE_MAX, SLOPE_MIN, PrefillPrior, rounded
 
 SPEED_BYTES_MAX = 16 * 1024
 MODELS_MAX = 128

@@ -48,6 +48,7 @@ from urllib.parse import urlsplit
 
 from infra.bus import BUS_CA
 from infra.certificates import CA, Authority, keep_authority, keep_certificate
+from infra.credentials_file import CREDENTIALS
 from infra.nats.region_config import (
     NO_OLD_LOGINS,
     PREFIX_KEY,
@@ -70,7 +71,6 @@ from schemas.ids import RegionId
 
 PASSWORDS = "passwords.json"
 CONFIG = "nats{}.conf"  # with the server's suffix
-CREDENTIALS = "credentials"
 STATE = "jetstream"
 ROUTER_CERTIFICATE = ("router.pem", "router.key")
 PASSWORD_BYTES = 24

@@ -14,7 +14,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST
+from infra.bus import H_EXPECTED, WRONG_LAST
 from schemas.ids import RegionId
 from schemas.wire import WireError
 

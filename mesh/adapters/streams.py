@@ -57,12 +57,6 @@ CHECK_S = 30.0  # between two checks of a router
 REQUEST_S = 5.0
 LEADER_S = 15.0  # that three servers may take to find each other and to vote: 9 s at most
 LEADER_TRY_S = 0.5
-# A write that names the last one it knows; and what nats-server says, "wrong last sequence: 17",
-# with this code, where it is not the last any more. A stream with copies may use the other code,
-# which comes without the number, while a write before it is still being copied.
-H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED = 10071, 10164
-WRONG_LAST = (WRONG_LAST_SEQUENCE, WRONG_LAST_UNNUMBERED)
 MADE, PUT_RIGHT, AS_IT_SHOULD_BE = "made", "put right", "as it should be"  # what `set_up` did
 _NAME_IN_USE = 10058  # by a stream with other settings
 _INVALID_SETTINGS = 10052  # or, of a stream that is there, what can't be changed

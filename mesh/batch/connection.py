@@ -21,7 +21,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import bus
-from infra.bus import BusAddress, BusClient
+from infra.bus import WRONG_LAST, BusAddress, BusClient
 from mesh.batch.records import (
     StoreError,
     StoreFull,
@@ -42,11 +42,9 @@ LARGE_PULLS = 2  # under way, each for one message of any size
 READ_SUBJECTS = 256  # in one read, of 1,024 that the server allows
 READ_BYTES = 8 * 1024 * 1024
 DIRECT_GET = "$JS.API.DIRECT.GET."
-H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 # nats-server's error codes (errors.json of its source).
 STORE_FAILED = 10077  # a limit of the stream; the description says which
-_WRONG_LAST = (10071, 10164)
 _NO_ROOM = (10002, 10023, 10028, 10047)  # of the account, or of the whole server
 _TOO_LARGE = (10054, 10097)
 _NO_STREAM = 10059
@@ -424,7 +422,7 @@ def _refusal(error: Mapping[str, Any], what: str) -> StoreError:
         return StreamFull(text)
     if code in _NO_ROOM:
         return StoreFull(text)
-    if code in _WRONG_LAST:
+    if code in WRONG_LAST:
         return ChangedMeanwhile(text)
     if code in _TOO_LARGE:
         return TooLarge(text)

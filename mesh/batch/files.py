@@ -25,7 +25,8 @@ import orjson
 from nats.nuid import NUID
 
 from infra.batch_table import OUTPUT_SHARE, BatchTable
-from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored, Window
+from infra.bus import H_EXPECTED
+from mesh.batch.connection import ChangedMeanwhile, Connection, Stored, Window
 from mesh.batch.records import (
     FileExists,
     FileInfo,

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from infra.batch_table import BatchTable
+from infra.bus import H_EXPECTED
 from infra.process import LimitedLog
-from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored
+from mesh.batch.connection import ChangedMeanwhile, Connection, Stored
 from mesh.batch.pulling import follow
 from mesh.batch.records import JobExists, JobUnknown, Page, StoreFull, StoreUnavailable, TooLarge
 from schemas.batch import (

@@ -16,7 +16,7 @@ from infra.topology import Topology
 from mesh.cli.unusable import Unusable
 from mesh.console.config import ConsoleConfig, KeyUnusable, read_admin_key
 from mesh.console.server import Console
-from mesh.doctor.connectivity import Logins
+from mesh.doctor.logins import Logins
 from mesh.http.tls import ServerTls
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.reload import LiveConfig

@@ -23,7 +23,7 @@ from mesh.doctor.connectivity import NoServerRuns
 from mesh.doctor.examination import ExaminationSettings, examine
 from mesh.doctor.findings import CheckResult, Finding, is_healthy, remedies
 from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from schemas.ids import RegionId
 
 EXIT_UNHEALTHY = 1

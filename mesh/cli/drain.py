@@ -1,13 +1,13 @@
 """The commands `mesh drain`, `mesh cordon`, `mesh undrain` and `mesh changes`."""
 
+import infra.lean_nats  # noqa: F401 # before what imports nats-py
+
+# isort: split
 import asyncio
-import getpass
-import os
-import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,11 @@ from infra.topology import Topology
 from mesh.adapters import operator_orders
 from mesh.adapters.operator_orders import ORDERS, DrainTarget, OrderInvalid
 from mesh.adapters.region_records import Numbered
+from mesh.cli.audit import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.explain.question import ask_region, routers_of
-from mesh.explain.text import clock, printable
+from mesh.explain.terminal import clock, printable
 from schemas import subjects
 from schemas.control import HISTORY_MAX, RegionControl
 from schemas.exchange import ALL_REPLICAS
@@ -47,15 +48,6 @@ NOT_DRAINING = "not yet draining"
 SILENT_S = 5.0  # without a heartbeat: the agent does not run, or can't be reached
 FOLLOWED_S = 60.0  # twice the time after which routers read the orders again
 TIMEOUT_S = 600.0  # as long as a request may last
-
-CREDENTIALS_HELP = "The directory that `mesh infra nats --out` wrote, with the region's admin.env."
-
-
-def reason_option(shown_by: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--reason`; `shown_by`: the command that lists such changes."""
-    help = f"Kept with the change; `{shown_by}` shows it."
-    return click.option("--reason", default="", show_default=False, help=help)
-
 
 REASON = reason_option("mesh changes")
 NAMES = click.argument("names", metavar="REPLICA|REGION...", nargs=-1, required=True)
@@ -191,14 +183,6 @@ def changes(region: str | None, config: Path | None, credentials: Path, last: in
     echo_table([HEADER, *lines])
 
 
-def echo_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print the rows, the first of which is the header."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        click.echo("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
-
-
 def _cells(region: RegionId, change: Numbered[RegionControl]) -> tuple[str, ...]:
     """One change as a row of the table, with no character that a terminal obeys."""
     orders = change.record
@@ -253,18 +237,6 @@ def as_admin(
     if unreached:
         raise Unusable(unreached[region])
     return done[region]
-
-
-def user() -> str:
-    """Whose command it is, as it may be printed."""
-    return printable(f"{_user()}@{socket.gethostname()}")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return f"uid {os.getuid()}"
 
 
 def signed(orders: RegionControl, command: str, reason: str) -> RegionControl:

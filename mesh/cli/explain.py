@@ -15,7 +15,8 @@ from mesh.cli.unusable import Unusable
 from mesh.explain.files import FileUnusable, in_log, in_recording
 from mesh.explain.question import WITHIN_S, RegionAnswers, ask_all
 from mesh.explain.story import stories, went_on
-from mesh.explain.text import as_json, clock, printable, story_lines, table_lines
+from mesh.explain.terminal import clock, printable
+from mesh.explain.text import as_json, story_lines, table_lines
 from schemas.explain import ID_CHARS_MAX, SLOWEST_MAX, RequestLife, RequestQuestion
 
 EXIT_NOT_FOUND = 1

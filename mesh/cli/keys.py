@@ -5,6 +5,9 @@ its change and writes to each region what that lacks: so whatever a region misse
 be reached is there after the next command.
 """
 
+import infra.lean_nats  # noqa: F401 # before what imports nats-py
+
+# isort: split
 import secrets
 import sys
 import time
@@ -20,14 +23,11 @@ from pydantic import ValidationError
 
 from infra.tenant_table import key_hash
 from mesh.adapters.region_records import Numbered, RegionRecords
-from mesh.cli.drain import CREDENTIALS_HELP, echo_table, reason_option, user
+from mesh.cli.audit import CREDENTIALS_HELP, echo_table, reason_option, user
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.core.model.model_targets import ModelTargets, listed
-from mesh.core.model.served_names import model_of
-from mesh.doctor.observed_state import listen
-from mesh.explain.text import clock, printable
-from mesh.runtime.config import model_rules
+from mesh.core.model.model_targets import listed
+from mesh.explain.terminal import clock, printable
 from schemas import subjects
 from schemas.control import TEXT_MAX
 from schemas.ids import ModelId, NameInvalid, RegionId, checked_name
@@ -47,7 +47,6 @@ from schemas.keys import (
 from schemas.limits import LimitsTable
 from schemas.problems import problem_of
 from schemas.settings import number_in
-from schemas.state import Digest
 
 PREFIX = "mesh-"  # by which scanners for secrets recognise a key: mesh-[A-Za-z0-9_-]{43}
 SECRET_BYTES = 32
@@ -376,6 +375,12 @@ def _end(unreached: dict[RegionId, str], meanwhile: str) -> None:
 
 def _served(mesh: KnownMesh) -> tuple[ModelId, ...]:
     """What clients may ask for now, as regions say; nothing where none is heard."""
+    # To revoke a key is quick: these load most of a router.
+    from mesh.core.model.model_targets import ModelTargets
+    from mesh.core.model.served_names import model_of
+    from mesh.doctor.observed_state import listen
+    from mesh.runtime.config import model_rules
+    from schemas.state import Digest
 
     async def heard(client: Client, region: RegionId) -> Iterable[Digest]:
         return (await listen(client, region, time.monotonic, LISTEN_S)).digests.values()

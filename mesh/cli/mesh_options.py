@@ -14,7 +14,7 @@ from infra.topology import Topology, TopologyError
 from mesh.adapters.region_records import RecordsUnavailable
 from mesh.cli.unusable import Unusable
 from mesh.demo.state_directory import DEFAULT_STATE, RunningMesh, is_of_a_demo, read_running_mesh
-from mesh.doctor.connectivity import Logins, NoCredentials, read_logins
+from mesh.doctor.logins import Logins, NoCredentials, read_logins
 from mesh.runtime.mesh_file import load_mesh
 from schemas import subjects
 from schemas.ids import RegionId

@@ -16,9 +16,9 @@ from mesh.cli import drain
 from mesh.cli.mesh_options import KnownMesh, find_mesh, mesh_options
 from mesh.cli.unusable import Unusable
 from mesh.core.model.settings import RouterSettings
-from mesh.doctor.connectivity import Logins
+from mesh.doctor.logins import Logins
 from mesh.explain.question import NO_LOGIN, RegionAnswers, ask_region, routers_of
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from mesh.runtime.config import router_settings
 from mesh.runtime.routing_in_force import as_keys, ordered_settings
 from schemas.control import RegionControl

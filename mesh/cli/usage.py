@@ -1,5 +1,8 @@
 """The command `mesh usage`: tokens by key, tenant, model and region that served, summed."""
 
+import infra.lean_nats  # noqa: F401 # before what imports nats-py
+
+# isort: split
 import csv
 import io
 import json
@@ -16,11 +19,11 @@ import click
 from nats.aio.client import Client
 
 from mesh.adapters.usage_reader import read_day
-from mesh.cli.drain import echo_table
+from mesh.cli.audit import echo_table
 from mesh.cli.keys import id_of
 from mesh.cli.mesh_options import KnownMesh, find_mesh, in_regions, mesh_options
 from mesh.cli.unusable import Unusable
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from schemas.ids import RegionId
 from schemas.usage import UsagePage, UsageRow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.address import Address
 from infra.topology import Topology
 from mesh.core.model.settings import RouterSettings
-from mesh.doctor.connectivity import Logins
+from mesh.doctor.logins import Logins
 from mesh.http.tls import ServerTls
 from schemas.ids import RegionId, RouterId
 

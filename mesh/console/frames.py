@@ -8,7 +8,7 @@ from typing import Any
 from infra.tracing import package_version
 from mesh.console.config import ConsoleConfig
 from mesh.core.model.settings import RouterSettings
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from mesh.runtime.config import router_settings
 from mesh.runtime.routing_in_force import ordered_settings
 from mesh.top.fleet import Fleet

@@ -14,7 +14,7 @@ from infra.bus import BusAddress
 from mesh.adapters.operator_orders import ORDERS, DrainTarget, signed
 from mesh.adapters.region_records import Numbered, RecordsUnavailable
 from mesh.console.config import ConsoleConfig
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from schemas import subjects
 from schemas.control import TEXT_MAX, RegionControl
 from schemas.ids import RegionId, ValidRegionId, ValidReplicaId

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mesh.explain.story import Story, largest, parts, waited_s
-from mesh.explain.text import Moment, clock, moments, printable, story_summary, verdicts
+from mesh.explain.terminal import clock, printable
+from mesh.explain.text import Moment, moments, story_summary, verdicts
 from schemas.decision import Decision, candidate_name, chosen_of
 
 MOMENTS_MAX = 200

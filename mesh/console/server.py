@@ -28,7 +28,7 @@ from mesh.console.frames import shown_orders
 from mesh.console.orders import OrderRefused, Orders, OrdersBusy, read_order
 from mesh.console.request_page import shown_request
 from mesh.console.viewing import Viewing
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from mesh.http.tls import TlsListener
 from schemas.explain import ID_CHARS_MAX
 from schemas.ids import RegionId, ReplicaId

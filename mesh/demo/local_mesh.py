@@ -22,6 +22,7 @@ from agents.adapters.engine_probe import recognised
 from agents.core.events import EngineScraped, ScrapeFailed
 from infra.address import Address
 from infra.bus import BusUnreachable
+from infra.credentials_file import CREDENTIALS
 from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
 from infra.process import end_all
@@ -40,7 +41,7 @@ from mesh.demo.options import (
 from mesh.demo.state_directory import StateDirectory, write_atomically
 from mesh.demo.stream_checks import keep_checking
 from mesh.demo.wan_proxy import WanProxy
-from mesh.doctor.connectivity import read_logins
+from mesh.doctor.logins import read_logins
 from mesh.supervisor.program import Program, ProgramKind
 from mesh.supervisor.supervisor import ProgramDied, ProgramReady, SupervisedProgram, Supervisor
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -114,7 +115,7 @@ class LocalMesh:
 
     def credentials(self, region: str) -> Path:
         """The directory of a region's credentials, one file per user."""
-        return self._state.config / region / bundle.CREDENTIALS
+        return self._state.config / region / CREDENTIALS
 
     def metrics(self, region: RegionId) -> dict[RouterId, str]:
         """The metrics page of every process of every router, by the name of that process."""

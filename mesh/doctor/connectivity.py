@@ -1,36 +1,19 @@
 """Whether a region's nats-server answers, and connections to it as one of its users."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra import bus
-from infra.bus import BusAddress
-from infra.nats.bundle import CREDENTIALS
-from infra.nats.region_config import (
-    ADMIN,
-    BATCH_OBSERVER,
-    BATCH_SETUP,
-    OBSERVER,
-    OPERATOR,
-    ROUTER,
-    SETUP,
-    SYSTEM,
-    User,
-)
-from infra.topology import Topology, server_suffixes
-from mesh.adapters.streams import H_EXPECTED
-from schemas.ids import RegionId
+from infra.bus import H_EXPECTED, BusAddress
+from infra.topology import server_suffixes
 
 NATS_PORT = 4222
-# As in `Logins`.
-LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER, OBSERVER, ADMIN)
 GREETING = b"INFO "
 PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's errors name them
 # A sequence number that no stream will reach: one that checks it refuses the write.
@@ -38,70 +21,8 @@ NEVER_THE_LAST = {H_EXPECTED: str(2**53)}
 REFUSALS_WITHIN_S = 1.0  # after the answer to a flush
 
 
-class NoCredentials(ValueError):
-    """There are no credentials; the message names the directory."""
-
-
 class NoServerRuns(ConnectionError):
     """No server listens at any of the addresses; the message names them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logins:
-    """The users of one region that we have credentials of; None: not."""
-
-    operator: BusAddress | None = None
-    router: BusAddress | None = None
-    system: BusAddress | None = None
-    setup: BusAddress | None = None  # makes streams; not used by the doctor
-    batch_setup: BusAddress | None = None  # the same for batch jobs
-    batch_observer: BusAddress | None = None
-    observer: BusAddress | None = None
-    admin: BusAddress | None = None  # drains replicas; not used by the doctor
-
-    @property
-    def url(self) -> str:
-        own = (self.operator, self.router, self.system, self.setup)
-        users = (*own, self.batch_setup, self.batch_observer, self.observer, self.admin)
-        return ",".join(next(user.servers for user in users if user is not None))
-
-    def among(self, urls: Sequence[str]) -> "Logins":
-        """The same at these of the region's nats-servers."""
-        users = {each.name: getattr(self, each.name) for each in fields(self)}
-        url = ",".join(urls)
-        return Logins(**{name: user and replace(user, url=url) for name, user in users.items()})
-
-
-def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins]:
-    """Those below a directory that `mesh infra nats` wrote. Raises NoCredentials if there are none.
-
-    A machine has one region's files, an administrator those of all.
-    """
-    found = {}
-    for region in topology.regions:
-        folder = directory / region / CREDENTIALS
-        users = (User(region, name) for name in LOGINS)
-        logins = Logins(*(_read_credentials(folder / f"{user.name}.env") for user in users))
-        if logins != Logins():
-            found[region] = logins
-    if not found:
-        raise NoCredentials(
-            f"no credentials of {', '.join(topology.regions)} below {directory}; give as "
-            "--credentials the directory that `mesh infra nats --out` wrote, or a part of it; "
-            "a plain `mesh up` keeps them in .mesh/config"
-        )
-    return found
-
-
-def _read_credentials(file: Path) -> BusAddress | None:
-    if not file.exists():
-        return None
-    lines = (line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines())
-    values = {pair[0]: pair[1] for pair in lines if len(pair) == 2}
-    try:
-        return BusAddress.of_credentials(values)
-    except KeyError as error:
-        raise NoCredentials(f"{file}: no {error}; render it again") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from mesh.doctor import observed_state, permission_checks
 from mesh.doctor.batch_runners import check_batch_runners
 from mesh.doctor.connectivity import (
     DoctorConnection,
-    Logins,
     NoServerRuns,
     ServerUnreachable,
     check_servers,
@@ -42,6 +41,7 @@ from mesh.doctor.findings import (
     go_duration_s,
     result_if,
 )
+from mesh.doctor.logins import Logins
 from mesh.doctor.manual_commands import ManualCommands, with_causes
 from mesh.doctor.permission_checks import check_watcher
 from mesh.doctor.waiting_tenants import flood

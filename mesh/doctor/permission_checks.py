@@ -16,10 +16,10 @@ import nats.errors
 from nats.aio.client import Client
 
 from infra.auth_table import OPEN, open_regions
+from infra.bus import WRONG_LAST
 from infra.nats import permissions
 from infra.nats.permissions import covers
 from infra.topology import Topology
-from mesh.adapters.streams import WRONG_LAST
 from mesh.doctor.connectivity import NEVER_THE_LAST, PUBLISH, SUBSCRIPTION, DoctorConnection
 from mesh.doctor.findings import CheckResult, MonotonicClock, RegionFindings, as_ms, result_if
 from schemas import subjects

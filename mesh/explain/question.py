@@ -10,7 +10,8 @@ from nats.aio.msg import Msg
 from infra.bus import BusAddress, BusUnreachable
 from infra.topology import RegionTable, Topology
 from infra.workers import worker_names
-from mesh.doctor.connectivity import Logins, logged_in
+from mesh.doctor.connectivity import logged_in
+from mesh.doctor.logins import Logins
 from schemas import subjects
 from schemas.explain import RequestQuestion, RouterRequests, decode_answer, encode_question
 from schemas.ids import RegionId

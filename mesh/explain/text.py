@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from mesh.explain.story import Prediction, Story, largest, parts, prediction, summary, waited_s
+from mesh.explain.terminal import clock, printable
 from schemas.decision import Candidate, Decision, Placement, candidate_name, chosen_of, place_name
 from schemas.exchange import Refusal
 from schemas.explain import OPEN, LifeStep, RequestLife
@@ -33,14 +33,6 @@ def story_lines(story: Story) -> Iterator[str]:
     """All that is known of one request. No line holds a control character."""
     for line in _story_lines(story):
         yield printable(line)
-
-
-def printable(text: str) -> str:
-    """Names and ids come from clients and peers: what a terminal would obey is escaped."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
-        for one in text
-    )
 
 
 def _model(life: RequestLife) -> str:
@@ -223,15 +215,6 @@ def _known(one: Candidate) -> Iterator[tuple[str, float]]:
     for name, value in one.terms.items():
         if value is not None:
             yield name, value
-
-
-def clock(at: float) -> str:
-    """The time of day; the seconds themselves where they are none."""
-    try:
-        at_utc = datetime.fromtimestamp(at, UTC).replace(tzinfo=None)
-        return f"{at_utc.isoformat(sep=' ', timespec='milliseconds')} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"{at:.3f} s"
 
 
 def table_lines(lives: Sequence[RequestLife]) -> Iterator[str]:

@@ -26,12 +26,12 @@ import orjson
 from nats.aio.msg import Msg
 from prometheus_client import Counter
 
+from infra.bus import H_EXPECTED, WRONG_LAST_SEQUENCE
 from infra.process import LimitedLog
 from mesh.adapters.access_log import quoted_once
 from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from mesh.adapters.bus import RouterBus, has_headers, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.membership.adoption import Ownership
 from mesh.core.model import effects as fx

@@ -6,7 +6,6 @@ from pathlib import Path
 from infra.toml_positions import key_text
 from infra.topology import Topology, load
 from mesh.core.model.settings import RouterSettings
-from mesh.core.policies import find_maker
 from schemas.ids import RegionId
 from schemas.settings import RoutingTable
 
@@ -48,6 +47,10 @@ def policy_problems(settings: RouterSettings) -> Iterator[tuple[str, str]]:
 
 
 def _policy_problem(name: str) -> str | None:
+    if name == RouterSettings().policy:
+        return None  # commands need no policies then, and start sooner
+    from mesh.core.policies import find_maker
+
     try:
         find_maker(name)
     except ValueError as error:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import nats.errors
 
+from infra.bus import H_EXPECTED, WRONG_LAST, WRONG_LAST_SEQUENCE
 from infra.process import LimitedLog
 from mesh.adapters.bus import RouterBus
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST, WRONG_LAST_SEQUENCE
 from mesh.session.usage_book import UsageBook
 from schemas import subjects
 from schemas.usage import UsagePage, encode_page

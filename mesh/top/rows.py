@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mesh.explain.text import clock, printable
+from mesh.explain.terminal import clock, printable
 
 STALE_S = 2.0  # as long as routers wait for a silent replica
 UNKNOWN = "–"

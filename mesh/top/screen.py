@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from mesh.explain.text import printable
+from mesh.explain.terminal import printable
 from mesh.top.rows import (
     REGIONS,
     TABLES,

@@ -14,7 +14,7 @@ from infra.process import run_all
 from infra.topology import Topology
 from mesh.adapters.operator_orders import ORDERS
 from mesh.adapters.region_records import RecordsUnavailable
-from mesh.doctor.connectivity import Logins
+from mesh.doctor.logins import Logins
 from mesh.explain.question import ask_all
 from mesh.explain.story import Story, stories
 from mesh.explain.text import story_lines

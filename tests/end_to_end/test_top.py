@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Input, Static
 from infra import topology
 from infra.process import end_all
 from mesh.demo.state_directory import read_running_mesh
-from mesh.doctor.connectivity import read_logins
+from mesh.doctor.logins import read_logins
 from mesh.top.screen import TextPage, TopScreen
 from mesh.top.watch import FleetWatch
 from tests.support.mesh_command import mesh_command

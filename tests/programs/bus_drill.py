@@ -41,7 +41,7 @@ from mesh.demo.local_mesh import LocalMesh
 from mesh.demo.options import DemoOptions, fitted
 from mesh.demo.session import served_models
 from mesh.demo.state_directory import StateDirectory
-from mesh.doctor.connectivity import read_logins
+from mesh.doctor.logins import read_logins
 from schemas import subjects
 from schemas.ids import RegionId, ReplicaId
 from tests.programs.batch_jobs.job import JobClient, input_file

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schemas.json_messages import STATE_BYTES_MAX
 from schemas.listed_replicas import LISTED_MAX
 from schemas.state import (
     CARD_CHARS_MAX,
     CARDS_MAX,
-    STATE_BYTES_MAX,
     TERM_MAX,
     Digest,
     Heartbeat,

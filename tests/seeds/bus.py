@@ -19,8 +19,8 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StreamConfig
 
-from infra.bus import BusAddress, BusUnreachable
-from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE, kept
+from infra.bus import H_EXPECTED, WRONG_LAST_SEQUENCE, BusAddress, BusUnreachable
+from mesh.adapters.streams import kept
 from schemas import subjects
 from schemas.ids import RegionId
 from tests.seeds.jetstream import Account, fits

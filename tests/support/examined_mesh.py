@@ -4,9 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from infra.topology import parse
-from mesh.doctor.connectivity import read_logins
 from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
 from mesh.doctor.findings import CheckResult
+from mesh.doctor.logins import read_logins
 from mesh.doctor.manual_commands import SystemdCommands
 from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml

@@ -21,8 +21,9 @@ import orjson
 from pydantic import Field
 
 from schemas.ids import ModelId, ValidModelId
+from schemas.json_messages import decoder
 from schemas.numbers import Count
-from schemas.state import Heartbeat, ReplicaState, decoder
+from schemas.state import Heartbeat, ReplicaState
 from schemas.wire import WireError
 
 HOUR_S = 3600

@@ -19,7 +19,7 @@ from mesh.console.config import ConsoleConfig
 from mesh.console.connections import CONNECTIONS_MAX
 from mesh.console.server import BODY_BYTES_MAX, HEADERS, Console
 from mesh.core.model.settings import RouterSettings
-from mesh.doctor.connectivity import Logins, read_logins
+from mesh.doctor.logins import Logins, read_logins
 from schemas import subjects
 from schemas.control import RegionControl
 from schemas.explain import RequestLife, RouterRequests, decode_question, encode_answer

@@ -10,9 +10,10 @@ import pytest
 from infra.bus import BusAddress, connect
 from infra.process import end_all
 from infra.topology import parse
-from mesh.doctor.connectivity import Logins, NoServerRuns, read_logins
+from mesh.doctor.connectivity import NoServerRuns
 from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
 from mesh.doctor.findings import CheckResult
+from mesh.doctor.logins import Logins, read_logins
 from mesh.doctor.manual_commands import SystemdCommands
 from schemas import subjects
 from tests.support.examined_mesh import command, examined, ill, looked, running

@@ -20,8 +20,8 @@ from infra.topology import parse
 from mesh.adapters.streams import altered as altered_in
 from mesh.adapters.streams import kept, lease
 from mesh.cli.doctor import command as doctor
-from mesh.doctor.connectivity import NoCredentials, read_logins
 from mesh.doctor.findings import CheckResult, is_healthy
+from mesh.doctor.logins import NoCredentials, read_logins
 from schemas.ids import RegionId
 from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES, inbox_prefix
 from tests.support.examined_mesh import command, examined, ill, looked, running

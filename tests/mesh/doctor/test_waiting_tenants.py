@@ -8,9 +8,9 @@ import pytest
 
 from infra.tenant_table import Caller, key_hash
 from infra.topology import parse
-from mesh.doctor.connectivity import read_logins
 from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
 from mesh.doctor.findings import CheckResult
+from mesh.doctor.logins import read_logins
 from mesh.doctor.manual_commands import SystemdCommands
 from mesh.doctor.waiting_tenants import WAITING_MIN, flood
 from schemas.explain import OTHERS, RouterRequests, TenantWork

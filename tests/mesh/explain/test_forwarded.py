@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from infra.topology import parse
-from mesh.doctor.connectivity import read_logins
+from mesh.doctor.logins import read_logins
 from mesh.explain.question import ask_all
 from mesh.explain.story import stories
 from mesh.explain.text import story_lines

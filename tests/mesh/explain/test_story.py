@@ -6,7 +6,8 @@ import pytest
 
 from mesh.console.request_page import shown_request
 from mesh.explain.story import Story, largest, parts, stories, summary, waited_s
-from mesh.explain.text import printable, story_lines, verdicts
+from mesh.explain.terminal import printable
+from mesh.explain.text import story_lines, verdicts
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.explain import LifeStep, RequestLife
 

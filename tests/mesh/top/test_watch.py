@@ -10,7 +10,7 @@ from infra.process import end_all
 from infra.topology import parse
 from mesh.adapters.operator_orders import ORDERS
 from mesh.adapters.region_records import Numbered
-from mesh.doctor.connectivity import Logins, read_logins
+from mesh.doctor.logins import Logins, read_logins
 from mesh.top.fleet import Fleet
 from mesh.top.watch import FleetWatch, _RegionBus
 from schemas import subjects
