@@ -31,6 +31,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
 from infra import bus
+from infra.auth_table import AuthTable
 from infra.bus import BusAddress
 from infra.tenant_table import TenantTable, key_hash, listed_callers
 from mesh.adapters.access_log import AccessLog
@@ -131,11 +132,13 @@ class Wire(asyncio.Transport):
 class Edge:
     """A router without a clock of its own: its HTTP side, session and core, on a real bus."""
 
-    def __init__(self, url: str, tenants: dict[str, TenantTable]) -> None:
+    def __init__(
+        self, url: str, tenants: dict[str, TenantTable], *, key_required: bool = False
+    ) -> None:
         config = RouterConfig(
             region=US, router=R1, peers=(), http_host="", http_port=0, bus=BusAddress(url),
             settings=RouterSettings(), hash_key="gate", epoch=1, seed=1,
-            keys=listed_callers(tenants), tenants=tenants,
+            keys=listed_callers(tenants), tenants=tenants, auth=AuthTable(required=key_required),
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
         core = RouterCore(
@@ -208,6 +211,20 @@ class Edge:
         self._beats[int(msg.subject.split(".")[3].rpartition("-")[2])].taken[R1] = int(taken)
         protocol.connection_lost(None)
         await _settle()
+
+    async def ask_with(self, counter: Bytecodes, key: str) -> bytes:
+        """One request with a key that is not taken: the status line of its answer."""
+        protocol, wire = self._server(), Wire()
+        protocol.connection_made(wire)
+        with counter:
+            protocol.data_received(_request(stream=False, key=key))
+            async with asyncio.timeout(WAIT_S):
+                while not wire.written:
+                    await asyncio.sleep(0)
+            await _settle()
+        protocol.connection_lost(None)
+        await _settle()
+        return wire.written.partition(b"\r\n")[0]
 
     async def _answer(self, msg: Msg, chunks: int) -> None:
         name = msg.subject.split(".")[3]

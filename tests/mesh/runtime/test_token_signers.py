@@ -28,11 +28,15 @@ class Issuer:
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked += 1
-        listed = [
-            json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())) | {"kid": kid}
-            for kid, key in self.keys.items()
-        ]
-        return web.json_response({"keys": listed, "x": self.padding}, status=self.status)
+        return web.json_response(listed(self.keys) | {"x": self.padding}, status=self.status)
+
+
+def listed(keys) -> dict:
+    """A JWK Set of these keys by their ids."""
+    to_jwk = jwt.algorithms.ECAlgorithm.to_jwk
+    return {
+        "keys": [json.loads(to_jwk(key.public_key())) | {"kid": kid} for kid, key in keys.items()]
+    }
 
 
 @asynccontextmanager
@@ -63,14 +67,21 @@ async def issuer():
         yield made
 
 
-@pytest.fixture
-async def mesh(nats_server, issuer):
-    table = JwtTable(issuer="https://id", audience="mesh", jwks=issuer.url, algorithms=("ES256",))
+@asynccontextmanager
+async def taking_tokens(nats_server, jwks: str):
+    """us, which reads the issuer's keys there."""
+    table = JwtTable(issuer="https://id", audience="mesh", jwks=jwks, algorithms=("ES256",))
     auth = AuthTable(required=True, jwt=table)
     async with one_replica(nats_server, auth=auth, **PATIENT) as made:
         await until_keys_are_read(made)
         signers = made.routers["us"].requests.signers
-        await made.until(lambda: signers._read_at > float("-inf"), "the issuer's keys")
+        await made.until(lambda: signers._tried_at > float("-inf"), "the issuer's keys")
+        yield made
+
+
+@pytest.fixture
+async def mesh(nats_server, issuer):
+    async with taking_tokens(nats_server, issuer.url) as made:
         yield made
 
 
@@ -125,3 +136,23 @@ async def test_an_issuer_that_is_away_is_told_and_its_last_keys_hold_for_a_day(
     monkeypatch.setattr(signers, "_tried_at", float("-inf"))
     assert await asked(mesh, token(FIRST, "first")) == "ok"
     assert requests.readiness().problem is None
+
+
+async def test_the_issuers_keys_may_come_from_a_file(nats_server, tmp_path, monkeypatch):
+    """One that is changed, removed, or too large."""
+    file = tmp_path / "jwks.json"
+    file.write_text(json.dumps(listed({"first": FIRST})))
+    async with taking_tokens(nats_server, str(file)) as mesh:
+        requests = mesh.routers["us"].requests
+        assert await asked(mesh, token(FIRST, "first")) == "ok"
+        assert await asked(mesh, token(SECOND, "second")) == "invalid_api_key"
+        file.write_text(json.dumps(listed({"second": SECOND})))
+        monkeypatch.setattr(requests.signers, "_tried_at", float("-inf"))
+        assert await asked(mesh, token(SECOND, "second")) == "ok"
+        assert await asked(mesh, token(FIRST, "first")) == "invalid_api_key"
+        for unreadable in (lambda: file.unlink(), lambda: file.write_bytes(b" " * 2**20)):
+            unreadable()
+            monkeypatch.setattr(requests.signers, "_tried_at", float("-inf"))
+            await requests.signers.read_again()
+            assert "jwks of [auth.jwt] can't be read" in requests.readiness().problem
+            assert await asked(mesh, token(SECOND, "second")) == "ok"
