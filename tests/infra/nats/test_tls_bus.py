@@ -298,7 +298,8 @@ async def test_passwords_change_while_old_logins_go_on(regions):
 
 
 async def test_a_stream_across_a_link_outlasts_each_change(regions):
-    """Its client reads every event once, in order, though the link is dialled anew."""
+    """Its client reads every event once, in order, though the link is dialled anew; of certificates
+    and passwords, and of the authority in its three steps, in each of which a router starts."""
     over, said = asyncio.Event(), 0
 
     async def counts(request, body):
@@ -323,14 +324,24 @@ async def test_a_stream_across_a_link_outlasts_each_change(regions):
             session.post(url + "/v1/chat/completions", json=chat(stream=True)) as answer,
         ):
             assert answer.status == 200
-            for how in (
-                {"new_certificates": True},
-                {"rotate": True, "keep_old": True},
-                {"new_certificates": True},
+            for number, how in enumerate(
+                (
+                    {"new_certificates": True},
+                    {"rotate": True, "keep_old": True},
+                    {"new_certificates": True},
+                    *({"authority": f"{step} of 3"} for step in (1, 2, 3)),
+                )
             ):
+                if (step := how.pop("authority", None)) is not None:
+                    assert step in change_authority(regions.directory, "test")
                 regions.render(**how)
                 regions.reload()
                 await until_all(handed_out(regions), taken=True)
+                if step is not None:
+                    other = await mesh.router("us", f"r{number}", **PATIENT)
+                    await mesh.until_peer(f"us/r{number}", "eu")
+                    async with session.get(other + "/v1/models") as listed:
+                        assert [one["id"] for one in (await listed.json())["data"]] == ["tiny"]
                 before = said
                 await until(lambda before=before: said > before + 20)
             over.set()
