@@ -216,6 +216,7 @@ TABLES = (
     ("One region, weights 1 : 1", ONE, 1.0, 1.0),
     ("One region, A 3 : B 1", ONE, 3.0, 1.0),
     ("Three regions, weights 1 : 1", THREE, 1.0, 1.0),
+    ("Three regions, A 3 : B 1", THREE, 3.0, 1.0),
 )
 
 
