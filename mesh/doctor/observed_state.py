@@ -82,6 +82,13 @@ class ObservedMessages:
             self.undecodable += 1
             return None
 
+    def answered(self, answer: RouterRequests) -> None:
+        """One of the region's routers has answered one of the two questions."""
+        if answer.routing is not None:
+            self.routing[answer.router] = answer.routing
+        else:
+            self.answers[answer.router] = answer
+
 
 async def listen(
     client: Client, region: RegionId, clock: MonotonicClock, listen_s: float
@@ -108,12 +115,8 @@ async def listen(
 
     async def on_answer(msg: Msg) -> None:
         answer = None if msg.headers else observed.decode(decode_answer, msg)
-        if answer is None or answer.region != region:
-            return
-        if answer.routing is not None:
-            observed.routing[answer.router] = answer.routing
-        else:
-            observed.answers[answer.router] = answer
+        if answer is not None and answer.region == region:
+            observed.answered(answer)
 
     await client.subscribe(inbox := client.new_inbox(), cb=on_answer)
     await client.subscribe(subjects.leased(region), cb=on_lease)
@@ -124,10 +127,9 @@ async def listen(
     await client.flush()
     before = await _last_stored(client)
     await asyncio.sleep(listen_s)
-    if before is not None and (after := await _last_stored(client)) is not None:
-        observed.stored = {
-            name: after[name] - last for name, last in before.items() if name in after
-        }
+    after = await _last_stored(client)
+    if before is not None and after is not None:
+        observed.stored = {name: after[name] - before[name] for name in before.keys() & after}
     return observed
 
 
