@@ -48,7 +48,9 @@ INTERPRETED = {
         *("agents/core/iteration_samples.py", "agents/core/kv_stages.py"),
         *("agents/core/latency_predictor.py", "agents/core/slo_profile.py"),
         *("agents/sim/measured_profile.py", "agents/sim/profiling_run.py", "agents/sim/text.py"),
-        *("mesh/session/headers.py", "mesh/sim/agent_config.py"),
+        *("mesh/session/headers.py", "mesh/sim/agent_config.py", "mesh/sim/cache_copies.py"),
+        *("mesh/sim/dynamo_kv.py", "mesh/sim/llm_d_precise.py", "mesh/sim/oracle.py"),
+        *("mesh/sim/sglang_router.py", "mesh/sim/twin_policies.py"),
     ),
 }
 

@@ -19,6 +19,7 @@ from mesh.sim.config import WorldConfig
 from mesh.sim.offline.config import NONE as NO_OFFLINE
 from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.study.scenario import Fleets, Scenario, deal, speed_for_fleets
+from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestEnd, RequestNode, SentRequest, Workload
 from mesh.sim.workloads import make
 from mesh.sim.workloads.arrivals import at_speed
@@ -229,6 +230,7 @@ def play(
         config,
         progress=None if progress is None else _as_share(workload, progress),
         perf=perf,
+        makers=TwinPolicies(),
         watch=curves.add,
     )
     facts = {

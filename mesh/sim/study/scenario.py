@@ -37,6 +37,7 @@ from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.settings import Assignment, CheckedRegion, Positive, one_of
 from mesh.sim.offline.jobs import JOBS_MAX, SimJob, make_job, parse_offline
 from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
+from mesh.sim.twin_policies import checked_twin_policy
 from mesh.sim.workload import Workload
 from mesh.sim.workloads import WORKLOADS
 from mesh.sim.workloads.capacity import speed_for_load
@@ -185,7 +186,7 @@ def checked_offline(jobs: tuple[str, ...]) -> tuple[str, ...]:
     return jobs
 
 
-PolicyName = Annotated[str, AfterValidator(checked_policy)]
+TwinPolicy = Annotated[str, AfterValidator(checked_twin_policy)]
 TwinPushing = Annotated[str, AfterValidator(lambda text: str(parse_pushing(text)))]
 OutFile = Annotated[Path, AfterValidator(checked_file)]
 RegionCounts = Annotated[

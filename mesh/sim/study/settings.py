@@ -21,13 +21,14 @@ from mesh.sim.study.cells import Cell
 from mesh.sim.study.scenario import (
     REPLICAS_MAX,
     OutFile,
-    PolicyName,
     RegionCounts,
     Scenario,
     ShareBelow1,
+    TwinPolicy,
     TwinPushing,
     listed,
 )
+from mesh.sim.twin_policies import TWIN_ONLY
 from schemas.ids import RegionId
 from schemas.settings import Option
 
@@ -59,10 +60,10 @@ FleetCounts = Annotated[RegionCounts, AfterValidator(_checked_fleet)]
 
 class SimSettings(Scenario):
     policy: Annotated[
-        tuple[PolicyName, ...],
+        tuple[TwinPolicy, ...],
         BeforeValidator(listed),
         Option(
-            f"Policies to compare: {', '.join(POLICIES)}. Options follow a colon, "
+            f"Policies to compare: {', '.join((*POLICIES, *TWIN_ONLY))}. Options follow a colon, "
             "as in cache-aware:0.3/64/1.5.",
             "POLICY,…",
             RouterSettings().policy,
@@ -219,7 +220,7 @@ class PlanSettings(Scenario):
         Option("Plan for a single router in this region, too.", "REGION"),
     ] = None
     policy: Annotated[
-        PolicyName,
+        TwinPolicy,
         Option(
             f"One of {', '.join(POLICIES)}; options follow a colon, as in cache-aware:0.3/64/1.5.",
             "POLICY",

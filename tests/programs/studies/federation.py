@@ -3,8 +3,8 @@
     make study-federation
 
 The reference is `mesh-everywhere`: the same policy with every replica of every region before its
-eyes at once (`tests.programs.studies.policies`), heartbeats of 10 ms. Compared with it is `mesh` as
-it runs, and then with one thing worse at a time: heartbeats, digests, and lost updates.
+eyes at once (`mesh.sim.twin_policies`), heartbeats of 10 ms. Compared with it is `mesh` as it runs,
+and then with one thing worse at a time: heartbeats, digests, and lost updates.
 """
 
 from collections.abc import Sequence

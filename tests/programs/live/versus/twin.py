@@ -11,6 +11,7 @@ from mesh.core.model.settings import RouterSettings
 from mesh.replay.tally import RequestOutcome
 from mesh.sim.config import CENTRAL, WorldConfig
 from mesh.sim.config import MESH as MESH_TOPOLOGY
+from mesh.sim.twin_policies import SGLANG_ROUTER, TwinPolicies
 from mesh.sim.workload import RequestEnd, SentRequest
 from mesh.sim.world import run
 from schemas.ids import RegionId
@@ -18,7 +19,6 @@ from schemas.settings import BLIND, Pushing
 from tests.programs.live.versus.judge import Seen
 from tests.programs.live.versus.recorded import Recorded
 from tests.programs.live.versus.systems import HOME, MESH, RTT, SGLANG, SMG, VLLM, one_way_s
-from tests.programs.studies.policies import SGLANG_ROUTER, StudyPolicies
 from tests.programs.studies.tables.client_view import PATIENCE_S
 from tests.support.mesh_up import REGIONS
 
@@ -58,7 +58,7 @@ def predict(name: str, recorded: Recorded, replicas: int, seed: int) -> list[See
     def watch(sent: SentRequest, end: RequestEnd, now: float) -> None:
         found[id(sent.node)] = _seen(sent, end)
 
-    run(workload, _world(MODELS[name], replicas, seed), makers=StudyPolicies(), watch=watch)
+    run(workload, _world(MODELS[name], replicas, seed), makers=TwinPolicies(), watch=watch)
     return [found[id(arrival.node)] for arrival in workload.arrivals]
 
 

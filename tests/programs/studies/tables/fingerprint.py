@@ -15,17 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 OURS = ("mesh", "agents", "schemas", "tests")
 PLAYS = "tests.programs.studies.tables.plays"
-POLICIES = ("mesh.core.policies", "tests.programs.studies.policies")
-REGISTRIES = (*POLICIES, "tests.programs.studies.tables.ablation")
+POLICIES = "mesh.core.policies"
+REGISTRIES = (POLICIES, "mesh.sim.twin_policies", "tests.programs.studies.tables.ablation")
 
 
 @cache
 def code_of(policy: str) -> str:
     """A hash of the code that a run with this policy consists of."""
-    name = policy.partition(":")[0].replace("-", "_")
-    own = [module for folder in POLICIES if _source(module := f"{folder}.{name}") is not None]
-    if own:
-        modules = _closure(PLAYS).union(*map(_closure, own))
+    own = f"{POLICIES}.{policy.partition(':')[0].replace('-', '_')}"
+    if _source(own) is not None:
+        modules = _closure(PLAYS) | _closure(own)
     else:
         modules = _closure(PLAYS).union(
             *(_closure(module) for name in REGISTRIES for module in _imports(name))

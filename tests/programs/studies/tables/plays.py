@@ -16,9 +16,9 @@ from mesh.replay.tally import RequestOutcome
 from mesh.sim.clients import OnRequestEnd
 from mesh.sim.config import WorldConfig
 from mesh.sim.study.cells import workload_of, world_of
+from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestEnd, SentRequest, Workload
 from mesh.sim.world import SETTLE_S, run
-from tests.programs.studies.policies import StudyPolicies
 from tests.programs.studies.tables.ablation import with_ablations
 from tests.programs.studies.tables.case import Case
 from tests.programs.studies.tables.client_view import ClientView
@@ -85,7 +85,7 @@ def _judged(case: Case, workload: Workload, config: WorldConfig, patience_s: flo
 
 
 def _run(workload: Workload, config: WorldConfig, watch: OnRequestEnd) -> Result:
-    makers = with_ablations(StudyPolicies())
+    makers = with_ablations(TwinPolicies())
     return run(workload, config, perf=time.process_time, makers=makers, watch=watch)
 
 

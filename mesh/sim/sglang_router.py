@@ -1,4 +1,4 @@
-"""`sglang-router`: the placement of this program, and of vllm-router, to the letter.
+"""`sglang-router`: the placement of this program, and of vllm-router, to the letter. Twin only.
 
 Source: sglang-router 0.3.2 (sgl-project/sglang, `sgl-model-gateway/src/policies/cache_aware.rs` and
 `tree.rs`), vllm-router 0.1.17 (vllm-project/router, `src/policies/cache_aware.rs`), and where both

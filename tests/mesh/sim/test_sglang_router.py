@@ -6,12 +6,12 @@ import pytest
 
 from mesh.core.policies import find_maker
 from mesh.core.policies.base import Target
+from mesh.sim.sglang_router import SglangRouter, SglangRouterOptions
+from mesh.sim.twin_policies import TwinPolicies, checked_twin_policy
 from mesh.sim.world import World
 from schemas.settings import BLIND
 from tests.mesh.core.build import request, spot
 from tests.mesh.sim.build import EU, LOCAL_S, US, arrivals, config, node, prefill_s, steady
-from tests.programs.studies.policies import StudyPolicies, checked_policy
-from tests.programs.studies.policies.sglang_router import SglangRouter, SglangRouterOptions
 
 
 class InOrder(Random):
@@ -67,7 +67,7 @@ def test_its_order_is_another_in_every_process():
 @pytest.mark.parametrize(("policy", "engines"), [("sglang-router", 1), ("cache-aware", 2)])
 def test_it_gives_an_idle_fleets_requests_to_one_engine(policy, engines):
     fields = {"policy": policy, "topology": "central:us", "pushing": BLIND}
-    world = World(steady(12, 2.0, US, EU), config({US: 1, EU: 1}, **fields), makers=StudyPolicies())
+    world = World(steady(12, 2.0, US, EU), config({US: 1, EU: 1}, **fields), makers=TwinPolicies())
     found = set()
     world.requests.watch = lambda sent, end, now: found.add(end.replica)
     world.run()
@@ -94,9 +94,9 @@ def test_a_client_that_hangs_up_meanwhile_leaves_nothing():
 
 @pytest.mark.parametrize("policy", ["sglang-router", "sglang-router:0.5/32/1.1"])
 def test_it_is_a_policy_of_one_router_and_of_the_twin_alone(policy):
-    assert checked_policy(policy) == policy
+    assert checked_twin_policy(policy) == policy
     with pytest.raises(ValueError, match="unknown policy"):
         find_maker(policy)
-    world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=StudyPolicies())
+    world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=TwinPolicies())
     with pytest.raises(ValueError, match="use --topology central:REGION or region-local"):
         world.run()

@@ -8,16 +8,12 @@ from mesh.core.policies import find_maker
 from mesh.core.policies.base import Target
 from mesh.core.policies.llm_d import Signals
 from mesh.core.view.replica import Replica
+from mesh.sim.llm_d_precise import LlmDPrecise, PreciseOptions, between_holders
+from mesh.sim.twin_policies import TwinPolicies, checked_twin_policy
 from mesh.sim.world import World
 from schemas.settings import BLIND
 from tests.mesh.core.build import beat
 from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
-from tests.programs.studies.policies import StudyPolicies, checked_policy
-from tests.programs.studies.policies.llm_d_precise import (
-    LlmDPrecise,
-    PreciseOptions,
-    between_holders,
-)
 
 PUBLISHED = PreciseOptions()
 WHOLE = 10
@@ -80,7 +76,7 @@ def test_equal_seeds_give_equal_digests_and_every_request_is_answered():
     for _ in range(2):
         fields = {"policy": "llm-d-precise", "topology": "central:us", "pushing": BLIND}
         world = World(
-            steady(40, 0.05, US, EU), config({US: 1, EU: 1}, **fields), makers=StudyPolicies()
+            steady(40, 0.05, US, EU), config({US: 1, EU: 1}, **fields), makers=TwinPolicies()
         )
         ends = []
         world.requests.watch = lambda sent, end, now, ends=ends: ends.append(end.outcome.value)
@@ -97,7 +93,7 @@ def test_equal_prompts_of_one_moment_go_together_if_their_caching_is_assumed(
     policy = f"llm-d-precise:0/0/1//{speculative_s}"
     fields = {"policy": policy, "topology": "central:us", "pushing": BLIND}
     rows = [(0.0, US, node(320, 2, name=1)) for _ in range(8)]
-    world = World(arrivals(*rows), config({US: 1, EU: 1}, **fields), makers=StudyPolicies())
+    world = World(arrivals(*rows), config({US: 1, EU: 1}, **fields), makers=TwinPolicies())
     found = set()
     world.requests.watch = lambda sent, end, now: found.add(end.replica)
     world.run()
@@ -106,14 +102,14 @@ def test_equal_prompts_of_one_moment_go_together_if_their_caching_is_assumed(
 
 @pytest.mark.parametrize("policy", ["dynamo", "llm-d-precise"])
 def test_routers_with_peers_can_not_have_it(policy):
-    world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=StudyPolicies())
+    world = World(arrivals(), config({US: 1, EU: 1}, policy=policy), makers=TwinPolicies())
     with pytest.raises(ValueError, match="use --topology central:REGION or region-local"):
         world.run()
 
 
 def test_names_and_options():
     for name in ("dynamo:0.5/0.5/1", "llm-d-precise:2/2/3/1"):
-        assert checked_policy(name) == name
+        assert checked_twin_policy(name) == name
         with pytest.raises(ValueError, match="unknown policy"):
             find_maker(name)  # a live router has no such knowledge
     for name in (
@@ -123,4 +119,4 @@ def test_names_and_options():
         "llm-d-precise:////-1",
     ):
         with pytest.raises(ValueError, match=r"0 or more|relative"):
-            checked_policy(name)
+            checked_twin_policy(name)

@@ -1,4 +1,4 @@
-"""`llm-d-precise`: llm-d's scheduler with exact caches.
+"""`llm-d-precise`: llm-d's scheduler with exact caches. Twin only.
 
 Source: llm-d/llm-d-router, `deploy/config/epp-precise-prefix-cache-config.yaml` at 03b2c38: the
 scores of `mesh.core.policies.llm_d`, with weights prefix 2, KV 1, queue 1, where the prefix score
@@ -14,14 +14,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Target
 from mesh.core.policies.llm_d import LlmD, LlmDOptions, Signals
+from mesh.sim.cache_copies import CacheCopies
 from mesh.sim.workload import HASH_TOKENS
-from mesh.sim.world import World
-from tests.programs.studies.policies.cache_copies import CacheCopies
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class LlmDPrecise(LlmD):
     """The highest weighted sum, by what engines have reported to hold."""
 
     def __init__(
-        self, world: World, dice: Random, blocks_max: int, options: PreciseOptions
+        self, world: "World", dice: Random, blocks_max: int, options: PreciseOptions
     ) -> None:
         super().__init__(dice, blocks_max, options)
         self._relative = bool(options.relative)

@@ -1,4 +1,4 @@
-"""`oracle`: the quickest first token by the true state of all engines of all regions.
+"""`oracle`: the quickest first token by the true state of all engines of all regions. Twin only.
 
 It sees what each engine has cached, is computing and has queued, when each running answer will end
 and free its memory, and what it placed itself and has not arrived. It takes the replica with the
@@ -23,7 +23,7 @@ foresees neither later arrivals nor preemption for want of memory.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agents.sim.batch import EngineInternals, SequenceState
 from agents.sim.engine import EngineSim
@@ -32,8 +32,10 @@ from agents.sim.profiles import Publishing
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Target
 from mesh.core.policies.mesh_speeds import STALL_WEIGHT
-from mesh.sim.world import World
 from schemas.ids import ReplicaId
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
 
 TIE_S = 0.001
 HOP_S = 0.000_5  # over buses and HTTP, beside the round trip
@@ -70,7 +72,7 @@ class OracleCost(NamedTuple):
 class Oracle(Layered):
     """Chooses among replicas; a `GlobalView` gives it those of all regions."""
 
-    def __init__(self, world: World, dice: Random, options: OracleOptions) -> None:
+    def __init__(self, world: "World", dice: Random, options: OracleOptions) -> None:
         self._world = world
         self._dice = dice
         self._options = options

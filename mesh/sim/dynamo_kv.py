@@ -1,4 +1,4 @@
-"""`dynamo`: NVIDIA Dynamo's KV router with exact caches.
+"""`dynamo`: NVIDIA Dynamo's KV router with exact caches. Twin only.
 
 Source: ai-dynamo/dynamo, `lib/kv-router/src/scheduling/selector/default.rs` (`worker_logit`,
 `softmax_sample_index`) at 07a6c9c, and "Routing concepts" of its documentation, v1.5. The worker
@@ -34,14 +34,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Score, Target
-from mesh.sim.world import World
+from mesh.sim.cache_copies import CacheCopies
 from schemas.ids import ReplicaId
-from tests.programs.studies.policies.cache_copies import CacheCopies
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class DynamoKv(Layered):
 
     joint: ClassVar[bool] = True  # it may hold, and has no peers
 
-    def __init__(self, world: World, dice: Random, options: DynamoOptions) -> None:
+    def __init__(self, world: "World", dice: Random, options: DynamoOptions) -> None:
         self._world = world
         self._dice = dice
         self._options = options

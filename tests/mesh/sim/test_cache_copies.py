@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from agents.sim.kv_cache import KvCache
 from mesh.core.policies.base import Target
+from mesh.sim.cache_copies import CacheCopies, CacheCopy, SentPrompts
 from mesh.sim.world import World
 from tests.mesh.sim.build import EU, PLAIN, US, arrivals, config, node
-from tests.programs.studies.policies.cache_copies import CacheCopies, CacheCopy, SentPrompts
 
 
 class Clock:

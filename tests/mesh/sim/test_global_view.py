@@ -1,6 +1,6 @@
+from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.world import World
 from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
-from tests.programs.studies.policies import StudyPolicies
 
 
 def everywhere(regions, **fields):
@@ -8,7 +8,7 @@ def everywhere(regions, **fields):
 
 
 def ends(workload, world_config):
-    world = World(workload, world_config, makers=StudyPolicies())
+    world = World(workload, world_config, makers=TwinPolicies())
     found = []
     world.requests.watch = lambda ask, answered, now: found.append(answered)
     world.run()
@@ -38,7 +38,7 @@ def test_equal_seeds_give_equal_digests():
 
 
 def test_nothing_is_remembered_of_requests_that_are_over():
-    policies = StudyPolicies()
+    policies = TwinPolicies()
     world = World(steady(20, 0.05, US, EU), everywhere({US: 1, EU: 1}), makers=policies)
     world.run()
     (shared,) = policies._shared.values()

@@ -12,13 +12,16 @@ assume it for some seconds, so that equal prompts at one moment go to one engine
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
 from agents.sim.profiles import Profile
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Target
-from mesh.sim.world import World
 from schemas.ids import ReplicaId
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
 
 
 class CacheCopy:
@@ -90,7 +93,7 @@ class SentPrompts:
 class CacheCopies:
     """The copies of one router's replicas, made when first read."""
 
-    def __init__(self, world: World, assumed_s: float = 0.0) -> None:
+    def __init__(self, world: "World", assumed_s: float = 0.0) -> None:
         """`assumed_s`: for so long a sent prompt is assumed to be cached."""
         self._world = world
         self._copies: dict[str, CacheCopy] = {}

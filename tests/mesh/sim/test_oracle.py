@@ -7,12 +7,12 @@ from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
 from agents.sim.profiles import Publishing
 from mesh.core.policies import POLICIES, find_maker
+from mesh.sim.oracle import Oracle, OracleOptions, _common, _held, _memory_s
+from mesh.sim.twin_policies import GlobalView, TwinPolicies, checked_twin_policy
 from mesh.sim.workload import RequestNode, Segment
 from mesh.sim.world import World
 from schemas.settings import BLIND
 from tests.mesh.sim.build import EU, PLAIN, US, arrivals, config, node, steady
-from tests.programs.studies.policies import GlobalView, StudyPolicies, checked_policy
-from tests.programs.studies.policies.oracle import Oracle, OracleOptions, _common, _held, _memory_s
 
 SELFISH = OracleOptions(stall_weight=0.0)
 
@@ -72,7 +72,7 @@ def test_a_far_cache_is_worth_a_round_trip_only_if_it_is_long(shared, replica):
     world = World(
         arrivals((0.0, US, first), (5.0, EU, again)),
         oracle({US: 1, EU: 1}),
-        makers=StudyPolicies(),
+        makers=TwinPolicies(),
     )
     served = []
     world.requests.watch = lambda sent, end, now: served.append(end.replica)
@@ -113,10 +113,10 @@ def test_memory_is_waited_for_until_enough_answers_have_ended():
 
 
 def test_its_weight_is_an_option_and_is_checked():
-    assert checked_policy("oracle:0.02") == "oracle:0.02"
-    assert checked_policy("mesh") == "mesh"
+    assert checked_twin_policy("oracle:0.02") == "oracle:0.02"
+    assert checked_twin_policy("mesh") == "mesh"
     for name in ("oracle:2", "oracle:x", "orakel"):
         with pytest.raises(ValueError, match=r"stall_weight|unknown policy"):
-            checked_policy(name)
+            checked_twin_policy(name)
     with pytest.raises(ValueError, match="unknown policy"):
         find_maker("oracle")  # a live router can't have it

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
-from mesh.sim.workload import RequestNode, Segment
-from mesh.sim.world import World
-from schemas.settings import BLIND
-from tests.mesh.core.build import request, spot
-from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
-from tests.programs.studies.policies import StudyPolicies
-from tests.programs.studies.policies.dynamo_kv import (
+from mesh.sim.dynamo_kv import (
     ActiveRequests,
     DynamoKv,
     DynamoOptions,
@@ -23,6 +17,12 @@ from tests.programs.studies.policies.dynamo_kv import (
     chances,
     costs_in_blocks,
 )
+from mesh.sim.twin_policies import TwinPolicies
+from mesh.sim.workload import RequestNode, Segment
+from mesh.sim.world import World
+from schemas.settings import BLIND
+from tests.mesh.core.build import request, spot
+from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
 
 PLAIN_COST = DynamoOptions()
 # "Routing concepts", v1.2: ten blocks of prompt; cached 2, 5, 8; decoding 10, 5, 9.
@@ -98,7 +98,7 @@ def central(policy, **fields):
 
 
 def served(workload, world_config):
-    world = World(workload, world_config, makers=StudyPolicies())
+    world = World(workload, world_config, makers=TwinPolicies())
     found = []
     world.requests.watch = lambda sent, end, now: found.append((end.replica, end.cached_tokens))
     world.run()

@@ -1,23 +1,43 @@
-"""Policies inside a `GlobalView`: every router sees what the router of every region sees at this
-moment, without delay, and names the replica that is to serve; a request for a far one is forwarded
-as any other, and the router there uses it. All routers share one instance of the policy, so they
-share what it learned and placed. Nothing of this could be built: the difference to `mesh` is the
-price of federation.
+"""The policies that only a twin can have, beside those of the live router.
+
+`oracle` sees the engines' true state (`mesh.sim.oracle`). `mesh-everywhere` is the `mesh` policy
+with the replicas of all regions as candidates. Both run inside a `GlobalView`: every router sees
+what the router of every region sees at this moment, without delay, and names the replica that is to
+serve; a request for a far one is forwarded as any other, and the router there uses it. All routers
+share one instance of the policy, so they share what it learned and placed. Nothing of this could be
+built: the difference to `mesh` is the price of federation.
+
+`dynamo` and `llm-d-precise` are ordinary policies of one router that know exactly what engines
+hold, as late as KV events bring it. `sglang-router` places as that program does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mesh.core.model.request import Request, Served
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
 from mesh.core.policies.base import Choice, Destination, Expiring, Policy, Target, least_loaded
+from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.view.replica import Replica
+from mesh.sim.dynamo_kv import DynamoKv, DynamoOptions
+from mesh.sim.llm_d_precise import LlmDPrecise, PreciseOptions
+from mesh.sim.oracle import Oracle, OracleOptions
+from mesh.sim.sglang_router import SglangRouter, SglangRouterOptions
 from mesh.sim.workload import number_of
-from mesh.sim.world import World
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, RequestId
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
+
+ORACLE, MESH_EVERYWHERE = "oracle", "mesh-everywhere"
+DYNAMO, LLM_D_PRECISE = "dynamo", "llm-d-precise"
+SGLANG_ROUTER = "sglang-router"
+TWIN_ONLY = (ORACLE, MESH_EVERYWHERE, DYNAMO, LLM_D_PRECISE, SGLANG_ROUTER)
 
 
 @dataclass(slots=True)
@@ -41,7 +61,7 @@ class GlobalView:
     joint: ClassVar[bool] = True
     judges_load: ClassVar[bool] = True
 
-    def __init__(self, world: World, inside: Policy, dice: Random) -> None:
+    def __init__(self, world: "World", inside: Policy, dice: Random) -> None:
         self._world = world
         self._dice = dice
         self._inside = inside
@@ -148,3 +168,62 @@ def _with(
         sent.add(-number, decision.tokens, decision.tokens - held, now)
     load = target.load + len(on_the_way)
     return target._replace(load=load, replica=replace(replica, on_the_way=sent))
+
+
+class TwinPolicies:
+    """The makers of one world: one instance a world, because its routers share policies."""
+
+    def __init__(self) -> None:
+        self._shared: dict[object, GlobalView] = {}
+
+    def __call__(self, world: "World") -> PolicyMakers:
+        """The live router's makers, and those of the twin."""
+
+        def oracle(settings: RouterSettings, dice: Random, options: OracleOptions) -> Policy:
+            return self._one(options, world, dice, lambda: Oracle(world, dice, options))
+
+        def everywhere(settings: RouterSettings, dice: Random) -> Policy:
+            return self._one(MESH_EVERYWHERE, world, dice, lambda: MeshPolicy(settings, dice))
+
+        def dynamo(settings: RouterSettings, dice: Random, options: DynamoOptions) -> Policy:
+            _check_no_peers(world, DYNAMO)
+            return DynamoKv(world, dice, options)
+
+        def precise(settings: RouterSettings, dice: Random, options: PreciseOptions) -> Policy:
+            _check_no_peers(world, LLM_D_PRECISE)
+            return LlmDPrecise(world, dice, settings.index_blocks_max, options)
+
+        def sglang(settings: RouterSettings, dice: Random, options: SglangRouterOptions) -> Policy:
+            _check_no_peers(world, SGLANG_ROUTER)
+            return SglangRouter(dice, settings.index_blocks_max, options, world.replicas)
+
+        return {
+            **POLICIES,
+            ORACLE: Tunable(OracleOptions(), oracle),
+            MESH_EVERYWHERE: everywhere,
+            DYNAMO: Tunable(DynamoOptions(), dynamo),
+            LLM_D_PRECISE: Tunable(PreciseOptions(), precise),
+            SGLANG_ROUTER: Tunable(SglangRouterOptions(), sglang),
+        }
+
+    def _one(
+        self, kind: object, world: "World", dice: Random, inside: Callable[[], Policy]
+    ) -> GlobalView:
+        if kind not in self._shared:
+            self._shared[kind] = GlobalView(world, inside(), dice)
+        return self._shared[kind]
+
+
+def _check_no_peers(world: "World", name: str) -> None:
+    if any(world.peers_of(region) for region in world.routers):
+        raise ValueError(
+            f"policy {name} has no rule for peer regions: "
+            "use --topology central:REGION or region-local"
+        )
+
+
+def checked_twin_policy(name: str) -> str:
+    """A policy that the twin has. Raises ValueError that names the known ones."""
+    no_world: Any = None  # nothing is made
+    find_maker(name, TwinPolicies()(no_world))
+    return name
