@@ -125,17 +125,23 @@ async def listen(
     for question in (LAST_REQUEST, ROUTING):
         await client.publish(subjects.requests(region), question, reply=inbox)
     await client.flush()
-    before = await _last_stored(client)
-    await asyncio.sleep(listen_s)
-    after = await _last_stored(client)
-    if before is not None and after is not None:
-        observed.stored = {name: after[name] - before[name] for name in before.keys() & after}
+    observed.stored = await _stored_in(listen_s, client)
     return observed
 
 
+async def _stored_in(listen_s: float, client: Client) -> dict[str, int] | None:
+    """How many messages each stream of WRITTEN that is there has stored in that time; None where
+    JetStream does not answer."""
+    before = await _last_stored(client)
+    await asyncio.sleep(listen_s)
+    after = await _last_stored(client)
+    if before is None or after is None:
+        return None
+    return {name: after[name] - before[name] for name in before.keys() & after}
+
+
 async def _last_stored(client: Client) -> dict[str, int] | None:
-    """The number of the last message in each stream of WRITTEN that is there; None where JetStream
-    does not answer."""
+    """The number of the last message of each, likewise."""
     found: dict[str, int] = {}
     try:
         for name in WRITTEN:

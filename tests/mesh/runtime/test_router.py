@@ -14,8 +14,8 @@ from tests.support.until import PATIENCE_S
 
 
 async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_server, monkeypatch):
-    """It hears the first one's lease renewed before it is refused: what followed from that ended all
-    streams of the first one."""
+    """The first one's lease is renewed before it is refused: what followed from hearing that ended
+    all streams of the first one."""
     gate = asyncio.Event()
 
     async def answer(request, body):
