@@ -41,7 +41,7 @@ BUCKETS = (
     ("concurrent_requests", OPEN, 0.0),
 )
 TIMED = 4  # of these fill with time
-DEBT_S = 3600.0  # of a limit's rate: as much as others may say that they have overspent
+DEBT_S = 3600.0  # of a limit's rate: so much is believed to be overspent, whoever says it
 
 
 class Before(NamedTuple):
@@ -92,7 +92,9 @@ class Bucket:
 
     def pass_time(self, spent: float, elapsed_s: float) -> None:
         """`spent`: the account's own sum now."""
-        level = self.level - (spent - self.counted) + elapsed_s * self.rate
+        level = self.level - (spent - self.counted)
+        if self.rate:  # else all that is under way comes back
+            level = max(-self.debt_max, level) + elapsed_s * self.rate
         self.level = min(self.capacity, level)
         self.counted = spent
 
@@ -181,6 +183,8 @@ class Account:
     def follow(self, limits: LimitsTable, before: Before = NOTHING_BEFORE) -> None:
         """These limits hold from now on; what was used up stays so."""
         self.limits, self.tokens_most = limits, limits.tokens_most
+        for bucket in self.buckets:
+            bucket.pass_time(self.sums[bucket.kind], 0.0)
         for claim in self.claims.values():
             self._end_silence(claim)
         old = {bucket.place: bucket for bucket in self.buckets}
@@ -255,7 +259,8 @@ class Account:
         self.idle = 0
         if output:
             mean = self.output_tokens
-            self.output_tokens = mean = mean + OUTPUT_SMOOTHED * (output - mean)
+            seen = output if output <= self.tokens_most else self.tokens_most
+            self.output_tokens = mean = mean + OUTPUT_SMOOTHED * (seen - mean)
             # Never few, as the next ones may be longer.
             self.expected_tokens = mean if mean > OUTPUT_TOKENS_START else OUTPUT_TOKENS_START
 

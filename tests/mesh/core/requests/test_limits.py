@@ -10,6 +10,7 @@ import pytest
 from mesh.core.requests import limits as module
 from mesh.core.requests.limit_account import PERIOD_S, Before, Exceeded, Origin
 from mesh.core.requests.limits import Held, LimitKeeper, least
+from schemas.exchange import TOKENS_MAX
 from schemas.ids import RegionId, RouterId
 from schemas.limits import LimitClaims, Limited, LimitRow, LimitsTable, decode_claims, encode_claims
 
@@ -342,6 +343,25 @@ def test_a_false_word_uses_up_an_hour_and_no_more() -> None:
     there.hear(claims(0, requests=2.0**52), 0.0)
     assert spend(there, limited, 3590.0) == 0
     assert spend(there, limited, 3605.0, 1) == 1
+
+
+def test_an_engine_that_counts_too_much_uses_up_an_hour_and_no_more() -> None:
+    """A tenant is not locked out for years by one false count."""
+    there, limited = keeper(), of(tokens_per_minute=6000)
+    held = there.take(limited, 100, 0.0)
+    assert isinstance(held, Held)
+    held.settle(100, 0, TOKENS_MAX)
+    assert isinstance(there.take(limited, 100, 3590.0), tuple)
+    assert isinstance(there.take(limited, 100, 3610.0), Held)
+
+
+def test_what_is_under_way_when_a_limit_falls_counts_to_its_end() -> None:
+    there, limited, fewer = keeper(), of(concurrent_requests=100), of(concurrent_requests=5)
+    held = [there.take(limited, 10, 0.0) for _ in range(100)]
+    for number, one in enumerate(held):
+        assert isinstance(there.take(fewer, 10, 1.0), Held) is (number > 95), number
+        assert isinstance(one, Held)
+        one.settle(10, 0, 1)
 
 
 def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
