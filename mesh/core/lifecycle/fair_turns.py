@@ -115,7 +115,8 @@ def placed(state: RouterState, request: Request, place: PlacementResult, now: fl
     if request.answer_tokens != 0:
         answer_tokens = shares.answer_tokens(request.tenant)
     s_per_token = release_order.s_per_token(state, request.model)
-    estimate = Placed(request.tenant, place.prefill_tokens, answer_tokens, s_per_token)
+    tokens = place.prefill_tokens
+    estimate = Placed(request.tenant, tokens, answer_tokens, s_per_token, at=now)
     if place.placement is Placement.LOCAL:
         generates = place.prefill is None
         estimate = shares.computes(_computes(place), estimate, now, generates=generates)

@@ -88,6 +88,22 @@ class Placed(NamedTuple):
     is_first: bool = False
     at: float = 0.0
 
+    def took(
+        self, prompt_tokens: float | None, answer_tokens: float | None, now: float
+    ) -> "Placed":
+        """The same with what was computed, as far as that is known. No engine computes for longer
+        than has passed: what one reports beyond that, and beyond the estimate, is not believed."""
+        found = self._replace(
+            prompt_tokens=self.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            answer_tokens=self.answer_tokens if answer_tokens is None else answer_tokens,
+        )
+        part = max(self.seconds, now - self.at) / max(found.seconds, 1e-9)
+        if part >= 1.0:
+            return found
+        return found._replace(
+            prompt_tokens=part * found.prompt_tokens, answer_tokens=part * found.answer_tokens
+        )
+
     @property
     def seconds(self) -> float:
         return engine_s(self.prompt_tokens, self.answer_tokens, self.s_per_token)
@@ -234,26 +250,23 @@ class FairShares:
         self, key: int, prompt_tokens: float | None, answer_tokens: float | None, now: float
     ) -> None:
         """What was computed for it, as far as its engine reported that."""
-        placed = self._open.get(key)
-        share = None if placed is None else self._shares.get(placed.tenant)
-        if share is not None and answer_tokens is not None:
-            share.answer_tokens += ANSWER_WEIGHT * (answer_tokens - share.answer_tokens)
-        self._correct(key, prompt_tokens, answer_tokens, now)
+        took = self._correct(key, prompt_tokens, answer_tokens, now)
+        share = None if took is None else self._shares.get(took.tenant)
+        if took is not None and share is not None and answer_tokens is not None:
+            share.answer_tokens += ANSWER_WEIGHT * (took.answer_tokens - share.answer_tokens)
 
     def _correct(
         self, key: int, prompt_tokens: float | None, answer_tokens: float | None, now: float
-    ) -> None:
+    ) -> Placed | None:
         """It took so much, as far as that is known, and not what was estimated."""
         placed = self._open.pop(key, None)
         if placed is None:
-            return
-        took = placed._replace(
-            prompt_tokens=placed.prompt_tokens if prompt_tokens is None else prompt_tokens,
-            answer_tokens=placed.answer_tokens if answer_tokens is None else answer_tokens,
-        )
+            return None
+        took = placed.took(prompt_tokens, answer_tokens, now)
         if (share := self._shares.get(placed.tenant)) is not None:
             share.given_s += (took.seconds - placed.seconds) / share.weight
         self._use(placed, (took.use_s - placed.use_s) * _left(placed.at, now), now)
+        return took
 
     def expire(self, waiting: Collection[str], now: float) -> bool:
         """Forget tenants that have had no request for long; whether fewer than two are left."""

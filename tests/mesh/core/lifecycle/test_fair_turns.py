@@ -32,7 +32,7 @@ from mesh.core.requests.fair_shares import (
 )
 from mesh.core.requests.hold_queue import HoldQueue
 from schemas.decision import Placement
-from schemas.exchange import Priority, Refusal
+from schemas.exchange import TOKENS_MAX, Priority, Refusal
 from schemas.settings import Pushing, PushingKind
 from tests.mesh.core.build import MODEL, US, beat, core, foreign, request
 
@@ -444,10 +444,29 @@ def test_what_was_counted_is_corrected_by_what_was_computed():
     engines.ask("beta", 100)
     shares = engines.core.state.shares[MODEL]
     engines.end("a", 200)
+    engines.now += 12.0
+    engines.wait()
     before = shares.given_s("beta")
     name = next(name for name, key in engines.busy.items() if engines.asked[key].tenant == "beta")
     engines.end(name, 1200)
     assert shares.given_s("beta") == pytest.approx(before + 1000 * ANSWER_FACTOR * S_PER_TOKEN)
+
+
+def test_no_engine_has_computed_for_longer_than_it_had():
+    """Its word may be false: for its sake no other is kept from that tenant."""
+    engines = Engines("least-load")
+    backlogged(engines)
+    engines.ask("beta", 100)
+    shares = engines.core.state.shares[MODEL]
+    engines.end("a", 200)
+    [placed] = [one for one in shares._open.values() if one.tenant == "beta"]
+    before, usual = shares.given_s("beta"), shares.answer_tokens("beta")
+    name = next(name for name, key in engines.busy.items() if engines.asked[key].tenant == "beta")
+    engines.wait(5.0)
+    took_s = engines.now - placed.at
+    engines.end(name, TOKENS_MAX)
+    assert shares.given_s("beta") - before == pytest.approx(took_s - placed.seconds)
+    assert shares.answer_tokens("beta") < usual + took_s / S_PER_TOKEN
 
 
 def test_peers_requests_are_counted_too():
@@ -521,15 +540,15 @@ def test_who_leaves_before_the_end_has_had_what_was_computed():
     for _ in range(120):
         key = engines.busy["a"]
         asked = engines.asked[key]
-        engines.now += 2.0
+        engines.now += 0.6 if asked.tenant == "beta" else 4.2
         if asked.tenant == "beta":
-            engines.end("a", 2000)
-        else:  # it hangs up on each stream after 20,000 tokens
+            engines.end("a", 200)
+        else:  # it hangs up on each stream after 2,000 tokens
             attempt = engines.core.inflight[key].attempt
             engines.handle(ev.AnswerStarted(key, attempt, shows_ttft=False))
             del engines.busy["a"]
             engines.handle(ev.ClientGone(key))
-            engines.handle(ev.CostEstimated(key, asked.model, 100, 20_000))
+            engines.handle(ev.CostEstimated(key, asked.model, 100, 2000))
         engines.tell("a")
         engines.ask(asked.tenant, 100)
         engines.handle(ev.Tick())
