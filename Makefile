@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
-.PHONY: study-loss study-kv-events study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload bench-fair gate-renew mutants
+.PHONY: study-loss study-kv-events study-sessions study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload bench-fair gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
 # WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
@@ -104,6 +104,9 @@ bench-tracing: $(STAMP) ## what tracing (off, 1, 10, 100 % sampled), access log 
 
 study-kv-events: $(STAMP) ## the same with recorded coding agents in the twin; TRACES=folder (10 minutes)
 	$(STUDY).kv_events $(SIZE)
+
+study-sessions: $(STAMP) ## recorded coding agents whose contexts are compacted, placed by their session and without; TRACES=folder
+	$(PLAIN).sessions $(SIZE)
 
 bench-kv-events: $(STAMP) ## KV events against estimates of what engines cache, over real vLLM (20 minutes; installs 7 GB once)
 	$(LIVE).kv_events $(if $(QUICK),--quick)
