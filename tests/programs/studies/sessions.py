@@ -48,10 +48,10 @@ from tests.support.result_page import result_page
 
 HOME = RegionId("us")
 REPLICAS, PROFILE = 4, "l4-llama3.1-8b"
-SESSIONS, BEFORE, AFTER = 40, 8, 12  # of a cell; turns of each
+SESSIONS, BEFORE, AFTER = 24, 8, 12  # of a cell; turns of each
 COMPACTED = 0.5  # of the last prompt of its thread a compacted one begins with less
 COMPACTS, GROWS = "compacted", "not compacted"
-CELLS = ((12_000, 4.0), (38_000, 12.0))  # KV tokens of a replica; how much faster than recorded
+CELLS = ((24_000, 8.0), (38_000, 8.0))  # KV tokens of a replica; how much faster than recorded
 BONUS_S = (0.05,)
 COLUMNS = (
     *("contexts", "KV tokens, speed", "system", "cached tokens", "TTFT mean s", "TTFT p99 s"),
