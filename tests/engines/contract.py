@@ -23,7 +23,7 @@ from mesh.session.said import Said
 from schemas.decision import decode_decision
 from schemas.http import CHAT, COMPLETIONS, H_DEBUG, H_DECISION
 from schemas.state import ReplicaState
-from tests.engines import coding_agent, route_table, routes
+from tests.engines import coding_agent, install, route_table, routes
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import (
     BY_PREFIX,
@@ -39,6 +39,7 @@ KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
 WAITING = 2
 HUNG_ASKED = 12
 KILLED_AFTER_BYTES = 1000  # some events
+BIAS = 100  # of a token, which is then above all without one
 # Each token of the tiny llama's answer leads the next best by 0.005 nats or more. llama.cpp's sums
 # depend on how tokens are batched: beside another request it took one that was 0.001 behind.
 QUESTIONS = {CHAT: "Say so?", COMPLETIONS: "How one?"}
@@ -325,7 +326,11 @@ class CodingAgentContract:
 class GoesOnContract:
     """Over engines of which one goes on with a stream of another one."""
 
-    said_alike: Mapping[str, object]  # fields: its tokens are those that their text is read as
+    @property
+    def said_alike(self) -> Mapping[str, object]:
+        """Fields with which its tokens are those that their text is read as; of the tiny llama with
+        words for tokens, each with the space before it."""
+        return {"logit_bias": {str(token): BIAS for token in install.words_of_llama()}}
 
     def greedy(self, path: str, tokens: int = 40) -> Said:
         text = QUESTIONS[path]

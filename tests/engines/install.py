@@ -8,6 +8,8 @@ What is there already, made from the same requirements, is kept. vLLM and SGLang
 
 import asyncio
 import hashlib
+import json
+import re
 import shutil
 import sys
 import time
@@ -35,6 +37,7 @@ SCRIPTS = {
     SGLANG: Path(sglang_install.__file__),
 }
 MODELS = ENVIRONMENTS.parent / "models"
+WORDS = 256
 _MADE_BY = (tiny_llama.__file__, tiny_model.__file__)
 
 
@@ -62,6 +65,14 @@ async def make_llama() -> None:
     module = (python, "-m", tiny_llama.__name__, str(part), *texts)
     await output_of(("env", f"PYTHONPATH={ROOT}", *module), within_s=MODEL_WITHIN_S)
     part.rename(folder)
+
+
+def words_of_llama() -> list[int]:
+    """Some of its tokens that are a word with the space before it: however many of them stand in a
+    row, their text is read as the same tokens."""
+    known = json.loads((llama() / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [id_ for text, id_ in known.items() if re.fullmatch("\u0120[a-z]{4,}", text)]
+    return sorted(words)[:WORDS]
 
 
 async def main(names: Collection[str]) -> None:

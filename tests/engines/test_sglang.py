@@ -6,7 +6,12 @@ import pytest
 import pytest_asyncio
 
 from tests.engines import route_table
-from tests.engines.contract import KEYS, CodingAgentContract, KeyedEngineContract
+from tests.engines.contract import (
+    KEYS,
+    CodingAgentContract,
+    GoesOnContract,
+    KeyedEngineContract,
+)
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.sglang_server import CACHE_TOKENS, START_WITHIN_S, Sglang
 
@@ -23,7 +28,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestSglang(KeyedEngineContract, CodingAgentContract):
+class TestSglang(KeyedEngineContract, CodingAgentContract, GoesOnContract):
     column = route_table.SGLANG
     begin_alike = (False, False, False, False)
 

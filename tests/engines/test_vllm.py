@@ -12,7 +12,12 @@ from agents.sim.events import PrefillFinished, SimRequest
 from agents.sim.kv_cache import block_keys
 from agents.sim.profiles import L4_LLAMA
 from tests.engines import cached_tokens, coding_agent, install, probed_speed, route_table, routes
-from tests.engines.contract import KEYS, CodingAgentContract, KeyedEngineContract
+from tests.engines.contract import (
+    KEYS,
+    CodingAgentContract,
+    GoesOnContract,
+    KeyedEngineContract,
+)
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 from tests.engines.tiny_llama import KV_BYTES_PER_TOKEN
 from tests.engines.vllm_server import BLOCK_TOKENS, ENVIRONMENT, KV_GIB, START_WITHIN_S, Vllm
@@ -33,7 +38,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
         yield mesh
 
 
-class TestVllm(KeyedEngineContract, CodingAgentContract):
+class TestVllm(KeyedEngineContract, CodingAgentContract, GoesOnContract):
     column = route_table.VLLM
     begin_alike = (True, True, True, True)
 
