@@ -18,7 +18,7 @@ All play the same requests with the same seeds.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -59,13 +59,13 @@ COLUMNS = (
 )
 
 CONDITIONS = f"""\
-In the twin: one region of {REPLICAS} L4 replicas, {SESSIONS} recorded sessions of coding agents
-with {BEFORE + AFTER} turns each, lengths multiplied by {SCALE}. *Compacted*: the turns around a
-session's first prompt that begins with less than half of the last one; the others' sessions have
-none. *+0.05 s*: the `mesh` policy as it would be if the place of a session's last turn
-were so much cheaper; `mesh` itself does not read the key. Means over the seeds; of TTFT's mean, the
-least and most in brackets. Ratios are to the same policy without the key, seed by seed: below 1,
-the key helps.
+In the twin: one region of {REPLICAS} L4 replicas, {SESSIONS} recorded sessions of coding agents,
+others for each seed, with {BEFORE + AFTER} turns each, lengths multiplied by {SCALE}.
+*Compacted*: the turns around a session's first prompt that begins with less than half of the last
+one; the others' sessions have none. *+0.05 s*: the `mesh` policy as it would be if the place of a
+session's last turn were so much cheaper; `mesh` itself does not read the key. Means over the seeds;
+of TTFT's mean, the least and most in brackets. Ratios are to the same policy without the key, seed
+by seed: below 1, the key helps.
 """
 
 
@@ -161,15 +161,15 @@ def shared(one: Turn, other: Turn) -> int:
     return same
 
 
-def chosen(trace: Path, contexts: str, sessions: int) -> tuple[AgentSession, ...]:
-    """Some turns of each of so many sessions."""
+def chosen(trace: Path, contexts: str, sessions: int, seed: int) -> tuple[AgentSession, ...]:
+    """Some turns of each of so many sessions; of each seed, others."""
     found = []
     for session in read_lines(trace, parse_kv_cache_tester):
         at = first_compacted(session)
         if (at is not None) is (contexts == COMPACTS) and len(session.turns) >= BEFORE:
             start = max(0, (BEFORE if at is None else at) - BEFORE)
             found.append(replace(session, turns=session.turns[start : start + BEFORE + AFTER]))
-    return tuple(islice(found, sessions))
+    return tuple(found[seed * sessions :][:sessions])
 
 
 def play(
@@ -220,14 +220,12 @@ def main(traces: Path, seeds: int, quick: bool) -> None:
     """Play sessions whose contexts are compacted, and others, by their keys and without."""
     print(CONDITIONS)
     rows = []
+    count, dice = (8, range(1)) if quick else (SESSIONS, range(seeds))
     for contexts, (kv_tokens, speed) in product((COMPACTS, GROWS), CELLS):
-        sessions = chosen(traces / TRACE, contexts, 8 if quick else SESSIONS)
+        sessions = [chosen(traces / TRACE, contexts, count, seed) for seed in dice]
         played: dict[str, list[RunReport]] = {}
         for name, (_, without) in SYSTEMS.items():
-            played[name] = [
-                play(name, sessions, kv_tokens, speed, seed)
-                for seed in range(1 if quick else seeds)
-            ]
+            played[name] = [play(name, sessions[seed], kv_tokens, speed, seed) for seed in dice]
             cell = contexts, f"{kv_tokens:,}, {speed:g}×", name
             rows.append([*cell, *row(played[name], played[without])])
             click.echo(" · ".join(rows[-1]), err=True)
