@@ -21,7 +21,7 @@ from tests.programs.bench.installs import (
 )
 from tests.programs.bench.processes import Absent, output_of
 
-SDKS, LITELLM, GUIDELLM, AIPERF = "sdks", "litellm", "guidellm", "aiperf"
+SDKS, LITELLM, MLFLOW, GUIDELLM, AIPERF = "sdks", "litellm", "mlflow", "guidellm", "aiperf"
 NODE = ROOT / "build" / "node" / "clients"
 NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3", "@portkey-ai/gateway@1.15.2")
 PORTKEY = NODE / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
@@ -70,7 +70,7 @@ async def install_node() -> None:
 
 async def main() -> None:
     """Install all that is missing."""
-    for name in (SDKS, LITELLM, GUIDELLM, AIPERF):
+    for name in (SDKS, LITELLM, MLFLOW, GUIDELLM, AIPERF):
         if is_installed(name, ENVIRONMENTS):
             continue
         print(f"installing {name}, which takes minutes", flush=True)

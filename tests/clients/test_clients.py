@@ -11,7 +11,7 @@ from schemas.http import EMBEDDINGS, MESSAGES, RESPONSES
 from tests.agents.simserver.support import config, running
 from tests.clients import install
 from tests.clients.commands import SCRIPTS, answers, output
-from tests.clients.gateways import litellm
+from tests.clients.gateways import MODEL, litellm
 from tests.clients.table import WORKS, keep
 from tests.programs.bench import aiperf
 from tests.support.small_mesh import PATIENT, small_mesh
@@ -81,7 +81,7 @@ async def test_a_client_of_python(url, client, environment, script, least):
 
 async def test_litellms_proxy_has_the_mesh_as_its_upstream(url, tmp_path):
     python = str(install.programs(install.SDKS) / "python")
-    async with litellm(url, url, tmp_path, set_up=False) as gateway:
+    async with litellm([(MODEL, url)], tmp_path, set_up=False) as gateway:
         await answers(gateway.health)
         script = str(SCRIPTS / "through_proxy.py")
         found = await found_by("LiteLLM's proxy", python, script, gateway.url)

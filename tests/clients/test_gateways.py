@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
@@ -18,7 +19,6 @@ from tests.support.scripted_engine import (
     Behaviour,
     ScriptedEngine,
     cut_after,
-    event,
     fail,
     hang,
     scripted_engine,
@@ -27,7 +27,6 @@ from tests.support.small_mesh import PATIENT, SmallMesh, small_mesh
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
 PAGE = ROOT / "docs" / "gateways.md"
-CHAT = "/chat/completions"
 HUNG_UP_WITHIN_S, STAYS_S = 20.0, 2.0
 FIELDS = {
     "user": "u",
@@ -69,12 +68,18 @@ async def upstream(nats_server) -> AsyncIterator[Upstream]:
         yield Upstream(mesh, engine)
 
 
+NAMED = {"id": "x", "created": 1, "model": MODEL}
+PART = {"index": 0, "delta": {"content": "a word"}, "finish_reason": None}
+CHUNK = {**NAMED, "object": "chat.completion.chunk", "choices": [PART]}
+A_WORD = b"data: " + orjson.dumps(CHUNK) + b"\n\n"  # with every field that OpenAI's has
+
+
 async def hello(request: web.Request, body: dict) -> web.StreamResponse:
     """An answer with every field that OpenAI's has."""
     message = {"role": "assistant", "content": "hello"}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    named = {"id": "x", "object": "chat.completion", "created": 1, "model": MODEL}
-    return web.json_response({**named, "choices": [choice], "usage": USAGE})
+    answer = {**NAMED, "object": "chat.completion", "choices": [choice], "usage": USAGE}
+    return web.json_response(answer)
 
 
 def held(first: bytes, gate: asyncio.Event) -> Behaviour:
@@ -97,11 +102,10 @@ class Client:
 
     def post(self, *, labelled: bool = False, model: str = MODEL, stream: bool = False, **more):
         headers = dict(more.pop("headers", {}))
-        own = self.gateway.labelled_headers if labelled else self.gateway.headers
-        model = LABELLED if labelled and not own else model
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
-        url = self.gateway.url + CHAT
-        return self.http.post(url, json={**body, "stream": stream}, headers={**own, **headers})
+        said = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        asked = self.gateway.asked(LABELLED if labelled else model, **said, **more)
+        asked["headers"].update(headers)
+        return self.http.post(**asked)
 
     async def status(self, **more) -> tuple[int, str]:
         async with self.post(**more) as answer:
@@ -128,7 +132,7 @@ async def found(client: Client, upstream: Upstream) -> dict[str, str]:
     )
     for what, first, stream in (
         ("hang-up before the first token", b"", True),
-        ("hang-up inside a stream", event("a word"), True),
+        ("hang-up inside a stream", A_WORD, True),
         ("hang-up, not streamed", b"", False),
     ):
         gate = asyncio.Event()
@@ -154,7 +158,7 @@ async def found(client: Client, upstream: Upstream) -> dict[str, str]:
         engine.behaviour, before = fail(code), upstream.asked()
         status, _ = await client.status()
         found[f"engine's {code}"] = f"{status}, asked {upstream.asked() - before:.0f}×"
-    engine.behaviour = cut_after(event("a word"))
+    engine.behaviour = cut_after(A_WORD)
     try:
         async with client.post(stream=True) as answer:
             text = (await answer.content.read()).decode()
@@ -168,7 +172,8 @@ async def found(client: Client, upstream: Upstream) -> dict[str, str]:
 @pytest.mark.parametrize("set_up", [False, True], ids=["as it is", "set up"])
 @pytest.mark.parametrize("name", GATEWAYS)
 async def test_a_gateway(upstream, tmp_path, name, set_up):
-    gateway = GATEWAYS[name](upstream.url, upstream.labelled, tmp_path, set_up=set_up)
+    entries = [(MODEL, upstream.url), (LABELLED, upstream.labelled), ("missing", upstream.url)]
+    gateway = GATEWAYS[name](entries, tmp_path, set_up=set_up)
     async with gateway as running, aiohttp.ClientSession() as http:
         await answers(running.health)
         results = await found(Client(running, http), upstream)
