@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: bad-engines study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
+.PHONY: bad-engines bench-sync study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
 .PHONY: study-loss study-kv-events study-sessions study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload bench-fair gate-renew mutants
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
@@ -116,6 +116,9 @@ bench-tls: $(STAMP) ## what https costs a router: CPU of a plain request, over k
 
 bench-fair: $(STAMP) ## a tenant's first tokens beside another one's flood: the mesh, sglang-router, smg (25 minutes); QUICK=1
 	$(LIVE).fair_beside $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
+
+bench-sync: $(STAMP) ## files and lines of batch jobs a second: nats-server syncs what it acknowledges, and not (2 minutes)
+	$(LIVE).sync_cost
 
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
 	$(LIVE).overload

@@ -22,8 +22,9 @@ def nats_server_binary() -> str:
 class NatsServer:
     """One server process, open to anyone on loopback; `restart` keeps the port."""
 
-    def __init__(self, directory: Path, *, config: str = "", domain: str = "") -> None:
-        jetstream = {"store_dir": str(directory)} | ({"domain": domain} if domain else {})
+    def __init__(self, directory: Path, *, config: str = "", **jetstream: str) -> None:
+        """`jetstream`: settings of its block, beside the directory."""
+        jetstream["store_dir"] = str(directory)
         self._settings = f"{config}\njetstream: {json.dumps(jetstream)}\n"
         self._config = directory / "nats.conf"
         self._process = ServerProcess(
@@ -56,10 +57,10 @@ class NatsServer:
 
 @contextlib.asynccontextmanager
 async def running_nats_server(
-    directory: Path, *, config: str = "", domain: str = ""
+    directory: Path, *, config: str = "", **jetstream: str
 ) -> AsyncIterator[NatsServer]:
     directory.mkdir(parents=True, exist_ok=True)
-    server = NatsServer(directory, config=config, domain=domain)
+    server = NatsServer(directory, config=config, **jetstream)
     try:
         await server.start()
         yield server
