@@ -67,7 +67,7 @@ H_KV_DECODE = "Mesh-Kv-Decode"  # host:port, where the decode engine's cache is 
 
 HOPS_MAX = 4  # the largest Mesh-Hops: older routers forwarded peers' requests to others
 BODY_BYTES_MAX = 32 * 1024 * 1024
-# Of a body that is read beside the event loop, and taken from peers in parts alone. Up to that it
+# Of a body that is read beside the event loop, and sent to other regions in parts. Up to that it
 # is read at once: 0.1 ms of text, 8 ms of the worst JSON.
 LARGE_BYTES = 256 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half

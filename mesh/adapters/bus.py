@@ -34,10 +34,9 @@ from mesh.adapters import streams
 from mesh.adapters.paced_links import PacedLinks
 from mesh.core.model.request import Request
 from mesh.session.answer import Held
-from mesh.session.link_pace import WHOLE_BYTES_MAX
 from mesh.session.record import OpenRequest
 from schemas import exchange, held, subjects, wire
-from schemas.exchange import Frame
+from schemas.exchange import LARGE_BYTES, Frame
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.residency import OPEN_GROUND, Ground, Label, Labels, labels_text
 
@@ -268,7 +267,7 @@ class RouterBus:
         """The request to an agent, which requests a body too large for one message in parts."""
         body, room = record.body, self.payload_bytes_max
         if region != self.region:  # one that this router has adopted
-            room = min(room, WHOLE_BYTES_MAX)
+            room = min(room, LARGE_BYTES)
             self.paced_links.expect_answer(record, region, headers)
         if exchange.H_KV_PARAMS in headers:
             room -= len(headers[exchange.H_KV_PARAMS])
@@ -279,11 +278,10 @@ class RouterBus:
     def send_ingress(
         self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
     ) -> bool:
-        """The request to a peer. Nothing is to wait behind a large body on the link, nor a peer's
-        loop to read it, so it goes in parts."""
+        """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
         body, request = record.body, record.request
         self.paced_links.expect_answer(record, peer, headers)
-        if len(body) > WHOLE_BYTES_MAX:
+        if len(body) > LARGE_BYTES:
             headers[exchange.H_BODY_BYTES] = str(len(body))
             prompt = request.prompt
             sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])

@@ -27,9 +27,6 @@ from typing import NamedTuple
 from mesh.core.model.settings import SLOWEST_BYTES_PER_S
 
 PART_BYTES = 16 * 1024  # 13 ms at 10 Mbit/s
-# Of a body that goes in its request, before any pace: 52 ms there. A larger one costs a round trip
-# more, as its agent requests it, and the peer's router does not see it.
-WHOLE_BYTES_MAX = 4 * PART_BYTES
 WINDOW_BYTES_MIN = PART_BYTES
 WINDOW_BYTES_START = 8 * PART_BYTES
 WINDOW_BYTES_MAX = 4 * 1024 * 1024  # 250 Mbit/s with a round trip of 80 ms and the queue

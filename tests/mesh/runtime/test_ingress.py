@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 import pytest
@@ -25,8 +24,7 @@ from mesh.runtime.control_plane import ReplyGuard
 from mesh.runtime.peer_requests import PeerRequests, read_ingress
 from mesh.runtime.request_observer import RequestObserver
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
-from mesh.session.link_pace import WHOLE_BYTES_MAX
-from mesh.session.record import Home, Identifiers, OpenRequest
+from mesh.session.record import Home, Identifiers
 from mesh.session.session import Session
 from mesh.session.usage_book import UsageBook
 from schemas import exchange, subjects, wire
@@ -35,7 +33,7 @@ from schemas.exchange import LARGE_BYTES, Priority
 from schemas.http import COMPLETIONS, RESPONSES
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.response_ids import response_id
-from tests.mesh.core.build import beat, core, digest, request
+from tests.mesh.core.build import beat, core, digest
 
 INBOX = subjects.inbox("eu", "r1", "1-1-1")
 GOOD = {
@@ -275,18 +273,6 @@ class Router(RouterBus):
             for _, payload in self.said
             if payload[0] == exchange.Frame.REFUSED
         ]
-
-
-@pytest.mark.parametrize("send", [Router.send_ingress, partial(Router.send_work, replica="eu-0")])
-def test_a_body_that_others_would_wait_behind_goes_to_another_region_in_parts(send):
-    router = Router(limit_bytes=0)
-    for size, is_whole in ((WHOLE_BYTES_MAX, True), (WHOLE_BYTES_MAX + 1, False)):
-        record = OpenRequest(request=request(1), path="/v1/completions", body=b"x" * size)
-        headers: dict[str, str] = {}
-        assert send(router, record, RegionId("eu"), inbox=INBOX, headers=headers)
-        _, payload = router.said[-1]
-        assert (payload == record.body) is is_whole
-        assert headers.get(exchange.H_BODY_BYTES) == (None if is_whole else str(size))
 
 
 def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
