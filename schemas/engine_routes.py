@@ -212,7 +212,6 @@ STREAM_OPTIONS_PATHS = frozenset(row.path for row in _TABLE if row.takes_stream_
 EARLY_USAGE_PATHS = frozenset(row.path for row in _TABLE if row.has_early_usage)
 LAST_EVENTS = {row.path: row.last_events for row in _TABLE if row.last_events}
 OPENING_EVENTS = {row.path: row.opening_events for row in _TABLE if row.opening_events}
-# Kinds of engines that go on with an assistant's message at a chat's end, as they are asked.
 # Fields that limit an answer's tokens, by path; engines prefer the first.
 TOKEN_LIMITS: Mapping[str, tuple[str, ...]] = {
     CHAT: ("max_completion_tokens", "max_tokens"),
@@ -221,6 +220,7 @@ TOKEN_LIMITS: Mapping[str, tuple[str, ...]] = {
     RESPONSES: ("max_output_tokens",),
 }
 ANY_TOKEN_LIMIT = tuple(dict.fromkeys(name for names in TOKEN_LIMITS.values() for name in names))
+# Kinds of engines that go on with an assistant's message at a chat's end, as they are asked.
 CONTINUING_KINDS = ("llamacpp", "sglang", "vllm")
 PATHS_KEPT = 256
 _ERRORS = {row.path: row.errors for row in _TABLE}

@@ -9,10 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CODE = ("mesh", "agents", "schemas", "infra")
 CONSTRUCTOR_ARGUMENTS_MAX = 7
-# So many commas before what ends its arguments: those between them, and perhaps others.
-LONG_CONSTRUCTOR = (
-    rf"(?s)\bdef __init__\((?:(?:(?!\)\s*(?:->|:))[^,])*,){{{CONSTRUCTOR_ARGUMENTS_MAX + 1}}}"
-)
 
 # Words are written in two halves where this file would otherwise break its own rules.
 LEFTOVERS = re.compile(
@@ -83,7 +79,7 @@ def strings(tree: ast.AST) -> Iterator[ast.Constant]:
 def test_constructors_take_few_arguments():
     found = {
         f"{relative(path)} {owner.name}": len(arguments)
-        for path in files_that_spell(LONG_CONSTRUCTOR, *CODE)
+        for path in files_that_spell(r"\bdef __init__\(", *CODE)
         for owner in ast.walk(parsed(path))
         if isinstance(owner, ast.ClassDef)
         for function in owner.body
@@ -101,7 +97,7 @@ def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
 def test_no_call_hides_its_arguments_in_literal_tuples():
     found = [
         f"{relative(path)}:{node.lineno}"
-        for path in files_that_spell(r"[(,]\s*\*\s*\(", *CODE)
+        for path in files_that_spell(r"(?m)(?:^|[(,])\s*\*\s*\(", *CODE)
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         if any(isinstance(a, ast.Starred) and isinstance(a.value, ast.Tuple) for a in node.args)
@@ -167,6 +163,6 @@ def test_every_module_says_what_it_is_for():
     found = [
         relative(path)
         for path in python_files(*CODE)
-        if text(path).strip() and not text(path).startswith(('"""', 'r"""'))
+        if text(path).strip() and not re.match(r'r?"""\s*[^\s"]', text(path))
     ]
     assert found == []

@@ -31,6 +31,7 @@ LOOK_S = 0.2
 ANSWER_S = 1.0
 WITHIN_S = 10.0
 NESTED = ("policy_by_priority",)
+GONE_NAMES = ("hold_order", "proactive")  # of earlier versions, whose orders may be in the stream
 CLEARED_NAMES = (*ORDERED_KEYS, *(f"policy_by_priority.{priority}" for priority in Priority))
 
 Keys = dict[str, Any]
@@ -106,7 +107,7 @@ def clear(
     mesh = find_mesh(config, credentials)
     regions, names = _regions(mesh.topology, words, everywhere=everywhere)
     for name in names:
-        if name not in CLEARED_NAMES:
+        if name not in CLEARED_NAMES and name not in GONE_NAMES:
             raise Unusable(f"no order sets {name}; there are {', '.join(CLEARED_NAMES)}")
     _order(mesh, regions, "clear", reason, within_s, lambda keys: _without(keys, names))
 

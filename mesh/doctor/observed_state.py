@@ -125,23 +125,24 @@ async def listen(
     for question in (LAST_REQUEST, ROUTING):
         await client.publish(subjects.requests(region), question, reply=inbox)
     await client.flush()
-    observed.stored = await _stored_in(listen_s, client)
+    observed.stored = await _stored_in(client, listen_s)
     return observed
 
 
-async def _stored_in(listen_s: float, client: Client) -> dict[str, int] | None:
+async def _stored_in(client: Client, listen_s: float) -> dict[str, int] | None:
     """How many messages each stream of WRITTEN that is there has stored in that time; None where
     JetStream does not answer."""
     before = await _last_stored(client)
     await asyncio.sleep(listen_s)
-    after = await _last_stored(client)
+    after = None if before is None else await _last_stored(client)
     if before is None or after is None:
         return None
     return {name: after[name] - before[name] for name in before.keys() & after}
 
 
 async def _last_stored(client: Client) -> dict[str, int] | None:
-    """The number of the last message of each, likewise."""
+    """The number of the last message in each stream of WRITTEN that is there; None where JetStream
+    does not answer."""
     found: dict[str, int] = {}
     try:
         for name in WRITTEN:
@@ -174,7 +175,9 @@ def check_writes(found: RegionFindings, observed: ObservedMessages, *, is_expire
 def check_orders(found: RegionFindings, observed: ObservedMessages) -> None:
     """Whether the region's stream has lost operators' orders, which its routers keep then."""
     if keep := sorted(router for router, one in observed.routing.items() if one.orders_lost):
-        detail = f"the stream has lost them, and {', '.join(keep)} keeps those that held: the next "
+        detail = (
+            f"the stream has lost them; those that held are kept by {', '.join(keep)}: the next "
+        )
         detail += "`mesh drain`, `mesh undrain` or `mesh routing` writes them again"
         found.add("orders", subjects.STREAM_CONTROL, CheckResult.WARNING, detail)
 

@@ -99,7 +99,7 @@ async def test_routing_is_set_shown_and_cleared_under_load_without_one_failed_re
         assert clients.failed == []
 
         # What is not set is cleared already: no record says so.
-        for words in (("us",), ("us", "policy"), ("us", "queue_delay_s_max")):
+        for words in (("us",), ("us", "policy"), ("us", "queue_delay_s_max"), ("us", "hold_order")):
             said = await routing("clear", *words)
             assert said == (0, ["us: nothing changes", "us: in force at r1"])
 

@@ -14,7 +14,7 @@ async def test_no_ordinary_request_fails_beside_a_large_body(tmp_path):
         big=2,
         at_a_time=2,
         mebibytes=8.0,
-        ordinary=100,
+        ordinary=200,
         seconds=14.0,
         answers=False,
         both=True,

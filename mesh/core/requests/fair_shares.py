@@ -92,7 +92,8 @@ class Placed(NamedTuple):
         self, prompt_tokens: float | None, answer_tokens: float | None, now: float
     ) -> "Placed":
         """The same with what was computed, as far as that is known. No engine computes for longer
-        than has passed: what one reports beyond that, and beyond the estimate, is not believed."""
+        than has passed: where one reports more than that, and than was estimated, both counts are
+        made smaller alike."""
         found = self._replace(
             prompt_tokens=self.prompt_tokens if prompt_tokens is None else prompt_tokens,
             answer_tokens=self.answer_tokens if answer_tokens is None else answer_tokens,

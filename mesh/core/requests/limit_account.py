@@ -41,7 +41,10 @@ BUCKETS = (
     ("concurrent_requests", OPEN, 0.0),
 )
 TIMED = 4  # of these fill with time
-DEBT_S = 3600.0  # of a limit's rate: so much is believed to be overspent, whoever says it
+DEBT_S = 3600.0  # of a limit's rate: as much as others may say that they have overspent
+COUNTED_MAX = (
+    4 * 1024 * 1024
+)  # tokens of one request: more than any model's context is a false count
 
 
 class Before(NamedTuple):
@@ -92,9 +95,7 @@ class Bucket:
 
     def pass_time(self, spent: float, elapsed_s: float) -> None:
         """`spent`: the account's own sum now."""
-        level = self.level - (spent - self.counted)
-        if self.rate:  # else all that is under way comes back
-            level = max(-self.debt_max, level) + elapsed_s * self.rate
+        level = self.level - (spent - self.counted) + elapsed_s * self.rate
         self.level = min(self.capacity, level)
         self.counted = spent
 
@@ -252,6 +253,8 @@ class Account:
 
     def settle(self, held: float, uncached: int, cached: int, output: int) -> None:
         """A request is over that was expected to cost `held` tokens; it has cost these."""
+        if uncached + cached + output > COUNTED_MAX:
+            uncached, cached, output = 0, 0, COUNTED_MAX
         cost = self.limits.cost(uncached, cached, output)
         self.over_tokens += cost
         requests, spent, under_way = self.sums

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 from infra.bus import BusAddress, close, connect
@@ -17,6 +18,7 @@ from mesh.doctor.findings import (
 from mesh.doctor.manual_commands import DemoCommands, SystemdCommands, with_causes
 from mesh.doctor.observed_state import (
     ObservedMessages,
+    _stored_in,
     check_writes,
     compare,
     late_or_gone,
@@ -57,6 +59,22 @@ async def test_what_a_stream_replays_is_ignored(nats_server):
     await close(client)
     assert {region for region, _ in heard.digests} == prefixes == {"us"}
     assert heard.lease is None
+
+
+async def test_streams_that_do_not_answer_are_asked_once():
+    """Twice would take longer than the doctor gives one login, and heartbeats would be missed."""
+    asked = []
+
+    class Silent:
+        def jsm(self, timeout):
+            return self
+
+        async def stream_info(self, name):
+            asked.append(name)
+            raise nats.errors.TimeoutError
+
+    assert await _stored_in(Silent(), 0.0) is None
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

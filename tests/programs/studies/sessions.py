@@ -5,7 +5,7 @@
 Recorded coding agents (kv-cache-tester), lengths scaled down as in the study of the `mesh` policy,
 on four simulated replicas of one region. Of each session some turns in a row: of those whose
 context was compacted, the turns around the first such moment, after which a prompt no longer begins
-like the one before it; of the others, the turns at the same place. Systems:
+like the one before it; of the others, their first turns, so these begin cold. Systems:
 
 - `mesh`, which does not read the key;
 - `mesh` with the key: the place of a session's last turn is cheaper by so many seconds, so that

@@ -8,7 +8,7 @@ from itertools import count, product
 import pytest
 
 from mesh.core.requests import limits as module
-from mesh.core.requests.limit_account import PERIOD_S, Before, Exceeded, Origin
+from mesh.core.requests.limit_account import COUNTED_MAX, PERIOD_S, Before, Exceeded, Origin
 from mesh.core.requests.limits import Held, LimitKeeper, least
 from schemas.exchange import TOKENS_MAX
 from schemas.ids import RegionId, RouterId
@@ -345,14 +345,16 @@ def test_a_false_word_uses_up_an_hour_and_no_more() -> None:
     assert spend(there, limited, 3605.0, 1) == 1
 
 
-def test_an_engine_that_counts_too_much_uses_up_an_hour_and_no_more() -> None:
-    """A tenant is not locked out for years by one false count."""
-    there, limited = keeper(), of(tokens_per_minute=6000)
-    held = there.take(limited, 100, 0.0)
-    assert isinstance(held, Held)
-    held.settle(100, 0, TOKENS_MAX)
-    assert isinstance(there.take(limited, 100, 3590.0), tuple)
-    assert isinstance(there.take(limited, 100, 3610.0), Held)
+def test_an_engine_that_counts_too_much_uses_up_no_more_than_the_longest_answer() -> None:
+    """A tenant is not locked out for years by one false count; an honest one is paid back whole."""
+    for counted, believed in ((TOKENS_MAX, COUNTED_MAX), (128_000, 128_000)):
+        there, limited = keeper(), of(tokens_per_day=100_000)
+        held = there.take(limited, 100, 0.0)
+        assert isinstance(held, Held)
+        held.settle(100, 0, counted)
+        days = believed / 100_000 - 1.0
+        assert isinstance(there.take(limited, 100, (days - 0.01) * 86_400.0), tuple)
+        assert isinstance(there.take(limited, 100, (days + 0.2) * 86_400.0), Held)
 
 
 def test_what_is_under_way_when_a_limit_falls_counts_to_its_end() -> None:
