@@ -105,7 +105,7 @@ bench-tracing: $(STAMP) ## what tracing (off, 1, 10, 100 % sampled), access log 
 study-kv-events: $(STAMP) ## the same with recorded coding agents in the twin; TRACES=folder (10 minutes)
 	$(STUDY).kv_events $(SIZE)
 
-study-sessions: $(STAMP) ## recorded coding agents whose contexts are compacted, placed by their session and without; TRACES=folder
+study-sessions: $(STAMP) ## recorded coding agents whose contexts are compacted, placed by their session and without; TRACES=folder (20 minutes)
 	$(PLAIN).sessions $(SIZE)
 
 bench-kv-events: $(STAMP) ## KV events against estimates of what engines cache, over real vLLM (20 minutes; installs 7 GB once)
