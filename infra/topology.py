@@ -275,7 +275,7 @@ class RegionTable(Table):
             if (address := getattr(self, key)) is not None:
                 yield key, address
         for key in SERVER_KEYS:
-            for address in getattr(self, key):
+            for address in getattr(self, key) or ():  # none: a mistake, told elsewhere
                 yield key, address
         for page in pages(self.metrics, self.workers):
             yield "metrics", page
