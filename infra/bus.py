@@ -158,15 +158,6 @@ async def _in_time(connecting: Coroutine[Any, Any, None]) -> None:
     await task
 
 
-async def flush(client: Client, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-    """Wait until the server has received all messages. Raises nats.errors.Error.
-
-    Twice, because nats-py writes a ping at once [2.16.0]: it may overtake messages that wait.
-    """
-    for _ in range(2):
-        await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
-
-
 def closed_for_good(client: Client) -> BusUnreachable:
     """The error of a connection that nats-py does not reopen, with its last error."""
     error = str(client.last_error or "no error")
@@ -357,6 +348,15 @@ class BusClient(Client):
         await self._send_command(b"%b\r\n%b%b\r\n" % (command.encode(), block, payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+    async def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
+        """Wait until the server has received all messages, `timeout` seconds at most for each of
+        two answers. Raises nats.errors.Error.
+
+        Twice, because nats-py writes a ping at once [2.16.0]: it may overtake messages that wait.
+        """
+        for _ in range(2):
+            await super().flush(timeout)  # type: ignore[arg-type]
 
     async def _process_pong(self) -> None:
         # A `flush` that times out leaves its cancelled future behind. The late answer to it would

@@ -1,5 +1,6 @@
 """Fixtures that every part of the suite shares."""
 
+import faulthandler
 import gc
 import importlib
 import os
@@ -65,6 +66,14 @@ FIRST = (
 )
 
 
+FAILED_ENDS_S = 180.0  # a busy machine stops three regions in less
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)  # which later is a file of the test that runs
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """In a run of all tests each worker first imports its own part of them: pytest rewrites a file
     once and keeps it, and the others find it when they collect. An error comes again then."""
@@ -88,6 +97,14 @@ def pytest_runtestloop() -> None:
     """What was collected stays to the end; the garbage collector need not look at it again."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Once a test has failed, pytest-timeout [2.4] and pytest's faulthandler [9.2] stop counting.
+    What it leaves open may hang as its event loop is closed: then the process ends."""
+    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(FAILED_ENDS_S, exit=True, file=node.config.stash[STDERR])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import StatusCode
@@ -30,7 +29,7 @@ from agents.core.events import (
     WorkArrived,
 )
 from agents.core.name_claim import CLAIM_S, NameClaim, NameDecision
-from infra.bus import FLUSH_TIMEOUT_S, BusUnreachable, closed_for_good, flush
+from infra.bus import FLUSH_TIMEOUT_S, BusClient, BusUnreachable, closed_for_good
 from infra.process import LimitedLog
 from infra.services import Endpoint, EndpointFigures, ProcessService
 from schemas import subjects
@@ -59,7 +58,7 @@ class AgentBus:
     which the caller runs."""
 
     def __init__(
-        self, client: Client, connection: BusConnection, region: RegionId, replica: ReplicaId
+        self, client: BusClient, connection: BusConnection, region: RegionId, replica: ReplicaId
     ) -> None:
         """`connection`: the client's callbacks report its losses and returns to it."""
         self._client = client
@@ -197,7 +196,7 @@ class AgentBus:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.outbox.sent()
-                await flush(self._client, timeout_s)
+                await self._client.flush(timeout_s)
         except (TimeoutError, nats.errors.Error) as problem:
             log.warning("the bus did not confirm what was sent: %s", type(problem).__name__)
 
@@ -313,13 +312,13 @@ class NameGuard:
         self._epoch = EPOCH.pack(epoch)
         self._claim = NameClaim(epoch)
         self._clock = clock
-        self._client: Client | None = None
+        self._client: BusClient | None = None
         self._answered = asyncio.Event()  # or there is no subscriber, or it is forbidden to ask
         self._is_forbidden = False
         self._reconnected = asyncio.Event()
         self._must_leave = asyncio.Event()
 
-    async def take(self, client: Client) -> None:
+    async def take(self, client: BusClient) -> None:
         """Return when the name is ours. Raises ReplicaNameTaken."""
         self._client = client
         await client.subscribe(self._answer, cb=self._on_answer)

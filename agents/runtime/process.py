@@ -6,8 +6,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nats.aio.client import Client
-
 from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
 from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, EngineDialect
@@ -137,7 +135,7 @@ def _held_prompts(
 
 async def _connected(
     config: AgentConfig, authorization: BusAuthorization, name: NameGuard, connection: BusConnection
-) -> Client:
+) -> bus.BusClient:
     def reconnected() -> None:
         name.reconnected()
         connection.returned()

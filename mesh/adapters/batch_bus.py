@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from nats.aio.msg import Msg
 
-from infra.bus import flush
 from mesh.adapters.bus import NameCheck, RouterBus, label_sent
 from mesh.core.model.request import Request
 from schemas import subjects
@@ -53,7 +52,7 @@ class RunnerBus(RouterBus):
         await listen(subjects.offline(region), listeners.offline, batch)
         within = subjects.offline_within(region, subjects.ANY)
         await listen(within, listeners.offline, batch)
-        await flush(self.client)
+        await self.client.flush()
 
     def _peer_subject(self, peer: RegionId, request: Request) -> str:
         """Its batch runners' for offline work, its routers' for a line that was raised."""

@@ -25,7 +25,6 @@ from infra.bus import (
     close,
     closed_for_good,
     connect,
-    flush,
     plain_headers,
 )
 from infra.process import end_all
@@ -206,7 +205,7 @@ class RouterBus:
 
         inboxes = [subjects.inbox(self.region, self.router, token) for token in name.tokens]
         asking = [await self.client.subscribe(inbox, cb=receive) for inbox in inboxes]
-        await flush(self.client)
+        await self.client.flush()
         await name.settle()
         return asking
 
@@ -224,7 +223,7 @@ class RouterBus:
             await self._outbox.join()
             if self._service is not None:
                 await self._service.stop()
-            await flush(self._client)
+            await self._client.flush()
 
     def publish(
         self,
@@ -371,7 +370,7 @@ class RouterBus:
         await listen(within, listeners.ingress, routers)
         await listen(subjects.ping(region), listeners.ping, routers)
         await listen(subjects.requests(region), listeners.requests)
-        await flush(self.client)
+        await self.client.flush()
 
     async def _register(self) -> None:
         """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""

@@ -21,6 +21,7 @@ from schemas import subjects
 from schemas.http import H_DECISION
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from schemas.subjects import STREAM_CONTROL
+from tests.support.flushed import flushed
 from tests.support.mesh_command import said_by
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.until import PATIENCE_S, until
@@ -213,7 +214,7 @@ async def _only_admins_write(mesh: MeshUp) -> None:
             other = await client(user)
             await other.publish(request, b"", reply=subjects.control("us"))
             await other.publish(subjects.control("us"), b"{}")
-            await other.flush()
+            await flushed(other)
         assert await ORDERS.read(admin, "us") == before
         assert len(await ORDERS.history(admin, "us", 100)) == before.seq
 

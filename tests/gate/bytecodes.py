@@ -177,7 +177,7 @@ class Edge:
         ))  # fmt: skip
         self._fleet = await bus.connect(BusAddress(url), name="fleet", inbox_prefix="_INBOX")
         await self._fleet.subscribe(subjects.work(US, subjects.ANY), cb=self._work.put)
-        await bus.flush(self._fleet)
+        await self._fleet.flush()
 
     async def close(self) -> None:
         """Leave the bus."""

@@ -81,7 +81,7 @@ async def test_a_listener_that_raises_is_logged_and_called_again(nats_server: Na
     await client.listen("a.*", listener)
     for text in (b"1", b"2"):
         await client.publish("a.b", text, headers={"X": "y"})
-    await bus.flush(client)
+    await client.flush()
     assert received == [b"1", b"2"]
     assert unprocessed(caplog) == ["a message on b'a.b' could not be processed: ValueError: one"]
     assert problems == []
@@ -107,14 +107,13 @@ async def test_headers_arrive_as_they_would_from_nats_pys_own_client(nats_server
     ours = await bus.connect(address, name="x", inbox_prefix="_INBOX.x")
     theirs = await nats.connect(nats_server.url)
     await ours.listen("a", lambda msg: received.append(msg.headers or {}))
-    await bus.flush(ours)
+    await ours.flush()
     await theirs.publish("a", b"text", "b", headers)
     block = bus.plain_headers(headers)
     if block is not None:
         await ours.publish_described("a", b"text", "b", headers, block)
-    for client in (theirs, ours):
-        await client.flush()
-    await bus.flush(ours)
+    await flushed(theirs)
+    await ours.flush()
     assert (block is None) is (arrived is not None)
     assert received == [headers if arrived is None else arrived] * len(received)
     assert len(received) == (2 if block else 1)
@@ -155,7 +154,7 @@ async def test_messages_with_malformed_headers_end_no_reading(nats_server, heade
     )
     await client.listen("a", lambda msg: received.append(msg.data))
     await client.subscribe("b", cb=subscribed)
-    await bus.flush(client)
+    await client.flush()
     _, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
     for subject in (b"a", b"b"):
@@ -190,7 +189,7 @@ async def test_a_flush_pings_behind_all_messages():
         )
         received.clear()
         await client.subscribe("a")
-        await bus.flush(client)
+        await client.flush()
         assert "PING" in received[received.index("SUB") :]
         await bus.close(client)
 
@@ -202,8 +201,8 @@ async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server,
     await client.subscribe("a", cb=received.put)
     async with stopped(nats_server.pid):
         with pytest.raises(nats.errors.FlushTimeoutError):
-            await bus.flush(client, 0.05)
-    await bus.flush(client)
+            await client.flush(0.05)
+    await client.flush()
     await client.publish("a", b"1")
     async with asyncio.timeout(PATIENCE_S):
         assert (await received.get()).data == b"1"

@@ -1,6 +1,7 @@
 """Two small regions as `mesh doctor` finds them: eu is confined to `eu`, us carries `us`."""
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 
 from infra.topology import parse
@@ -12,10 +13,10 @@ from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
+from tests.support.until import PATIENCE_S
 
 TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
 LISTEN_S = 1.5
-LOOKS = 3
 
 
 @asynccontextmanager
@@ -51,11 +52,13 @@ async def examined(regions, directory, **differs):
 
 
 async def looked(look, fits):
-    """What is found in the end: a mesh that stands still while it is listened to seems ill."""
-    for _ in range(LOOKS):
-        found = await look()
-        if fits(found):
-            break
+    """What is found in the end: a mesh that stands still while it is listened to seems ill, and one
+    that gets well does so in its time."""
+    found = await look()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while not fits(found):
+                found = await look()
     return found
 
 

@@ -15,8 +15,9 @@ PORTS = range(20_000, 32_000)
 
 
 def stretch(worker: str | None, workers: int) -> range:
-    """What one of a test run's processes may give: worker `gw3` of 4 the last quarter."""
-    number = int(worker.removeprefix("gw")) if worker else 0
+    """What one of a test run's processes may give: worker `gw3` of 4 the last quarter. One that
+    replaces a worker that ended, as `gw4`, shares another's."""
+    number = int(worker.removeprefix("gw")) % workers if worker else 0
     size = len(PORTS) // max(workers, 1)
     return PORTS[number * size : (number + 1) * size]
 

@@ -129,7 +129,7 @@ async def test_clients_and_links_take_what_it_signed(regions, authority):
     receiver, sender = [await regions.connect(name, "router") for name in ("eu", "us")]
     digest = subjects.digest(RegionId("us"))
     await receiver.listen(digest, lambda msg: got.append(msg.data))
-    await bus.flush(receiver)
+    await receiver.flush()
     async with asyncio.timeout(PATIENCE_S):
         while not got:  # interest crosses after the subscription
             await sender.publish(digest, b"1")

@@ -107,7 +107,7 @@ async def test_a_message_crosses_routes_and_a_link(regions):
             await receiver.listen(
                 subjects.digest(RegionId("us")), lambda msg: got.put_nowait(msg.data)
             )
-            await bus.flush(receiver)
+            await receiver.flush()
         async with asyncio.timeout(PATIENCE_S):
             while got.empty():  # interest crosses after the subscription
                 await sender.publish(DIGEST, b"%d" % number)
@@ -165,7 +165,7 @@ class Flow:
 
     async def begin(self) -> None:
         await self.receiver.listen(DIGEST, lambda msg: self.got.append(int(msg.data)))
-        await bus.flush(self.receiver)
+        await self.receiver.flush()
         while not self.got:  # interest crosses after the subscription
             await self._send()
         self.first = self.got[0]
@@ -246,7 +246,7 @@ async def is_taken(address: bus.BusAddress) -> bool:
     except BusUnreachable:
         return False
     with contextlib.suppress(nats.errors.Error):
-        await bus.flush(one)
+        await one.flush()
     await bus.close(one)
     return not cut.is_set()
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from nats.aio.msg import Msg
 
-from infra.bus import BusAddress, BusUnreachable, close, connect, flush
+from infra.bus import BusAddress, BusClient, BusUnreachable, close, connect
 from mesh.adapters.bus import Listeners, RouterBus, header_bytes
 from schemas import subjects
 from schemas.ids import RegionId, RouterId
@@ -37,11 +37,13 @@ async def test_a_server_that_stands_still_keeps_neither_router_nor_connection(
 async def test_subscriptions_that_the_server_does_not_confirm_are_one_clear_error(
     nats_server, monkeypatch
 ):
+    flush = BusClient.flush
+
     async def flush_stopped_server(client):
         async with stopped(nats_server.pid):
             await flush(client, 0.05)
 
-    monkeypatch.setattr("mesh.adapters.bus.flush", flush_stopped_server)
+    monkeypatch.setattr(BusClient, "flush", flush_stopped_server)
     other = RouterBus(RegionId("us"), RouterId("r2"), (), BusAddress(nats_server.url))
     with pytest.raises(BusUnreachable, match="did not confirm the subscriptions"):
         await other.open(Listeners(*(deaf for _ in range(12))))

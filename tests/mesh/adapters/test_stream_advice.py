@@ -10,6 +10,7 @@ from infra.bus import BusAddress
 from mesh.adapters import streams
 from schemas import subjects
 from schemas.ids import RegionId
+from tests.support.flushed import flushed
 from tests.support.nats_server import nats_server_binary
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
@@ -58,7 +59,7 @@ async def test_a_stream_is_to_be_removed_only_where_it_stays_otherwise(tmp_path,
 
         for call in CASES[case]:
             await client.subscribe(f"$JS.API.STREAM.{call}.{subjects.STREAM_HEARTBEATS}", cb=answer)
-        await client.flush()
+        await flushed(client)
         try:
             with pytest.raises(streams.StreamsUnusable) as raised:
                 await streams.set_up(BusAddress(url), US, has_peers=False)

@@ -15,6 +15,7 @@ from mesh.explain.story import stories
 from mesh.explain.text import story_lines
 from schemas import subjects
 from schemas.explain import RequestQuestion, decode_answer, encode_question
+from tests.support.flushed import flushed
 from tests.support.mesh_command import mesh_command
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import hang, scripted_engine
@@ -163,7 +164,7 @@ async def nobody_else_may_ask(regions):
         operator = await regions.connect("us", "operator")
         answer = await operator.request(subjects.requests("us"), QUESTION, timeout=SILENT_S * 5)
         assert decode_answer(answer.data).requests  # the later question is answered
-        await client.flush()
+        await flushed(client)
         assert [msg for msg in got if not msg.headers] == [], (region, user)
         await client.close()
         await operator.close()
