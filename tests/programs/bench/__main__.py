@@ -19,11 +19,13 @@ from tests.programs.bench.installs import ENVIRONMENTS
 from tests.programs.bench.report import markdown
 from tests.programs.bench.results import Results
 from tests.programs.bench.run import Settings, run, systems
+from tests.programs.bench.spread import Verdict
+from tests.programs.bench.targets import LAST_RELEASE, SINCE_RELEASE, target_results
 from tests.support.result_page import result_page
 
 BUILD = Path(__file__).parents[3] / "build" / "bench"
 ROUNDS, QUICK_ROUNDS = 5, 3
-QUICK_SYSTEMS = ("direct", "mesh", "sglang-router", "vllm-router")
+QUICK_SYSTEMS = ("direct", "mesh", LAST_RELEASE, "sglang-router", "vllm-router")
 
 
 def _of_different_names(trees: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -53,7 +55,8 @@ def main(
     quick: bool, only: str, rounds: int | None, trees: tuple[Path, ...], environments: Path,
     out: Path,
 ) -> None:  # fmt: skip
-    """Measure, print a report, and write OUT.json and OUT.md."""
+    """Measure, print a report, and write OUT.json and OUT.md. The status is 1 where the mesh could
+    not be measured, or takes more CPU than the last release did in every round."""
     names = frozenset(filter(None, (word.strip() for word in only.split(","))))
     known = systems(environments, trees)
     unknown = names - known.keys() - {cell.name for cell in cells.CELLS}
@@ -71,7 +74,10 @@ def main(
     found = asyncio.run(run(settings, lambda line: print(line, file=sys.stderr)))
     _write(found, out)
     print(markdown(found))
-    sys.exit("mesh" in found.absent)
+    dearer = any(
+        row.verdict is Verdict.MISS and row.target in SINCE_RELEASE for row in target_results(found)
+    )
+    sys.exit("mesh" in found.absent or dearer)
 
 
 def _write(found: Results, out: Path) -> None:

@@ -16,9 +16,10 @@ from tests.programs.bench.processes import Absent, Processes
 from tests.programs.bench.results import Results
 from tests.programs.bench.systems.direct import direct
 from tests.programs.bench.systems.dynamo import dynamo, mesh_dynamo
-from tests.programs.bench.systems.mesh import forwarded, mesh
+from tests.programs.bench.systems.mesh import forwarded, last_release, mesh
 from tests.programs.bench.systems.rust_routers import sglang_router, smg, vllm_router
 from tests.programs.bench.systems.system import Place, System
+from tests.programs.bench.targets import LAST_RELEASE
 from tests.support.ports import free_ports
 
 ENGINES = 2
@@ -44,6 +45,7 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
         "direct": direct,
         "mesh": mesh,
         **{f"mesh of {tree.name}": partial(_other, tree=tree) for tree in trees},
+        LAST_RELEASE: partial(last_release, name=LAST_RELEASE),
         "forwarded": forwarded,
         "sglang-router": partial(sglang_router, environments=environments),
         "vllm-router": partial(vllm_router, environments=environments),

@@ -5,7 +5,7 @@ from tests.programs.bench.results import Results
 from tests.programs.bench.spread import Verdict
 from tests.programs.bench.targets import TARGETS, lost_share, target_results
 
-SYSTEMS = ("direct", "mesh", "sglang-router", "vllm-router")
+SYSTEMS = ("direct", "mesh", "last-release", "sglang-router", "vllm-router")
 
 
 def played(**mesh):
@@ -13,6 +13,7 @@ def played(**mesh):
     found = Results(settings=dict.fromkeys(SYSTEMS, "as they are"))
     usual = {
         "front_cpu_us": 100.0,
+        "agents_cpu_us": 50.0,
         "path_cpu_us": 200.0,
         "router_peak_mb": 300.0,
         "ttft_p50_ms": 6.0,
@@ -50,7 +51,8 @@ def test_a_router_like_the_others_meets_every_target():
 @pytest.mark.parametrize(
     ("figure", "value", "count"),
     [
-        ("front_cpu_us", 151.0, 2),
+        ("front_cpu_us", 151.0, 4),
+        ("agents_cpu_us", 51.0, 2),
         ("path_cpu_us", 201.0, 1),
         ("gap_p99_ms", 76.0, 1),
         ("router_peak_mb", 401.0, 1),

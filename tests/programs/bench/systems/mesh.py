@@ -12,6 +12,7 @@ from infra.nats import bundle, server
 from schemas.ids import RegionId
 from tests.programs.bench.systems.system import Place, System, until_it_answers
 from tests.support.mesh_up import NO_SPEED_PROBE, write_config
+from tests.upgrade.fleet import install_last
 
 # As many streams as the bench ever has; by default an agent holds 256.
 OUTSTANDING_MAX = 1024
@@ -35,6 +36,13 @@ async def forwarded(place: Place, *, name: str = "forwarded", tree: Path = ROOT)
     return await Mesh(place, name, ("us", "eu"), tree).start()
 
 
+async def last_release(place: Place, *, name: str) -> System:
+    """As `mesh`, of the kept wheel, with this checkout's libraries."""
+    folder = place.directory / "release"
+    await asyncio.to_thread(install_last, folder)
+    return await mesh(place, name=name, tree=folder)
+
+
 class Mesh:
     """Starts one; clients ask the first region, engines are in the last."""
 
@@ -54,6 +62,9 @@ class Mesh:
         self._config = write_config(
             self._directory, regions=self._regions, replicas=replicas, rtt_ms={}
         )
+        lines = self._config.read_text().splitlines(keepends=True)
+        known = (line for line in lines if not line.startswith("console"))  # not to release 0.1
+        self._config.write_text("".join(known))
         self._topology = topology.load(self._config)
         binary = server.find()
         self._files = bundle.write(self._topology, self._directory / "nats")
@@ -74,7 +85,7 @@ class Mesh:
         return await until_it_answers(self._place, system)
 
     async def _bus(self, binary: Path, region: str) -> None:
-        nats = self._topology.region(RegionId(region)).nats
+        [nats] = self._topology.region(RegionId(region)).nats
         command = (str(binary), "-c", str(self._files[RegionId(region)].config))
 
         async def listens() -> bool:
