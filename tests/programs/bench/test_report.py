@@ -71,7 +71,7 @@ def test_the_mesh_over_dynamo_s_engines_is_compared_with_dynamo_alone():
             found.add("many", name, {"front_cpu_us": 50.0, "ttft_p50_ms": times_s})
     text = markdown(found).split("**many: ")[1].split("**")[1]
     over_same = row(text, "TTFT p50, ms: mesh-dynamo to this")[1:]
-    assert over_same == ["", "", "", "", "1.50× (1.50–1.50)", ""]
+    assert over_same == ["", "", "", "", "", "1.50× (1.50–1.50)", ""]
     assert row(text, "router CPU, µs: mesh to this")[-2:] == ["2.00× (2.00–2.00)", ""]
     assert row(text, "TTFT p50, ms: added")[-2:] == ["", ""]
     assert "mesh-dynamo to this" not in markdown(found).split("**plain: ")[1].split("**many: ")[0]

@@ -6,6 +6,9 @@ A real mesh of two regions. The clients of one stream chats whose answers are kn
 engine has one answer to each prompt. Every few seconds the engine of another replica is killed
 (SIGKILL) and started again, or, with --lose-region, every process of the other region.
 Each stream is compared with its unbroken text, token by token, and with its usage.
+
+With --dynamo the same clients ask NVIDIA Dynamo's frontend, which moves streams to another of its
+mockers. What those say is drawn by chance, so of its streams only the tokens are counted.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +34,10 @@ from agents.sim.text import TOKEN_BYTES
 from agents.simserver.requests import RequestParser
 from agents.simserver.server import SimConfig
 from agents.simserver.serving import serve
+from tests.programs.bench.installs import ENVIRONMENTS, installed, version_of
+from tests.programs.bench.processes import Processes
+from tests.programs.bench.systems import dynamo
+from tests.programs.bench.systems.system import Place, System, until_it_answers
 from tests.support.mesh_up import MeshUp, mesh_up, write_config
 from tests.support.ports import free_ports
 
@@ -40,6 +48,8 @@ TOKENS = 120
 TIME_SCALE = 0.4
 AT_ONCE = 24
 DOWN_S = 0.5  # until a killed engine is started again
+MIGRATION = ("--migration-limit", "3")
+MOCKER = ("--block-size", str(dynamo.BLOCK_TOKENS), "--speedup-ratio", "0.25")
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -49,6 +59,7 @@ class Stream:
 
     text: str = ""
     ended: str = "cut"
+    first_s: float = 0.0  # until its first token
     gaps_s: list[float] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -91,7 +102,9 @@ async def streamed(client: aiohttp.ClientSession, url: str, body: dict[str, obje
                     seen.ended = "whole"
                     continue
                 now = time.monotonic()
-                if not first:
+                if first:
+                    seen.first_s = now - last
+                else:
                     seen.gaps_s.append(now - last)
                 first, last = False, now
                 event = orjson.loads(line[6:])
@@ -152,6 +165,18 @@ async def lose(mesh: MeshUp, every_s: float, engines: list[list[Engine]], *, reg
             engine.start()
 
 
+async def asked(url: str, streams: int, model: str) -> list[Stream]:
+    """So many, AT_ONCE at once, in the order of their numbers."""
+    turns = asyncio.Semaphore(AT_ONCE)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+
+        async def one(number: int) -> Stream:
+            async with turns:
+                return await streamed(client, url, body_of(number, model))
+
+        return await asyncio.gather(*map(one, range(streams)))
+
+
 async def played(streams: int, every_s: float, *, lose_region: bool) -> str:
     """The table of one run."""
     PROCESSES.set_forkserver_preload(["agents.simserver.server", "agents.simserver.serving"])
@@ -166,22 +191,76 @@ async def played(streams: int, every_s: float, *, lose_region: bool) -> str:
         config = write_config(here, regions=tuple(replicas), replicas=1)
         async with mesh_up(here, *given, config=config, time_scale=None) as mesh:
             url = mesh.endpoint(HOME)
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-                turns = asyncio.Semaphore(AT_ONCE)
-
-                async def one(number: int) -> Stream:
-                    async with turns:
-                        return await streamed(client, url, body_of(number, MODEL))
-
-                loss = asyncio.create_task(lose(mesh, every_s, lost, region=lose_region))
-                try:
-                    seen = await asyncio.gather(*map(one, range(streams)))
-                finally:
-                    loss.cancel()
+            loss = asyncio.create_task(lose(mesh, every_s, lost, region=lose_region))
+            try:
+                seen = await asked(url, streams, MODEL)
+            finally:
+                loss.cancel()
+            async with aiohttp.ClientSession() as client:
                 page = await (await client.get(f"{url}/metrics")).text()
     for engine in itertools.chain(*engines.values()):
         engine.kill()
-    return table([*seen], MODEL, page)
+    return table(seen, MODEL, page)
+
+
+async def played_by_dynamo(streams: int, every_s: float) -> str:
+    """As `played`, of its frontend before three mockers, which it is told of by files."""
+    programs = await installed(dynamo.NAME, ENVIRONMENTS)
+    with tempfile.TemporaryDirectory() as place:
+        async with Processes(Path(place) / "logs") as processes:
+            here = Place(processes, (), Path(place))
+            group = await dynamo.dynamo_group(here, programs, dynamo.NAME)
+            ports = free_ports(3)
+            pids = dict(zip(ports, await asyncio.gather(*map(mocker(group), ports)), strict=True))
+            _, url = await group.frontend(*dynamo.FRONTEND, *MIGRATION)
+            await until_it_answers(here, System(dynamo.NAME, (url,), "", model=dynamo.MODEL))
+            kills = 0
+
+            async def lose_mockers() -> None:
+                nonlocal kills
+                for port in itertools.cycle(ports):
+                    await asyncio.sleep(every_s)
+                    os.killpg(pids[port], signal.SIGKILL)
+                    kills += 1
+                    await asyncio.sleep(DOWN_S)
+                    pids[port] = await mocker(group)(port)
+
+            loss = asyncio.create_task(lose_mockers())
+            try:
+                seen = await asked(url, streams, dynamo.MODEL)
+            finally:
+                loss.cancel()
+    return counted(seen, kills, await version_of("ai-dynamo", programs))
+
+
+def mocker(group: dynamo.Group) -> Callable[[int], Awaitable[int]]:
+    """What starts one, as fast as the other engines."""
+    return lambda port: group.mocker(port, MOCKER)
+
+
+def counted(seen: list[Stream], kills: int, version: str) -> str:
+    """What came of streams whose text nobody knows."""
+    ends: Counter[str] = Counter(one.ended[:110] for one in seen)
+    whole = [one for one in seen if one.ended == "whole"]
+    tokens = Counter(one.usage.get("completion_tokens") for one in whole)
+    worst = sorted(max(one.gaps_s, default=0.0) for one in whole)
+    return "\n".join(
+        (
+            f"{version}: {kills} mockers killed under {len(seen)} streams, whole {len(whole)}",
+            f"tokens told of {TOKENS}: {dict(tokens)}; more than one id or role: "
+            f"{sum(len(one.names) != 1 or one.roles != 1 for one in whole)}",
+            f"longest gap of a stream: p50 {statistics.median(worst):.2f} s, "
+            f"p90 {worst[len(worst) * 9 // 10]:.2f} s, max {worst[-1]:.2f} s; {usual(seen)}",
+            *(f"{count} × {end}" for end, count in ends.most_common()),
+        )
+    )
+
+
+def usual(seen: list[Stream]) -> str:
+    """What a gap is to be compared with: an engine begins anew before it goes on."""
+    gap_s = statistics.median(gap for one in seen for gap in one.gaps_s)
+    first_s = statistics.median(one.first_s for one in seen)
+    return f"usual gap {gap_s * 1000:.0f} ms, usual first token {first_s:.2f} s"
 
 
 def table(seen: list[Stream], model: str, page: str) -> str:
@@ -197,7 +276,6 @@ def table(seen: list[Stream], model: str, page: str) -> str:
             lost += max(0, len(text) - len(one.text)) // TOKEN_BYTES
             doubled += max(0, len(one.text) - len(text)) // TOKEN_BYTES
     worst = sorted(max(one.gaps_s, default=0.0) for one in seen if one.ended == "whole")
-    usual = statistics.median(gap for one in seen for gap in one.gaps_s)
     continued = [line for line in page.splitlines() if line.startswith("mesh_streams_continued_t")]
     broken = sum(
         int(float(line.split()[-1])) for line in continued if 'outcome="refused"' not in line
@@ -209,7 +287,7 @@ def table(seen: list[Stream], model: str, page: str) -> str:
         f"usage, id or role wrong {bad_usage}",
         f"went on elsewhere: {broken}; their longest gap: "
         + (f"p50 {statistics.median(long):.2f} s, max {max(long):.2f} s" if long else "-")
-        + f"; usual gap {usual * 1000:.0f} ms",
+        + f"; {usual(seen)}",
         *continued,
         *(f"{count} × {end}" for end, count in ends.most_common()),
     ]
@@ -220,9 +298,13 @@ def table(seen: list[Stream], model: str, page: str) -> str:
 @click.option("--streams", default=500, show_default=True, help="So many.")
 @click.option("--every", default=2.0, show_default=True, help="Seconds between two kills.")
 @click.option("--lose-region", is_flag=True, help="Kill every process of the other region instead.")
-def main(streams: int, every: float, lose_region: bool) -> None:
+@click.option("--dynamo", "by_dynamo", is_flag=True, help="Ask NVIDIA Dynamo's frontend instead.")
+def main(streams: int, every: float, lose_region: bool, by_dynamo: bool) -> None:
     """Kill engines under streams, and print how many streams their clients saw whole."""
-    click.echo(asyncio.run(played(streams, every, lose_region=lose_region)))
+    if by_dynamo:
+        click.echo(asyncio.run(played_by_dynamo(streams, every)))
+    else:
+        click.echo(asyncio.run(played(streams, every, lose_region=lose_region)))
 
 
 if __name__ == "__main__":
