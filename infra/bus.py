@@ -350,12 +350,13 @@ class BusClient(Client):
             await self._flush_pending()
 
     async def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait until the server has received all messages, `timeout` seconds at most for each of
-        two answers. Raises nats.errors.Error.
+        """Wait until the server has received all messages, `timeout` seconds at most for each
+        answer of it. Raises nats.errors.Error.
 
-        Twice, because nats-py writes a ping at once [2.16.0]: it may overtake messages that wait.
+        nats-py writes a ping at once [2.16.0]: it may overtake messages that wait, and is then
+        followed by another one.
         """
-        for _ in range(2):
+        for _ in range(2 if self._pending else 1):
             await super().flush(timeout)  # type: ignore[arg-type]
 
     async def _process_pong(self) -> None:

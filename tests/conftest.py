@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,12 +66,42 @@ FIRST = (
 )
 
 
-FAILED_ENDS_S = 180.0  # a busy machine stops three regions in less
+LATE_S, FAILED_ENDS_S = 60.0, 300.0  # a busy machine stops three regions in less
 STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[STDERR] = os.dup(2)  # which later is a file of the test that runs
+    config.stash[STDERR] = os.dup(2)  # while a test runs pytest replaces that one
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[STDERR])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where what pytest-timeout raises is caught and lost, all threads' stacks are printed and the
+    process ends."""
+    marked = item.get_closest_marker("timeout")
+    limit_s = float(marked.args[0] if marked and marked.args else item.config.getini("timeout"))
+    _ends_within(limit_s + LATE_S, item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Once a test has failed, pytest-timeout [2.4] and pytest's faulthandler [9.2] stop counting.
+    What it leaves open may hang as its event loop is closed."""
+    if isinstance(node, pytest.Item):
+        _ends_within(FAILED_ENDS_S, node.config)
+
+
+def _ends_within(seconds: float, config: pytest.Config) -> None:
+    if not config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -97,14 +127,6 @@ def pytest_runtestloop() -> None:
     """What was collected stays to the end; the garbage collector need not look at it again."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Once a test has failed, pytest-timeout [2.4] and pytest's faulthandler [9.2] stop counting.
-    What it leaves open may hang as its event loop is closed: then the process ends."""
-    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
-        faulthandler.dump_traceback_later(FAILED_ENDS_S, exit=True, file=node.config.stash[STDERR])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -120,6 +120,7 @@ async def test_a_gateway(tmp_path, name: str) -> None:
 
             found = {}
             for text, model in models.items():
+                assert await status(model, "hello") == 200
                 assert await status(model, text) != 200
                 asked = upstream.asked[text]
                 await status(model, text)

@@ -1,7 +1,6 @@
 """Two small regions as `mesh doctor` finds them: eu is confined to `eu`, us carries `us`."""
 
 import asyncio
-import contextlib
 from contextlib import asynccontextmanager
 
 from infra.topology import parse
@@ -54,11 +53,10 @@ async def examined(regions, directory, **differs):
 async def looked(look, fits):
     """What is found in the end: a mesh that stands still while it is listened to seems ill, and one
     that gets well does so in its time."""
-    found = await look()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            while not fits(found):
-                found = await look()
+    clock = asyncio.get_running_loop().time
+    until = clock() + PATIENCE_S
+    while not fits(found := await look()) and clock() < until:
+        pass
     return found
 
 

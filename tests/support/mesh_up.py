@@ -80,12 +80,14 @@ def write_config(
     rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
     monitored: bool = False,
     batch_runners: Sequence[str] = (),
+    console: bool = True,
 ) -> Path:
     """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay.
 
     `replicas`: of every region, or of each. `monitored`: with the nats-servers' own HTTP pages.
     """
-    listens = ("http", "nats", "leaf", "console", *(["monitor"] if monitored else []))
+    more = {"console": console, "monitor": monitored}
+    listens = ("http", "nats", "leaf", *(name for name, wanted in more.items() if wanted))
     ports = iter(free_ports(len(listens) * len(regions)))
     text = '[mesh]\nname = "test"\n'
     for region in regions:

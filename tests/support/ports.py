@@ -17,8 +17,9 @@ PORTS = range(20_000, 32_000)
 def stretch(worker: str | None, workers: int) -> range:
     """What one of a test run's processes may give: worker `gw3` of 4 the last quarter. One that
     replaces a worker that ended, as `gw4`, shares another's."""
+    workers = max(workers, 1)
     number = int(worker.removeprefix("gw")) % workers if worker else 0
-    size = len(PORTS) // max(workers, 1)
+    size = len(PORTS) // workers
     return PORTS[number * size : (number + 1) * size]
 
 

@@ -66,7 +66,7 @@ def _added(text: str, cell: str, figure: str, other: str, at_most_ms: float = 0.
     return Target(text, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
 
 
-# No more than the last release, whatever was added since: nothing renews these limits.
+# No more than the last release, whatever was added since: only the next release moves these limits.
 SINCE_RELEASE = tuple(
     _times(f"{whose} CPU per {what} to the last release's", cell, figure, LAST_RELEASE, 1.0)
     for cell, what in (("plain", "plain request"), ("stream", "32-chunk stream"))

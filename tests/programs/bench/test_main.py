@@ -7,8 +7,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from tests.programs.bench.__main__ import main
+from tests.programs.bench.__main__ import main, status
 from tests.programs.bench.cells import CELLS, chosen
+from tests.programs.bench.test_targets import played
 
 
 @pytest.mark.timeout(120)
@@ -27,6 +28,14 @@ def test_a_run_measures_and_writes(tmp_path):
         assert 20 < figures["router_peak_mb"] < figures["path_peak_mb"]
     assert found["absent"] == {}
     assert out.with_suffix(".md").read_text() == done.stdout.removesuffix("\n")
+
+
+def test_what_is_dearer_than_the_last_release_or_lacks_it_fails():
+    assert status(played()) == 0
+    assert status(played(agents_cpu_us=51.0)) == 1
+    lacking = played()
+    lacking.absent["last-release"] = "it ended"
+    assert status(lacking) == 1
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

@@ -14,6 +14,7 @@ mockers. What those say is drawn by chance, so of its streams only the tokens ar
 import asyncio
 import contextlib
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -59,7 +60,7 @@ class Stream:
 
     text: str = ""
     ended: str = "cut"
-    first_s: float = 0.0  # until its first token
+    first_s: float = math.nan  # until its first token
     gaps_s: list[float] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -230,11 +231,13 @@ async def played_by_dynamo(streams: int, every_s: float) -> str:
                 seen = await asked(url, streams, dynamo.MODEL)
             finally:
                 loss.cancel()
+            if loss.done():
+                loss.result()  # raises why no more were killed
     return counted(seen, kills, await version_of("ai-dynamo", programs))
 
 
 def mocker(group: dynamo.Group) -> Callable[[int], Awaitable[int]]:
-    """What starts one, as fast as the other engines."""
+    """What starts one whose tokens are about as far apart as the simulated engines'."""
     return lambda port: group.mocker(port, MOCKER)
 
 
@@ -243,7 +246,7 @@ def counted(seen: list[Stream], kills: int, version: str) -> str:
     ends: Counter[str] = Counter(one.ended[:110] for one in seen)
     whole = [one for one in seen if one.ended == "whole"]
     tokens = Counter(one.usage.get("completion_tokens") for one in whole)
-    worst = sorted(max(one.gaps_s, default=0.0) for one in whole)
+    worst = sorted(max(one.gaps_s, default=0.0) for one in whole) or [math.nan]
     return "\n".join(
         (
             f"{version}: {kills} mockers killed under {len(seen)} streams, whole {len(whole)}",
@@ -258,9 +261,11 @@ def counted(seen: list[Stream], kills: int, version: str) -> str:
 
 def usual(seen: list[Stream]) -> str:
     """What a gap is to be compared with: an engine begins anew before it goes on."""
-    gap_s = statistics.median(gap for one in seen for gap in one.gaps_s)
-    first_s = statistics.median(one.first_s for one in seen)
-    return f"usual gap {gap_s * 1000:.0f} ms, usual first token {first_s:.2f} s"
+    gaps_s = [gap for one in seen for gap in one.gaps_s]
+    if not gaps_s:
+        return "no stream came through"
+    first_s = statistics.median(one.first_s for one in seen if not math.isnan(one.first_s))
+    return f"usual gap {statistics.median(gaps_s) * 1000:.0f} ms, first token {first_s:.2f} s"
 
 
 def table(seen: list[Stream], model: str, page: str) -> str:
@@ -301,6 +306,8 @@ def table(seen: list[Stream], model: str, page: str) -> str:
 @click.option("--dynamo", "by_dynamo", is_flag=True, help="Ask NVIDIA Dynamo's frontend instead.")
 def main(streams: int, every: float, lose_region: bool, by_dynamo: bool) -> None:
     """Kill engines under streams, and print how many streams their clients saw whole."""
+    if by_dynamo and lose_region:
+        raise click.UsageError("--dynamo has one region")
     if by_dynamo:
         click.echo(asyncio.run(played_by_dynamo(streams, every)))
     else:

@@ -29,6 +29,7 @@ from tests.support.scripted_engine import Behaviour, event, opened, scripted_eng
 from tests.support.small_mesh import chat, small_mesh
 
 ENGINES, STREAMS, ROUNDS, EVENT_S = 4, 100, 3, 0.05
+WITHIN_S = 300.0
 CASES = ((1, 100), (1, 400), (32, 100))  # KiB of a prompt; events said
 KEPT, OFF = "kept", "off"
 TABLES = {KEPT: "", OFF: '[models."tiny"]\ncontinue_streams = "off"\n'}
@@ -85,9 +86,10 @@ async def measured(folder: Path, table_: str, prompt_kib: int, events: int) -> f
             for _ in range(2 * events):
                 await answer.content.readline()
 
-        await begin(-1)
-        before = private_bytes(router.pid)
-        await asyncio.gather(*map(begin, range(STREAMS)))
+        async with asyncio.timeout(WITHIN_S):
+            await begin(-1)
+            before = private_bytes(router.pid)
+            await asyncio.gather(*map(begin, range(STREAMS)))
         return (private_bytes(router.pid) - before) / STREAMS / 1024
 
 

@@ -59,12 +59,9 @@ class Mesh:
     async def start(self) -> System:
         self._directory.mkdir(parents=True)
         replicas = len(self._place.engines)
-        self._config = write_config(
-            self._directory, regions=self._regions, replicas=replicas, rtt_ms={}
+        self._config = write_config(  # release 0.1 has no console
+            self._directory, regions=self._regions, replicas=replicas, rtt_ms={}, console=False
         )
-        lines = self._config.read_text().splitlines(keepends=True)
-        known = (line for line in lines if not line.startswith("console"))  # not to release 0.1
-        self._config.write_text("".join(known))
         self._topology = topology.load(self._config)
         binary = server.find()
         self._files = bundle.write(self._topology, self._directory / "nats")
