@@ -36,7 +36,9 @@ RETRY_S = 0.02  # a hundred replicas would keep a core busy with the held reques
 UNCHANGED_S = 0.1  # a heartbeat's time
 REPORTS_MAX = 32_768  # replicas, and routers of peers
 # Most of what the price of a replica, and whether it is available, depend on beside what was sent
-# to it. Where only something else has changed, a request is tried after UNCHANGED_S.
+# to it and the wait for a slot, which follows from `waited`: itself that differs in each heartbeat
+# while any prompt waits. Where only something else has changed, a request is tried after
+# UNCHANGED_S.
 PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     "state",
     "models",
@@ -46,7 +48,6 @@ PRICED_BY: Callable[[Heartbeat], tuple[object, ...]] = attrgetter(
     "outstanding",
     "outstanding_max",
     "prefill_queued_tokens",
-    "waited",
     "batch_max",
     "kv_used_ratio",
     "kv_capacity_tokens",
@@ -223,7 +224,10 @@ def offer(state: RouterState, name: ReplicaId | None, now: float) -> None:
         return
     beat, sent = replica.heartbeat, replica.on_the_way
     sent_there = sent.count, sent.waiting, sent.tokens, sent.prefill_tokens
-    report = PRICED_BY(beat), sent_there
+    (s_per_token, base_s), slot_s = replica.prefill_line, 0.0
+    if beat.waited is not None and s_per_token is not None:
+        slot_s = beat.waited.slot_s(s_per_token, base_s or 0.0)
+    report = PRICED_BY(beat), slot_s, sent_there
     _note(state, state.replica_reports, (beat.replica,), report)
     if _is_due(state, now):
         place_waiting(state, now)

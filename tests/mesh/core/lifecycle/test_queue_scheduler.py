@@ -21,10 +21,11 @@ from mesh.core.state import RouterState
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from schemas.ids import ModelId, RouterId
-from schemas.state import ReplicaState
+from schemas.state import FirstWaiting, ReplicaState
 from tests.mesh.core.build import MODEL, ROUTER, US, beat, core, digest, request
 
 OTHER = ModelId("other")
+SPEED = {"prefill_s_per_token": 1e-4, "prefill_base_s": 0.01}
 
 
 class Picky(Layered):
@@ -198,14 +199,31 @@ def test_without_news_a_held_request_is_tried_again_after_a_while_only(region):
 
 
 @pytest.mark.parametrize(
-    "change", [{"prefill_queued_tokens": 1}, {"kv_used_ratio": 0.1}, {"pending": 1}]
+    "change",
+    [
+        {"prefill_queued_tokens": 1},
+        {"kv_used_ratio": 0.1},
+        {"pending": 1},
+        {"waited": FirstWaiting(9.0, 100)},
+    ],
 )
 def test_what_a_price_depends_on_is_news(region, change):
     region.ask(1, "c")
-    region.hear("b")
+    region.hear("b", **SPEED)
     region.policy.asked.clear()
-    region.core.handle(ev.HeartbeatSeen(beat("b", 9, **change)), RETRY_S)
+    region.core.handle(ev.HeartbeatSeen(beat("b", 9, **SPEED, **change)), RETRY_S)
     assert region.policy.asked == [1]
+
+
+def test_a_wait_for_the_prompts_before_it_is_no_news(region):
+    """As a prompt that waits has waited longer at each heartbeat: else those of a flood would be
+    tried at each of them."""
+    region.ask(1, "c")
+    region.hear("b", **SPEED)
+    region.policy.asked.clear()
+    later = beat("b", 9, **SPEED, waited=FirstWaiting(0.01, 1000))
+    region.core.handle(ev.HeartbeatSeen(later), RETRY_S)
+    assert region.policy.asked == []
 
 
 def test_what_cannot_serve_a_held_request_is_no_news(region):
