@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs.bench.installs import (
@@ -25,6 +26,13 @@ SDKS, LITELLM, MLFLOW, GUIDELLM, AIPERF = "sdks", "litellm", "mlflow", "guidellm
 NODE = ROOT / "build" / "node" / "clients"
 NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3", "@portkey-ai/gateway@1.15.2")
 PORTKEY = NODE / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
+AGENTS = ROOT / "build" / "node" / "agents"
+AGENT_PACKAGES = (
+    "@openai/codex@0.171.0",
+    "@anthropic-ai/claude-code@2.1.332",
+    "opencode-ai@1.18.33",
+    "@qwen-code/qwen-code@0.24.4",
+)
 TOKENIZER = ENVIRONMENTS.parent / "models" / "clients"
 NPM_WITHIN_S = 300.0
 
@@ -54,18 +62,29 @@ async def make_tokenizer() -> None:
 
 
 async def install_node() -> None:
-    """Vercel's packages. Raises Absent."""
-    if (NODE / "node_modules" / "ai").is_dir() and PORTKEY.is_file():
-        return
-    NODE.mkdir(parents=True, exist_ok=True)
+    """Vercel's packages and Portkey's gateway, and coding agents. Raises Absent."""
     # Portkey's gateway answers each stream with 500 over a newer one.
-    fixed = {"private": True, "overrides": {"@hono/node-server": "1.13.8"}}
-    (NODE / "package.json").write_text(json.dumps(fixed))
+    fixed = {"@hono/node-server": "1.13.8"}
+    if not ((NODE / "node_modules" / "ai").is_dir() and PORTKEY.is_file()):
+        await _npm_install(NODE, NODE_PACKAGES, fixed)
+    if not all(agent(name).exists() for name in ("codex", "claude", "opencode", "qwen")):
+        await _npm_install(AGENTS, AGENT_PACKAGES, {})
+
+
+def agent(name: str) -> Path:
+    """The command of a coding agent."""
+    return AGENTS / "node_modules" / ".bin" / name
+
+
+async def _npm_install(folder: Path, packages: Sequence[str], overrides: Mapping[str, str]) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise Absent("the tests run Vercel's `ai` with Node: install node 20 or newer, and npm")
-    words = ("install", "--silent", "--no-audit", "--no-fund", *NODE_PACKAGES)
-    await output_of((npm, "--prefix", str(NODE), *words), within_s=NPM_WITHIN_S)
+        raise Absent("some clients run with Node: install node 20 or newer, and npm")
+    folder.mkdir(parents=True, exist_ok=True)
+    project = {"private": True, "overrides": overrides}
+    (folder / "package.json").write_text(json.dumps(project))
+    words = ("install", "--silent", "--no-audit", "--no-fund", *packages)
+    await output_of((npm, "--prefix", str(folder), *words), within_s=NPM_WITHIN_S)
 
 
 async def main() -> None:

@@ -2,40 +2,18 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
 
 import pytest
 
-from schemas.engine_routes import TRANSCRIPTIONS
-from schemas.http import EMBEDDINGS, MESSAGES, RESPONSES
-from tests.agents.simserver.support import config, running
 from tests.clients import install
 from tests.clients.commands import SCRIPTS, answers, output
 from tests.clients.gateways import MODEL, litellm
 from tests.clients.table import WORKS, keep
 from tests.programs.bench import aiperf
-from tests.support.small_mesh import PATIENT, small_mesh
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
 REQUESTS = 60
 UNSENT_MAX = 13  # methods whose own checks refuse made-up arguments
-
-
-@pytest.fixture
-async def url(nats_server) -> AsyncIterator[str]:
-    """The base URL of a mesh of two simulated engines."""
-    settings = config(models=("tiny",))
-    async with (
-        running(settings) as one,
-        running(settings) as two,
-        small_mesh({"us": nats_server}) as mesh,
-    ):
-        await mesh.router("us", **PATIENT)
-        for name, engine in (("us-0", one), ("us-1", two)):
-            await mesh.agent("us", name, engine)
-        for path in (EMBEDDINGS, MESSAGES, RESPONSES, TRANSCRIPTIONS):
-            await mesh.until_ready("us", 2, f"tiny on {path}")
-        yield mesh.urls["us"] + "/v1"
 
 
 async def found_by(client: str, *command: str, **environment: str) -> dict[str, str]:

@@ -1,0 +1,103 @@
+"""Coding agents, set up as docs/clients.md says: each answers one question by itself."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.clients import install
+from tests.clients.commands import output
+from tests.clients.table import WORKS, keep
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
+MODEL, ASKED = "tiny", "Say hello."
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """How one is called with a mesh's base URL, and what its folder must hold."""
+
+    words: tuple[str, ...]
+    files: Callable[[str], Mapping[str, str]] = lambda url: {}
+    environment: Callable[[str], Mapping[str, str]] = lambda url: {}
+
+
+def codex(url: str) -> Mapping[str, str]:
+    """With one line, and so by a websocket first."""
+    return {".codex/config.toml": f'model = "{MODEL}"\nopenai_base_url = "{url}"\n'}
+
+
+def codex_provider(url: str) -> Mapping[str, str]:
+    lines = (
+        f'model = "{MODEL}"',
+        'model_provider = "mesh"',
+        "[model_providers.mesh]",
+        'name = "mesh"',
+        f'base_url = "{url}"',
+        'wire_api = "responses"',
+    )
+    return {".codex/config.toml": "\n".join(lines)}
+
+
+def opencode(url: str) -> Mapping[str, str]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": url},
+        "models": {MODEL: {"limit": {"context": 32768, "output": 4096}}},
+    }
+    return {"opencode.json": json.dumps({"provider": {"mesh": provider}})}
+
+
+AGENTS = {
+    "Codex": Agent(
+        ("codex", "exec", "--skip-git-repo-check", ASKED),
+        files=codex,
+        environment=lambda url: {"OPENAI_API_KEY": "x"},
+    ),
+    "Codex, a provider of its own": Agent(
+        ("codex", "exec", "--skip-git-repo-check", ASKED), files=codex_provider
+    ),
+    "Claude Code": Agent(
+        ("claude", "-p", ASKED),
+        environment=lambda url: {
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": "x",
+            "ANTHROPIC_MODEL": MODEL,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+    ),
+    "OpenCode": Agent(("opencode", "run", "--model", f"mesh/{MODEL}", ASKED), files=opencode),
+    "qwen-code": Agent(
+        ("qwen", "--auth-type", "openai", "-p", ASKED),
+        environment=lambda url: {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "x",
+            "OPENAI_MODEL": MODEL,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_coding_agent_is_answered(url, tmp_path: Path, name: str):
+    agent = AGENTS[name]
+    for file, text in agent.files(url).items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    command, *words = agent.words
+    said = await output(
+        *(str(install.agent(command)), *words),
+        cwd=tmp_path,
+        **agent.environment(url),
+        HOME=str(tmp_path),
+        PATH=f"{Path(install.node()).parent}:/usr/bin:/bin",
+    )
+    assert said.strip()
+    async with aiohttp.ClientSession() as http:
+        page = await (await http.get(url.removesuffix("/v1") + "/metrics")).text()
+    answered = [line for line in page.splitlines() if line.startswith("mesh_requests_total{")]
+    assert any('outcome="ok"' in line for line in answered), answered
+    keep(name, {"one question": WORKS})
