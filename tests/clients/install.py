@@ -32,7 +32,10 @@ AGENT_PACKAGES = (
     "@anthropic-ai/claude-code@2.1.332",
     "opencode-ai@1.18.33",
     "@qwen-code/qwen-code@0.24.4",
+    "@mariozechner/pi-coding-agent@0.73.1",
+    "@continuedev/cli@1.5.47",
 )
+AGENT_COMMANDS = ("codex", "claude", "opencode", "qwen", "pi", "cn")
 TOKENIZER = ENVIRONMENTS.parent / "models" / "clients"
 NPM_WITHIN_S = 300.0
 
@@ -67,13 +70,13 @@ async def install_node() -> None:
     fixed = {"@hono/node-server": "1.13.8"}
     if not ((NODE / "node_modules" / "ai").is_dir() and PORTKEY.is_file()):
         await _npm_install(NODE, NODE_PACKAGES, fixed)
-    if not all(agent(name).exists() for name in ("codex", "claude", "opencode", "qwen")):
+    if not all(agent(name).exists() for name in AGENT_COMMANDS):
         await _npm_install(AGENTS, AGENT_PACKAGES, {})
 
 
 def agent(name: str) -> Path:
-    """The command of a coding agent."""
-    return AGENTS / "node_modules" / ".bin" / name
+    """The command of a coding agent, or `llm`."""
+    return programs(SDKS) / name if name == "llm" else AGENTS / "node_modules" / ".bin" / name
 
 
 async def _npm_install(folder: Path, packages: Sequence[str], overrides: Mapping[str, str]) -> None:

@@ -51,6 +51,28 @@ def opencode(url: str) -> Mapping[str, str]:
     return {"opencode.json": json.dumps({"provider": {"mesh": provider}})}
 
 
+def pi(url: str) -> Mapping[str, str]:
+    provider = {
+        "baseUrl": url,
+        "api": "openai-completions",
+        "apiKey": "x",
+        "models": [{"id": MODEL, "contextWindow": 32768, "maxTokens": 4096}],
+    }
+    return {".pi/agent/models.json": json.dumps({"providers": {"mesh": provider}})}
+
+
+def continued(url: str) -> Mapping[str, str]:
+    """Of Continue; JSON is YAML."""
+    model = {"name": MODEL, "model": MODEL, "provider": "openai", "apiBase": url, "apiKey": "x"}
+    config = {"name": "mesh", "version": "1.0.0", "schema": "v1", "models": [model]}
+    return {"config.yaml": json.dumps(config)}
+
+
+def llm(url: str) -> Mapping[str, str]:
+    models = [{"model_id": MODEL, "model_name": MODEL, "api_base": url}]
+    return {"llm/extra-openai-models.yaml": json.dumps(models)}
+
+
 AGENTS = {
     "Codex": Agent(
         ("codex", "exec", "--skip-git-repo-check", ASKED),
@@ -78,6 +100,9 @@ AGENTS = {
             "OPENAI_MODEL": MODEL,
         },
     ),
+    "pi": Agent(("pi", "--provider", "mesh", "--model", MODEL, "-p", ASKED), files=pi),
+    "Continue": Agent(("cn", "--config", "config.yaml", "-p", ASKED), files=continued),
+    "llm": Agent(("llm", "-m", MODEL, ASKED), files=llm),
 }
 
 
@@ -93,6 +118,7 @@ async def test_a_coding_agent_is_answered(url, tmp_path: Path, name: str):
         cwd=tmp_path,
         **agent.environment(url),
         HOME=str(tmp_path),
+        LLM_USER_PATH=str(tmp_path / "llm"),
         PATH=f"{Path(install.node()).parent}:/usr/bin:/bin",
     )
     assert said.strip()
