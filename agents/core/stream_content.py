@@ -150,7 +150,8 @@ def _is_role_only(text: bytes) -> bool:
 
 def _names_role_only(choice: dict[str, dict[str, object]]) -> bool:
     """Raises KeyError, TypeError and AttributeError for what is no choice with a delta."""
-    delta, logprobs = choice["delta"], choice.get("logprobs")
+    delta: dict[str, object] = choice["delta"]
+    logprobs: object = choice.get("logprobs")
     computed = [value for name, value in delta.items() if name != "role"]
     computed += [choice.get("finish_reason"), choice.get("token_ids")]
     computed += logprobs.values() if isinstance(logprobs, dict) else [logprobs]

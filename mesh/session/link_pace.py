@@ -141,13 +141,14 @@ class FirstWindows:
     """How much each answer from one peer region may send before its first credit."""
 
     def __init__(self) -> None:
-        self._left_bytes: float = FIRST_BYTES_MAX
+        self._left_bytes = float(FIRST_BYTES_MAX)
         self._at = float("-inf")
 
     def next(self, now: float) -> int:
         """Of the answer to a request that leaves now."""
         gained = (now - self._at) * SLOWEST_BYTES_PER_S
-        self._left_bytes, self._at = min(FIRST_BYTES_MAX, self._left_bytes + gained), now
+        self._left_bytes = min(float(FIRST_BYTES_MAX), self._left_bytes + gained)
+        self._at = now
         is_full = self._left_bytes < FIRST_WINDOW_BYTES
         first = FIRST_WINDOW_BYTES_MIN if is_full else FIRST_WINDOW_BYTES
         self._left_bytes = max(0.0, self._left_bytes - first)

@@ -75,15 +75,15 @@ class Prices:
         `most`: wanted are only rows among so many cheapest, or as good as the cheapest; other
         replicas' may be missing.
         """
-        # This loop is a fifth of a decision's cost, so nothing in it is looked up twice. A replica
-        # whose least price is above the limit is left out; `cheapest`: prices, in order.
-        rows, cheapest, limit_s = list[PriceRow](), list[float](), math.inf
+        # This loop is a fifth of a decision's cost, so nothing in it is looked up twice.
         speeds, kept, now = self._speeds, self._speeds.kept, self._now
         prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
         # Tokens of a prompt that is held; a conversation's next turns, which pay the round trip.
         usual_tokens, returns = speeds.prefill_tokens, speeds.returns
         held_by, replicas = holders.replicas, _replicas_among(targets)
-        work_weight = self._weight_of_work(replicas)
+        work_weight, rows = self._weight_of_work(replicas), list[PriceRow]()
+        # A replica whose least price is above the limit is left out; `cheapest`: prices, in order.
+        cheapest, limit_s = [math.inf] * most if replicas > most else [], math.inf
         for target in targets:
             name, load, _, rtt_s, replica, _, ahead, _ = target
             if replica is None:
@@ -118,13 +118,13 @@ class Prices:
             seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + load_s + others_s
             if seconds > limit_s:
                 continue
+            if cheapest:
+                insort(cheapest, seconds)
+                limit_s = (1.0 + TIE_RATIO) * cheapest[most - 1] + TIE_S
             rows.append((
                 seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
                 prefill_s, base_s, memory_s, load_s, others_s,
             ))  # fmt: skip
-            insort(cheapest, seconds)
-            if len(cheapest) >= most:
-                limit_s = (1.0 + TIE_RATIO) * cheapest[most - 1] + TIE_S
         return rows + self._of_peers(targets[replicas:], holders, work_weight)
 
     def _of_peers(
