@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
+.PHONY: lock sbom bench-tls up test test-pythons test-engines test-clients test-tools test-upgrade test-systemd test-compose test-benchmarks drills fault-run soak seeds fuzz bench compare versus fidelity fidelity-engines decide lint format schemas wheel clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: bad-engines bench-sync study-hygen study-offline study-gossip gossip-live gossip-heals bulk-link
 .PHONY: study-loss study-kv-events study-sessions study-lora study-fair study-ablation control-cost bench-workers bench-replicas bench-agent bench-tracing bench-kv-events bench-overload bench-fair gate-renew mutants
@@ -72,6 +72,9 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 
 fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
 	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP) ## half an hour of load with a fault a minute; then memory, descriptors and streams must be back; MINUTES=30
+	$(BIN)/python -m tests.programs.fault_run.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 seeds: $(STAMP) ## whole routers and agents in virtual time, worlds from seeds in which every part fails; N=10000, FROM=1, SEED=n: one of them, made small; PLANTED=1: does the judge see?
 	$(BIN)/python -m tests.seeds $(if $(SEED),--seed $(SEED)) $(if $(N),-n $(N)) $(if $(FROM),--from $(FROM)) $(if $(PLANTED),--planted)
