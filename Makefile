@@ -70,8 +70,9 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/python -m tests.programs.batch_jobs.drills $(if $(QUICK),--lines 1000)
 	$(BIN)/python -m tests.programs.bus_drill $(if $(QUICK),--rounds 1 --lines 1000)
 
-fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
-	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
+fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n; WORLDS=30, FROM=1, MINUTES=30: play worlds of `make seeds` instead
+	$(BIN)/python $(if $(WORLDS),-m tests.programs.fault_run.worlds --worlds $(WORLDS) $(if $(FROM),--from $(FROM)) $(if $(MINUTES),--minutes $(MINUTES)), \
+		-m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED)))
 
 soak: $(STAMP) ## half an hour of load with a fault a minute; then memory, descriptors and streams must be back; MINUTES=30
 	$(BIN)/python -m tests.programs.fault_run.soak $(if $(MINUTES),--minutes $(MINUTES))

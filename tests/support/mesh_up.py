@@ -76,7 +76,7 @@ def write_config(
     *,
     regions: tuple[str, ...] = REGIONS,
     replicas: int | Mapping[str, int] = 1,
-    routers: Sequence[str] = ("r1",),
+    routers: Sequence[str] | Mapping[str, Sequence[str]] = ("r1",),
     rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
     monitored: bool = False,
     batch_runners: Sequence[str] = (),
@@ -84,7 +84,8 @@ def write_config(
 ) -> Path:
     """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay.
 
-    `replicas`: of every region, or of each. `monitored`: with the nats-servers' own HTTP pages.
+    `replicas`, `routers`: of every region, or of each. `monitored`: with the nats-servers' own HTTP
+    pages.
     """
     more = {"console": console, "monitor": monitored}
     listens = ("http", "nats", "leaf", *(name for name, wanted in more.items() if wanted))
@@ -92,7 +93,8 @@ def write_config(
     text = '[mesh]\nname = "test"\n'
     for region in regions:
         addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in listens]
-        names = f"routers = {json.dumps(list(routers))}"
+        named = routers[region] if isinstance(routers, Mapping) else routers
+        names = f"routers = {json.dumps(list(named))}"
         count = replicas if isinstance(replicas, int) else replicas[region]
         lines = [f"[regions.{region}]", *addresses, f"replicas = {count}", names]
         lines += [f"batch_runners = {json.dumps(list(batch_runners))}", ""]

@@ -78,8 +78,10 @@ class Breakable:
     def _happened(self, event: DemoEvent) -> None:
         if isinstance(event, ProgramReady):
             self._killed.discard(event.program.name)
-        elif isinstance(event, ProgramDied) and not (
-            event.how == BY_KILL and event.program.name in self._killed
-        ):
+        elif isinstance(event, ProgramDied) and not self._is_ours(event):
             self.ended_by_themselves.append(f"{event.program.name} {event.how}\n{event.tail}")
         self._changed.set()
+
+    def _is_ours(self, event: ProgramDied) -> bool:
+        """Whether a fault is why it ended."""
+        return event.how == BY_KILL and event.program.name in self._killed

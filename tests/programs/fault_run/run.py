@@ -1,7 +1,8 @@
 """One run: a mesh, clients at work, and one fault after another; then all must be well again."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,24 +83,34 @@ async def run(settings: Settings, place: Path, show: Callable[[str], None]) -> R
         routers=shape.routers,
         rtt_ms=RTT_MS,
     )
-    state = StateDirectory(place / ".mesh")
-    options = DemoOptions(config=config, state=state.path, time_scale=settings.time_scale)
+    options = DemoOptions(config=config, state=place / ".mesh", time_scale=settings.time_scale)
+    async with started(options, settings.seed) as (broken, routers, clients):
+        return await Run(settings, broken, routers, clients, show).play()
+
+
+@asynccontextmanager
+async def started(
+    options: DemoOptions, seed: int, breakable: type[Breakable] = Breakable
+) -> AsyncIterator[tuple[Breakable, list[Router], Clients]]:
+    """A mesh that can be broken, where its routers are, and clients of them all."""
+    known, state = topology.load(options.config), StateDirectory(options.state)
     with state.held():
-        broken = Breakable(topology.load(config), options, state)
+        broken = breakable(known, options, state)
         async with broken.mesh as mesh:
             await mesh.start()
-            [model] = await served_models(topology.load(config))
+            [model] = await served_models(known)
+            # A client that finds none listening goes on to another region's.
+            places = [(name, region) for region, named in mesh.endpoints.items() for name in named]
             routers = [
-                Router(f"router-{region}-{name}", f"http://{address}")
-                for name in shape.routers
-                for region in shape.regions
-                for address in [mesh.endpoints[region][name]]
+                Router(f"router-{region}-{name}", f"http://{mesh.endpoints[region][name]}")
+                for name, region in sorted(places)
             ]
-            clients = Clients(routers, model, settings.seed)
-            return await _Run(settings, broken, routers, clients, show).play()
+            yield broken, routers, Clients(routers, model, seed)
 
 
-class _Run:
+class Run:
+    """Of one mesh, once."""
+
     def __init__(
         self,
         settings: Settings,
