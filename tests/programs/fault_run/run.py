@@ -140,9 +140,7 @@ class Run:
             stop.set()
         self._account(AFTER)
         await self._become_well()
-        self._every_one_ended_once()
-        ended = self._broken.ended_by_themselves
-        self._result.problems += [f"ended by itself: {one}" for one in ended]
+        self._conclude()
         return self._result
 
     async def _faults(self) -> None:
@@ -182,7 +180,10 @@ class Run:
         asked = self._result.requests[since:]
         return all(one.end is End.WHOLE for one in asked) and len(asked) == len(self._routers)
 
-    def _every_one_ended_once(self) -> None:
+    def _conclude(self) -> None:
+        """Every request ended once, and no process by itself."""
+        ended = self._broken.ended_by_themselves
+        self._result.problems += [f"ended by itself: {one}" for one in ended]
         numbers = sorted(one.number for one in self._result.requests)
         if numbers != [*range(1, self._clients.asked + 1)]:
             self._result.problems.append(

@@ -11,11 +11,11 @@ meanwhile is read as any other.
 """
 
 import asyncio
+import itertools
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,10 @@ import uvloop
 
 from infra import topology
 from mesh.demo.options import DemoOptions
-from mesh.demo.session import served_models
-from mesh.demo.state_directory import StateDirectory
 from schemas.ids import RegionId
 from tests.programs.fault_run.__main__ import SHAPE
-from tests.programs.fault_run.breaking import Breakable
-from tests.programs.fault_run.clients import Clients, Router
 from tests.programs.fault_run.report import table
-from tests.programs.fault_run.run import AFTER, BEFORE, TIME_SCALE, Result, Settings
+from tests.programs.fault_run.run import AFTER, BEFORE, TIME_SCALE, Result, Run, Settings, started
 from tests.programs.fault_run.schedule import Fault, faults
 from tests.programs.live.stream_memory import private_bytes
 from tests.programs.studies.tables import markdown
@@ -72,76 +68,50 @@ def _of_process(pid: int) -> dict[str, float]:
     }
 
 
-class Soak:
+class Soak(Run):
     """One run on a mesh that has started."""
 
-    def __init__(
-        self,
-        broken: Breakable,
-        routers: Sequence[Router],
-        model: str,
-        monitors: Mapping[RegionId, str],
-        seed: int,
-    ) -> None:
-        """`monitors`: of each region's nats-server."""
-        self._broken, self._monitors = broken, monitors
-        self._routers = {router.name: router for router in routers}
-        self._clients = Clients(routers, model, seed)
-        self._settings = Settings(seed=seed, shape=SHAPE, requests=0, faults=0)
-        self.result = Result(self._settings)
+    monitors: Mapping[RegionId, str]  # of each region's nats-server
 
-    async def play(self, minutes: float, streams: int) -> tuple[Held, Held]:
-        """What was held before and after."""
-        await self._load(FIRST_S, 0, streams)
+    async def soaked(self, minutes: float) -> tuple[Result, Held, Held]:
+        """What happened, and what was held before and after."""
+        await self._load(FIRST_S, 0)
         before = await self._at_rest()
-        count = max(1, round(60.0 * minutes / FAULT_EVERY_S))
-        await self._load(60.0 * minutes, count, streams)
-        after = await self._at_rest()
-        deadline = asyncio.get_running_loop().time() + BACK_WITHIN_S
-        while grown(before, after) and asyncio.get_running_loop().time() < deadline:
+        await self._load(60.0 * minutes, max(1, round(60.0 * minutes / FAULT_EVERY_S)))
+        after, deadline = await self._at_rest(), self._now() + BACK_WITHIN_S
+        while grown(before, after) and self._now() < deadline:
             after = await self._at_rest()
-        self.result.problems += grown(before, after)
-        ended = self._broken.ended_by_themselves
-        self.result.problems += [f"ended by itself: {one}" for one in ended]
-        return before, after
+        self._result.problems += grown(before, after)
+        self._conclude()
+        return self._result, before, after
 
-    async def _load(self, seconds: float, count: int, streams: int) -> None:
-        stop = asyncio.Event()
+    async def _load(self, seconds: float, count: int) -> None:
+        """With so many faults."""
+        stop, schedule = asyncio.Event(), faults(self._settings.seed, SHAPE)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._clients.ask_until(stop, streams))
-            schedule = faults(self._settings.seed, self._settings.shape)
-            for _ in range(count):
-                await self._fault(replace(next(schedule), pause_s=seconds / count))
-            if not count:
-                await asyncio.sleep(seconds)
+            group.create_task(self._clients.ask_until(stop, self._settings.streams))
+            for fault in itertools.islice(schedule, count):
+                await self._fault(fault, self._now() + seconds / count)
+            await asyncio.sleep(0.0 if count else seconds)
             stop.set()
         self._account(AFTER if count else BEFORE)
 
-    async def _fault(self, fault: Fault) -> None:
-        ends_at = asyncio.get_running_loop().time() + fault.pause_s
-        await asyncio.sleep(fault.pause_s / 2)
-        self._account(self.result.faults[-1].kind if self.result.faults else BEFORE)
-        self.result.faults.append(fault)
+    async def _fault(self, fault: Fault, until: float) -> None:
+        await asyncio.sleep((until - self._now()) / 2)
+        self._account(self._result.faults[-1].kind if self._result.faults else BEFORE)
+        self._result.faults.append(fault)
         await self._broken.do(fault, self._killed)
         self._account(fault.kind)
-        await asyncio.sleep(max(0.0, ends_at - asyncio.get_running_loop().time()))
-
-    def _killed(self, program: str) -> None:
-        if router := self._routers.get(program):
-            router.kills.append(asyncio.get_running_loop().time())
-
-    def _account(self, spell: str) -> None:
-        new = self._clients.requests[len(self.result.spells) :]
-        self.result.spells += [(spell, request) for request in new]
+        await asyncio.sleep(max(0.0, until - self._now()))
 
     async def _at_rest(self) -> Held:
         await asyncio.sleep(REST_S)
         mesh = self._broken.mesh
         held = {name: _of_process(pid) for name, pid in sorted(mesh.pids.items())}
         async with aiohttp.ClientSession() as http:
-            for region, address in self._monitors.items():
+            for region, address in self.monitors.items():
                 held[f"nats-{region}"] |= await _of_server(http, address)
-            for region in self._monitors:
+            for region in self.monitors:
                 for router, page in mesh.metrics(region).items():
                     async with http.get(page) as answer:
                         found = UNDER_WAY.findall(await answer.text())
@@ -189,22 +159,13 @@ async def soak(place: Path, minutes: float, streams: int, seed: int) -> tuple[Re
         rtt_ms=RTT_MS,
         monitored=True,
     )
-    state, regions = StateDirectory(place / ".mesh"), topology.load(config)
-    options = DemoOptions(config=config, state=state.path, time_scale=TIME_SCALE)
-    with state.held():
-        broken = Breakable(regions, options, state)
-        async with broken.mesh as mesh:
-            await mesh.start()
-            [model] = await served_models(regions)
-            routers = [
-                Router(f"router-{region}-{name}", f"http://{address}")
-                for region, addresses in mesh.endpoints.items()
-                for name, address in addresses.items()
-            ]
-            monitors = {name: str(region.monitor[0]) for name, region in regions.regions.items()}
-            run = Soak(broken, routers, model, monitors, seed)
-            before, after = await run.play(minutes, streams)
-            return run.result, before, after
+    options = DemoOptions(config=config, state=place / ".mesh", time_scale=TIME_SCALE)
+    settings = Settings(seed=seed, shape=SHAPE, requests=0, faults=0, streams=streams)
+    async with started(options, seed) as (mesh, routers, clients):
+        run = Soak(settings, mesh, routers, clients, lambda _: None)
+        regions = topology.load(config).regions
+        run.monitors = {name: str(region.monitor[0]) for name, region in regions.items()}
+        return await run.soaked(minutes)
 
 
 @result_page("soak", "A mesh at rest after half an hour of faults")
