@@ -42,7 +42,7 @@ test-engines: $(STAMP) ## the mesh over real vLLM, SGLang, llama.cpp, mlx-lm, tr
 	$(BIN)/pytest -m "engines or not engines" tests/engines; \
 		status=$$?; $(BIN)/python -m tests.engines.route_table; exit $$status
 
-test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (minutes; installs 4 GB once)
+test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (10 minutes; installs 11 GB once)
 	$(BIN)/python -m tests.clients.install
 	$(BIN)/pytest -rP -m clients tests/clients
 	$(BIN)/python -m tests.clients.table

@@ -23,6 +23,7 @@ from tests.programs.bench.installs import (
 from tests.programs.bench.processes import Absent, output_of
 
 SDKS, LITELLM, MLFLOW, GUIDELLM, AIPERF = "sdks", "litellm", "mlflow", "guidellm", "aiperf"
+AIDER = "aider"
 NODE = ROOT / "build" / "node" / "clients"
 NODE_PACKAGES = ("ai@6", "@ai-sdk/openai@3", "@portkey-ai/gateway@1.15.2")
 PORTKEY = NODE / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
@@ -34,8 +35,10 @@ AGENT_PACKAGES = (
     "@qwen-code/qwen-code@0.24.4",
     "@mariozechner/pi-coding-agent@0.73.1",
     "@continuedev/cli@1.5.47",
+    "cline@3.0.65",
 )
-AGENT_COMMANDS = ("codex", "claude", "opencode", "qwen", "pi", "cn")
+AGENT_COMMANDS = ("codex", "claude", "opencode", "qwen", "pi", "cn", "cline")
+AGENTS_IN_PYTHON = {"llm": SDKS, "aider": AIDER}
 TOKENIZER = ENVIRONMENTS.parent / "models" / "clients"
 NPM_WITHIN_S = 300.0
 
@@ -76,7 +79,9 @@ async def install_node() -> None:
 
 def agent(name: str) -> Path:
     """The command of a coding agent, or `llm`."""
-    return programs(SDKS) / name if name == "llm" else AGENTS / "node_modules" / ".bin" / name
+    if name in AGENTS_IN_PYTHON:
+        return programs(AGENTS_IN_PYTHON[name]) / name
+    return AGENTS / "node_modules" / ".bin" / name
 
 
 async def _npm_install(folder: Path, packages: Sequence[str], overrides: Mapping[str, str]) -> None:
@@ -92,7 +97,7 @@ async def _npm_install(folder: Path, packages: Sequence[str], overrides: Mapping
 
 async def main() -> None:
     """Install all that is missing."""
-    for name in (SDKS, LITELLM, MLFLOW, GUIDELLM, AIPERF):
+    for name in (SDKS, AIDER, LITELLM, MLFLOW, GUIDELLM, AIPERF):
         if is_installed(name, ENVIRONMENTS):
             continue
         print(f"installing {name}, which takes minutes", flush=True)

@@ -32,7 +32,7 @@ def column(page: Path, name: str) -> dict[str, str]:
 def rows() -> list[str]:
     """The table, a line each."""
     lines = ["| client | works | refused in its own form of errors |", "|---|---|---|"]
-    for file in sorted(RESULTS.glob("*.json")):
+    for file in sorted(RESULTS.glob("*.json"), key=lambda file: file.stem.casefold()):
         found = json.loads(file.read_text())
         works = [what for what, result in found.items() if result == WORKS]
         refused = Counter(result.removeprefix("refused: ") for result in found.values()

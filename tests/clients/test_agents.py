@@ -73,6 +73,15 @@ def llm(url: str) -> Mapping[str, str]:
     return {"llm/extra-openai-models.yaml": json.dumps(models)}
 
 
+def cline(url: str) -> Mapping[str, str]:
+    """What `cline auth openai -k x -m MODEL -b URL` writes."""
+    name = "openai-compatible"
+    settings = {"provider": name, "apiKey": "x", "model": MODEL, "baseUrl": url}
+    provider = {"settings": settings, "updatedAt": "2026-11-30T00:00:00.000Z"}
+    file = {"version": 1, "lastUsedProvider": name, "providers": {name: provider}}
+    return {".cline/data/settings/providers.json": json.dumps(file)}
+
+
 AGENTS = {
     "Codex": Agent(
         ("codex", "exec", "--skip-git-repo-check", ASKED),
@@ -103,6 +112,23 @@ AGENTS = {
     "pi": Agent(("pi", "--provider", "mesh", "--model", MODEL, "-p", ASKED), files=pi),
     "Continue": Agent(("cn", "--config", "config.yaml", "-p", ASKED), files=continued),
     "llm": Agent(("llm", "-m", MODEL, ASKED), files=llm),
+    "cline": Agent(
+        ("cline", ASKED),
+        files=cline,
+        # Else it leaves a process that goes on.
+        environment=lambda url: {"CLINE_SESSION_BACKEND_MODE": "local"},
+    ),
+    "aider": Agent(
+        ("aider", "--model", f"openai/{MODEL}", "--no-git", "--message", ASKED),
+        environment=lambda url: {
+            "OPENAI_API_BASE": url,
+            "OPENAI_API_KEY": "x",
+            "AIDER_ANALYTICS_DISABLE": "true",
+            "AIDER_CHECK_UPDATE": "false",
+            "AIDER_SHOW_RELEASE_NOTES": "false",
+            "AIDER_SHOW_MODEL_WARNINGS": "false",  # it offers to open a page about them
+        },
+    ),
 }
 
 

@@ -119,7 +119,8 @@ async def found(client: Client, upstream: Upstream) -> dict[str, str]:
     status, text = await client.status(**FIELDS)
     assert status == 200, text
     body = engine.seen[-1]
-    found["fields lost"] = ", ".join(name for name in FIELDS if body.get(name) != FIELDS[name])
+    lost = [name for name in FIELDS if body.get(name) != FIELDS[name]]
+    found["fields lost"] = ", ".join(lost) or "none"
     status, _ = await client.status(headers={"x-mesh-residency": "mars"})
     found["label in a header"] = "arrives" if status != 200 else "lost"
     status, _ = await client.status(labelled=True)
