@@ -22,7 +22,7 @@ METRICS = (
 )
 GOOD = "good"
 MODES = (
-    *("500", "503", "429", "400", "error_first", "empty", "comments", "silent", "slow", "cut"),
+    *("500", "503", "429", "400", "error_first", "error_inside", "empty", "comments", "silent", "slow", "cut"),
     *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json"),
 )
 
@@ -212,8 +212,11 @@ class Connection(asyncio.Protocol):
         elif mode == "empty":
             self._head()
             self._chunk(b"")
-        elif mode == "error_first":
-            self._head()
+        elif mode in ("error_first", "error_inside"):
+            said = self.engine.dice.randint(0, asked.tokens - 1) if mode == "error_inside" else 0
+            await self._say(asked, answer, up_to=said)
+            if not (asked.streams and answer.tokens):
+                self._head()
             self._chunk(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
             self._chunk(b"")
         elif mode in ("cut", "cut_inside"):

@@ -145,7 +145,7 @@ class Stage:
         self.bus.delivered = self._delivered
         self.sockets = Sockets(loop, Random(f"sockets {world.seed}"))
         self.clock_steps: dict[str, float] = {}
-        self.drained: dict[str, dict[str, int]] = {name: {} for name in regions}
+        self.drains: dict[str, list[Line]] = {name: [] for name in regions}
         self.routing: dict[str, str] = {}
         self.ground = self._ground(regions)
         self.tenants = {line.of["name"]: tenant(line) for line in world.all("tenant")}
@@ -474,13 +474,15 @@ class Stage:
     # Operators.
 
     def _drain(self, line: Line, *, is_begin: bool) -> None:
-        drained = self.drained.get(line.of["region"])
-        if drained is None:
+        drains = self.drains.get(line.of["region"])
+        if drains is None:
             return
-        what = line.of.get("replica", "")
-        if not is_begin:
-            self.seen.looks.append((self.loop.time(), line, self._states(line.of["region"], what)))
-        drained[what] = drained.get(what, 0) + (1 if is_begin else -1)
+        if is_begin:
+            drains.append(line)
+        else:
+            states = self._states(line.of["region"], line.of.get("replica", ""))
+            self.seen.looks.append((self.loop.time(), line, states))
+            drains.remove(line)
         self._order(line, is_begin)
 
     def _states(self, region: str, replica: str) -> dict[tuple[str, str], str]:
@@ -499,18 +501,22 @@ class Stage:
             self.routing[region] = line.of["policy"]
         else:
             self.routing.pop(region, None)
-        if region in self.drained:
+        if region in self.drains:
             self._order(line, is_begin)
 
     def _order(self, line: Line, is_begin: bool) -> None:
         """As `mesh drain` writes it, again every half second until it is acknowledged."""
         region = line.of["region"]
-        held = {what for what, times in self.drained[region].items() if times > 0}
+        drains = self.drains[region]
+        held = {one.of.get("replica", "") for one in drains}
+        moved = {one.of.get("replica", "") for one in drains if "move" in one.of}
         policy = self.routing.get(region)
         record = RegionControl(
             region=RegionId(region),
             drained=tuple(ReplicaId(name) for name in sorted(held - {""})),
             all_drained="" in held,
+            moved=tuple(ReplicaId(name) for name in sorted(moved - {""})),
+            all_moved="" in moved,
             routing={} if policy is None else {"policy": policy},
             at_unix_s=self.wall(region),
         )

@@ -30,6 +30,7 @@ MANNERS: tuple[tuple[str, float, tuple[object, ...]], ...] = (
     ("session", 0.3, ("x", "y", "z")),
 )  # of clients: how often, and what of it
 LONG = "400"  # tokens of an answer that goes on long after its client has left
+MOVED_S = 9.0  # that a drain with `--move` lasts at least: only long streams go on elsewhere
 PARTS = ("mesh", "region", "tenant", "replica", "runner")
 
 
@@ -302,9 +303,15 @@ class Maker:
         dice = self.dice
         here = [name for name in self.replicas if name.startswith(f"{region}-")]
         what = dice.choice(("drain", "drain", "drain_all", "routing"))
+        move: dict[str, object] = {}
+        if what != "routing" and dice.random() < 0.3:
+            move, lasts = {"move": 1}, max(lasts, MOVED_S)
+            for _ in range(dice.choice((1, 2, 8))):
+                self._ask(at - dice.random(), {"tokens": 80, "gap": 0.15})
         if what == "drain" and here:
-            self.add(at, "drain", region=region, replica=dice.choice(here), for_=lasts)
+            replica = dice.choice(here)
+            self.add(at, "drain", region=region, replica=replica, **move, for_=lasts)
         elif what == "drain_all":
-            self.add(at, "drain", region=region, for_=lasts)
+            self.add(at, "drain", region=region, **move, for_=lasts)
         else:
             self.add(at, "routing", region=region, policy=dice.choice(POLICIES), for_=lasts)
