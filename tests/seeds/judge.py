@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
+from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
 from mesh.core.requests.record import RequestRecord
 from mesh.runtime.router import Router
@@ -18,14 +19,15 @@ from tests.seeds.clients import Client
 from tests.seeds.engine import Answer
 from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
-from tests.seeds.world import HEALS_S, Line
+from tests.seeds.world import ADAPTERS, ANY, HEALS_S, Line
 
 AFTER_S = 3.0  # that a trouble may be felt after its end
 CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
 ABANDONED_S = 9.0  # and at the longest after that: agents give up on silent routers
 ORDERED_S = 3.0  # until an order is followed
 LATE_S = 1.5  # beyond a request's time
-ENGINE = ("engine_mode", "engine_dies", "engine_stops")
+ENGINE = ("engine_mode", "engine_dies", "engine_stops", "engine_model")
+NO_TROUBLE = ("stray_work",)
 ORDER = ("drain", "routing")
 SILENT = (
     "cut",
@@ -55,14 +57,14 @@ class Troubles:
     """When something was wrong."""
 
     def __init__(self, faults: Collection[Line]) -> None:
-        self._faults = faults
+        self._faults = [line for line in faults if line.what not in NO_TROUBLE]
 
     def between(self, begin: float, end: float, but: Collection[str] = ()) -> list[Line]:
         """Faults that may be felt then, `but` those kinds."""
         return [
             line
             for line in self._faults
-            if line.what not in but and line.at <= end and begin <= line.ends_at + AFTER_S
+            if line.what not in but and line.at <= end and begin <= line.ends_at + felt_s(line)
         ]
 
     def near(
@@ -76,6 +78,11 @@ class Troubles:
         ]
 
 
+def felt_s(line: Line) -> float:
+    """For so long after its end; an adapter that can't be loaded is tried again after a while."""
+    return BACKOFF_S if line.of.get("mode") == "no_loads" else AFTER_S
+
+
 class Judge:
     def __init__(self, seen: Seen) -> None:
         self.seen, self.world = seen, seen.world
@@ -87,7 +94,9 @@ class Judge:
         self.region_of = {line.of["name"]: line.of["region"] for line in self.world.all("replica")}
         self.tenants = {line.of["name"]: line for line in self.world.all("tenant")}
         self.lines = {line.of["name"]: line for line in self.world.all("replica")}
-        self.serving = [one for one in self.lines.values() if one.of.get("role") != "prefill"]
+        self.serving = [one for one in self.lines.values() if self._serves(one)]
+        [mesh] = self.world.all("mesh") or [Line(0, "mesh")]
+        self.aliases = {ANY: mesh.labels("alias")} if "alias" in mesh.of else {}
         self.answers: dict[int, list[Answer]] = {}
         for engine in seen.engines.values():
             for answer in engine.answers:
@@ -114,6 +123,26 @@ class Judge:
                 self._view(name, host.part)
         self._agents()
         return self.found
+
+    def _serves(self, line: Line) -> bool:
+        return line.of.get("role") != "prefill" and (
+            "kv" not in line.of or bool(self._others(line))
+        )
+
+    def _others(self, line: Line) -> list[Line]:
+        """The prefill engines without which a decode engine answers nothing."""
+        return [
+            one
+            for one in self.lines.values()
+            if "kv" in line.of
+            and one.of.get("role") == "prefill"
+            and (one.of["model"], one.of["region"]) == (line.of["model"], line.of["region"])
+        ]
+
+    def _is_for(self, ask: Line, line: Line) -> bool:
+        """Whether that replica's engine has, or may load, what was asked for."""
+        names = {line.of["model"], *line.labels("adapters")}
+        return bool(names.intersection(self.aliases.get(ask.of["model"], (ask.of["model"],))))
 
     def say(self, promise: str, text: str) -> None:
         self.found.append(f"{promise}: {text}")
@@ -184,7 +213,7 @@ class Judge:
             return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
         if code == "deadline_exceeded":
             return took_s >= ask.number("timeout", 600.0) - 0.1
-        unserved = all(line.of["model"] != ask.of["model"] for line in self.serving)
+        unserved = not any(self._is_for(ask, line) for line in self.serving)
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
@@ -256,7 +285,7 @@ class Judge:
         return [
             line
             for line in self.serving
-            if line.of["model"] == ask.of["model"]
+            if self._is_for(ask, line)
             and line.of["region"] in regions
             and self._may_hold(line.of["region"], ask, line.of["name"])
         ]
@@ -267,11 +296,12 @@ class Judge:
         others = [
             other
             for other in self.seen.clients
-            if other.ask.of["model"] == client.ask.of["model"]
+            if any(self._is_for(other.ask, line) for line in able)
             and other.sent_at <= client.ended_at
             and other.ended_at >= client.sent_at
         ]
-        return len(others) > min(line.number("slots", 8) for line in able)
+        all_of = [one for line in able for one in (line, *self._others(line))]
+        return len(others) > min(line.number("slots", 8) for line in all_of)
 
     # Engines.
 
@@ -334,8 +364,19 @@ class Judge:
                     )
                 if answer.told_wrong:
                     self.say("goes on from what was said", f"{answer.engine}: {answer.told_wrong}")
-                if ask is not None and self.lines[answer.engine].of["model"] != ask.of["model"]:
+                is_for = ask is None or self._is_for(ask, self.lines[answer.engine])
+                if not is_for and not self._had_another(answer):
                     self.say("by its model", f"{answer.engine} computed {answer.number}: {ask}")
+                if answer.goes_on and not any(
+                    other.model == answer.model and other.tokens and other.at < answer.at
+                    for other in answers
+                ):
+                    self.say("by its model", f"{answer.engine} went on with {answer.number}")
+
+    def _had_another(self, answer: Answer) -> bool:
+        """Whether another engine may have had its place, as clients are told by their tokens."""
+        near = self.troubles.near(answer.at, answer.at, (answer.engine,))
+        return any(line.what == "engine_model" for line in near)
 
     def _lines_are_answered(self, job: Job) -> None:
         """Of an acknowledged job; and each once, with the whole answer."""
@@ -487,7 +528,7 @@ class Judge:
         if ready != there:
             self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
         models = {line.of["model"] for line in self.serving}
-        if set(router.core.models()) != models:
+        if set(router.core.models()) - {ANY, *ADAPTERS} != models:
             self.say(
                 "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
             )
