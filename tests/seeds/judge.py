@@ -51,6 +51,7 @@ INFINITE = float("inf")
 LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 TABLE_MAX = 2000  # items, of any table of a router
+PREFIXES, PREFIXES_MAX = {"gossip", "index"}, 65_536  # but for those of prefixes
 
 
 class Troubles:
@@ -501,7 +502,8 @@ class Judge:
             if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
                 self.say("nothing is left", f"{name}: {path}")
                 return
-            if isinstance(thing, dict | list | set | deque) and len(thing) > TABLE_MAX:
+            most = PREFIXES_MAX if PREFIXES.intersection(path.split(".")) else TABLE_MAX
+            if isinstance(thing, dict | list | set | deque) and len(thing) > most:
                 sizes[path] = len(thing)
         if sizes:
             self.say("tables are bounded", f"{name}: {sizes}")
