@@ -57,7 +57,15 @@ LARGE_S = 0.02  # until a large body is read
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
 JOBS_S = 120.0  # for batch jobs to end: lines of a runner that died are free after 30
 QUIET_S = 1.5  # after the last client
-PROFILES = {"easy": EASY, "tight": replace(EASY, queued_requests_max=2)}
+PROFILES = {  # "tight": two at once, two more wait
+    "easy": EASY,
+    "tight": replace(
+        EASY,
+        computing=(0.01, 1e-9, 1e-9, 0.0, 0.0, 1e-9, 5e-3),
+        latency_budget_s=0.022,
+        queued_requests_max=2,
+    ),
+}
 # Of prefix gossip, where a world wants so: few deltas are repeated, and sets have many parts.
 GOSSIP = ((publisher, "LOG_DELTAS_MAX", 2), (publisher, "PART_BLOCKS_MAX", 64))
 
