@@ -51,7 +51,7 @@ INFINITE = float("inf")
 LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 TABLE_MAX = 2000  # items, of any table of a router
-PREFIXES, PREFIXES_MAX = {"gossip", "index"}, 65_536  # but for those of prefixes
+PREFIXES, PREFIXES_MAX = ("gossip", "index"), 65_536  # but for those of prefixes
 
 
 class Troubles:
@@ -315,6 +315,11 @@ class Judge:
             late_s = ended_at - since
             if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
                 continue
+            if (
+                self._is_abroad(client, answer)
+                and self.lines[answer.engine].of.get("role") == "prefill"
+            ):
+                continue  # it computes the prompt to its end
             router = client.ask.of["router"]
             names = router, answer.engine, router.split(".")[0], self.region_of[answer.engine]
             but = (*ORDER, "clock_steps", "engine_mode", "streams_stop")
@@ -337,13 +342,15 @@ class Judge:
                 "nothing after the end", f"{client.number} was begun after its client had ended"
             )
 
+    def _is_abroad(self, client: Client, answer: Answer) -> bool:
+        return self.region_of[answer.engine] != client.ask.of["router"].split(".")[0]
+
     def _computes_until(self, line: Line, since: float, client: Client, answer: Answer) -> float:
         """Until when that trouble may keep an engine at an answer whose client has ended: of a
         router that it no longer hears an agent gives up the work by itself."""
         if line.what not in UNHEARD:
             return max(since, line.ends_at) + ABANDONED_S
-        home = client.ask.of["router"].split(".")[0]
-        silence_s = SILENCE_S if self.region_of[answer.engine] == home else SILENCE_ABROAD_S
+        silence_s = SILENCE_ABROAD_S if self._is_abroad(client, answer) else SILENCE_S
         return max(since, line.at) + silence_s + GIVEN_UP_S
 
     def _only_where_allowed(self) -> None:
@@ -502,7 +509,7 @@ class Judge:
             if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
                 self.say("nothing is left", f"{name}: {path}")
                 return
-            most = PREFIXES_MAX if PREFIXES.intersection(path.split(".")) else TABLE_MAX
+            most = PREFIXES_MAX if any(map(path.__contains__, PREFIXES)) else TABLE_MAX
             if isinstance(thing, dict | list | set | deque) and len(thing) > most:
                 sizes[path] = len(thing)
         if sizes:

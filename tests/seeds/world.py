@@ -274,6 +274,8 @@ class Maker:
         of |= {
             name: dice.choice(values) for name, share, values in MANNERS if dice.random() < share
         }
+        if self.has_pairs and dice.random() < 0.4:
+            of |= {"pad": 20_000, "timeout": dice.choice((1, 3, 60))}  # which takes engines time
         if dice.random() < 0.2:
             of["leaves"] = round(dice.random() * 2, 3)
         return of
@@ -317,6 +319,9 @@ class Maker:
             of = {"router": router}
         elif kind == "link":
             of = dict(zip(("one", "other"), dice.sample(self.regions, 2), strict=True))
+        if what in ("lossy", "cut") and dice.random() < 0.5:
+            for _ in range(4):
+                self._ask(at + dice.random() * min(lasts, 2.0) - 0.1, {"pad": LARGE})
         if what in OF_FAULT:
             name, values = OF_FAULT[what]
             of[name] = dice.choice(values)
