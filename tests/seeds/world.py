@@ -223,7 +223,7 @@ class Maker:
         if dice.random() < 0.3:
             of["probes"] = 1
         if dice.random() < (0.8 if self.has_pairs else 0.3):
-            of["prefill_us"] = dice.choice((10, 30, 100))
+            of["prefill_us"] = dice.choice((30, 100) if self.has_pairs else (10, 30, 100))
         if dice.random() < 0.15:
             of["kv_events"] = 1
         if self.has_pairs and dice.random() < 0.8:
@@ -290,7 +290,8 @@ class Maker:
         if dice.random() < 0.02 and "probe" not in of:
             model = "zz"
         number = 1 + sum(line.what == "ask" for line in self.lines)
-        self.add(at, "ask", n=number, router=dice.choice(self.routers), model=model, **of)
+        of = {"router": dice.choice(self.routers), "model": model, **of}
+        self.add(at, "ask", n=number, **of)
 
     def _fault(self, at: float) -> None:
         dice = self.dice
@@ -319,13 +320,20 @@ class Maker:
             of = {"router": router}
         elif kind == "link":
             of = dict(zip(("one", "other"), dice.sample(self.regions, 2), strict=True))
-        if what in ("lossy", "cut") and dice.random() < 0.5:
-            for _ in range(4):
-                self._ask(at + dice.random() * min(lasts, 2.0) - 0.1, {"pad": LARGE})
+        if what in ("lossy", "cut") and dice.random() < 0.4:
+            of = self._large_bodies(at, *map(str, of.values()))
         if what in OF_FAULT:
             name, values = OF_FAULT[what]
             of[name] = dice.choice(values)
         self.add(at, what, **of, for_=min(lasts, FOR_AT_MOST.get(what, lasts)))
+
+    def _large_bodies(self, at: float, *ends: str) -> dict[str, object]:
+        """They are on their way over a link that fails then: from the end with fewer replicas."""
+        one, other = sorted(ends, key=[name.split("-")[0] for name in self.replicas].count)
+        for _ in range(4):
+            router = self.dice.choice([name for name in self.routers if name.startswith(f"{one}.")])
+            self._ask(at - 0.1 + self.dice.random() * 0.2, {"pad": LARGE, "router": router})
+        return {"one": one, "other": other}
 
     def _router_at_work(self, at: float, lasts: float) -> tuple[str, float, float]:
         """One, when it has something to lose: a long answer, or a body that is sent in parts."""
