@@ -84,6 +84,8 @@ class Asked:
     told: str = ""  # what it is to go on from
     hands_out: bool = False  # its KV cache, to the engine that will decode
     fetches: str = ""  # a KV cache, by what another engine answered
+    response: str = ""  # the id under which it is kept
+    previous: str = ""  # which one it goes on with
     room: str = ""  # where both engines of a pair meet
 
     @property
@@ -94,7 +96,8 @@ class Asked:
 
 def read(body: bytes, stamp: str) -> Asked:
     fields = json.loads(body)
-    messages = fields.get("messages") or [{"role": "user", "content": fields.get("prompt", "")}]
+    content = fields.get("input") or fields.get("prompt", "")
+    messages = fields.get("messages") or [{"role": "user", "content": content}]
     asked = Asked(streams=bool(fields.get("stream")), model=fields.get("model", ""))
     asked.messages = messages
     asked.chars = sum(len(str(message["content"])) for message in messages)
@@ -105,6 +108,11 @@ def read(body: bytes, stamp: str) -> Asked:
     if messages[-1]["role"] == "assistant":
         asked.told = messages[-1]["content"]
         asked.said = len(asked.told.split())
+    if "input" in fields:
+        asked.response, asked.previous = (
+            fields["request_id"],
+            fields.get("previous_response_id", ""),
+        )
     asked.limit = fields.get("max_tokens") or asked.limit
     transfer = fields.get("kv_transfer_params") or {}
     asked.hands_out = bool(transfer.get("do_remote_decode"))
@@ -126,7 +134,9 @@ class Engine:
         self.prefill_us = 0.0  # for each character of a prompt
         self.adapters: dict[str, None] = {}  # that are loaded
         self.cache: KvCache
-        self.tells_kv = False
+        self.tells_kv = self.keeps_responses = False
+        self.responses: set[str] = set()  # that this run of it keeps
+        self.ever_kept: set[str] = set()
         self.mode = GOOD
         self.answers: list[Answer] = []
         self.open: dict[Connection, Answer] = {}
@@ -140,6 +150,7 @@ class Engine:
         self.kept.clear()
         self.adapters.clear()
         self.cache = KvCache(self.dice)
+        self.responses.clear()
         self.process = Process(self.loop, f"engine {self.name}")
         self.process.do(self._listen)
 
@@ -147,6 +158,12 @@ class Engine:
         self.loop.create_task(
             self.loop.create_server(lambda: Connection(self), f"engine.{self.name}")
         )
+
+    def has_kept(self, asked: Asked, answer: Answer) -> bool:
+        """What it goes on with; not if the engine was started again since."""
+        if asked.previous and asked.previous not in self.ever_kept:
+            answer.told_wrong = f"{asked.n}, and never kept what that goes on with"
+        return not asked.previous or asked.previous in self.responses
 
     def kill(self) -> None:
         self.process.kill()
@@ -190,6 +207,11 @@ class Connection(asyncio.Protocol):
             self._page(path.decode())
         elif path == b"/v1/chat/completions":
             self.task = self.engine.loop.create_task(self._answer(body))
+        elif path == b"/v1/responses" and self.engine.keeps_responses:
+            if b'"input"' in body:
+                self.task = self.engine.loop.create_task(self._answer(body))
+            else:
+                self._whole(400, b'{"error": {"message": "no input", "code": 400}}')
         elif path == b"/tokenize" and self.engine.tells_kv:
             messages = json.loads(body).get("messages")
             tokens = tokens_of(messages or [])
@@ -248,6 +270,8 @@ class Connection(asyncio.Protocol):
         engine.open[self] = answer
         while list(engine.open).index(self) >= engine.slots:
             await asyncio.sleep(0.01)
+        if not engine.has_kept(asked, answer):
+            mode = "404"
         is_decode = engine.role == "decode"
         asked.fetches = asked.fetches or (asked.room if is_decode else "")
         new_chars = 0 if asked.fetches else min(asked.chars, PREFILL_CHARS)
@@ -348,6 +372,15 @@ class Connection(asyncio.Protocol):
         }
         answer.is_whole = True
         if not asked.streams:
+            if asked.response:
+                engine = self.engine
+                engine.responses.add(asked.response)
+                engine.ever_kept.add(asked.response)
+                part = {"type": "output_text", "text": "".join(text)}
+                output = [{"type": "message", "role": "assistant", "content": [part]}]
+                kept = {"id": asked.response, "object": "response", "status": "completed"}
+                self._whole(200, json.dumps(kept | {"output": output}).encode())
+                return
             message = {"role": "assistant", "content": "".join(text)}
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
             fields: dict[str, Any] = {"choices": choices, "usage": usage}

@@ -218,6 +218,8 @@ class Judge:
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
+            "path_not_served": not able or in_trouble,
+            "1": "previous" in ask.of and client.status == 404 and self._forgot(client),
             "saturated": self._crowded(client, able),
             "objective_missed": "slo_ms" in ask.of,
             "rate_limit_exceeded": self._is_used_up(client),
@@ -248,6 +250,11 @@ class Judge:
             or len(under_way) + 1 > part * tenant.number("at_once", INFINITE)
             or bool(self.troubles.between(client.sent_at - LIMITS_FORGET_S, client.ended_at))
         )
+
+    def _forgot(self, client: Client) -> bool:
+        """Whether an engine may have been started again before that."""
+        anew = self.world.all("engine_dies", "engine_model")
+        return any(line.at <= client.ended_at for line in anew)
 
     def _region_bus(self, client: Client) -> bool:
         region = client.ask.of["router"].split(".")[0]
@@ -287,6 +294,7 @@ class Judge:
             line
             for line in self.serving
             if self._is_for(ask, line)
+            and ("responses" in line.of or "responses" not in ask.of)
             and line.of["region"] in regions
             and self._may_hold(line.of["region"], ask, line.of["name"])
         ]

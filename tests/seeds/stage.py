@@ -182,6 +182,7 @@ class Stage:
             dice = Random(f"{name} {world.seed}")
             self.seen.engines[name] = engine = Engine(loop, dice, name, line.of["model"])
             engine.slots = int(line.number("slots", 8))
+            engine.keeps_responses = "responses" in line.of
             engine.tells_kv = "kv_events" in line.of
             engine.prefill_us = line.number("prefill_us")
             engine.role, engine.kind = line.of.get("role", ""), engine_kind(line)
@@ -357,7 +358,8 @@ class Stage:
         return clients and all(job.is_read for job in self.seen.jobs)
 
     def _ask(self, ask: Line) -> None:
-        client = Client(self.loop, ask)
+        before = (one for one in self.seen.clients if one.ask.of["n"] == ask.of.get("previous"))
+        client = Client(self.loop, ask, next(before, None))
         self.seen.clients.append(client)
         client.open(self.sockets)
 

@@ -146,6 +146,8 @@ class Maker:
         self._parts()
         if dice.random() < 0.1 and self.replicas:
             self._jobs()
+        if self.keeps_responses and self.replicas:
+            self._conversations()
         calm = dice.random() < 0.1
         for _ in range(dice.choice((3, 6, 10, 20))):
             self._ask(BEGINS_S + dice.random() * ASKS_S, self._answer())
@@ -190,6 +192,7 @@ class Maker:
         self.labelled = dice.random() < 0.35
         self.has_pairs = dice.random() < 0.15
         self.pair = dice.choice(({}, {"kv": "sglang"}))
+        self.keeps_responses = dice.random() < 0.1
         self.has_adapters = not self.has_pairs and dice.random() < 0.1
         for region in self.regions:
             self._region(region)
@@ -231,6 +234,8 @@ class Maker:
         if self.has_adapters and dice.random() < 0.8:
             of["adapters"] = ",".join(ADAPTERS)
             self.asked += ADAPTERS if ADAPTERS[0] not in self.asked else ()
+        if self.keeps_responses and "role" not in of:
+            of["responses"] = 1
         if dice.random() < 0.3:
             of["offline"] = "tight"
         self.add(0, "replica", name=self.replicas[-1], region=region, **of)
@@ -262,6 +267,21 @@ class Maker:
             if self.tenants:
                 of["key"] = dice.choice(self.tenants)
             self.add(at, "job", n=n + 1, router=dice.choice(self.routers[:1]), **of)
+
+    def _conversations(self) -> None:
+        """Of two turns, the second of which only the replica of the first can answer; meanwhile
+        one is drained, or lost."""
+        dice = self.dice
+        for _ in range(8):
+            self._ask(BEGINS_S + dice.random(), {"responses": 1})
+            first = self.lines[-1]
+            of = {**first.of, "previous": first.of["n"], "router": dice.choice(self.routers)}
+            del of["n"]
+            self._ask(BEGINS_S + 2.5 + dice.random() * 2, dict(of))
+        replica = dice.choice(self.replicas)
+        of = {"region": replica.split("-")[0], "replica": replica}
+        what = dice.choice(("drain", "agent_dies"))
+        self.add(BEGINS_S + 1, what, **(of if what == "drain" else {"replica": replica}), for_=6)
 
     def _answer(self) -> dict[str, object]:
         dice = self.dice
