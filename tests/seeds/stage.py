@@ -39,6 +39,7 @@ from mesh.runtime.router import Router
 from schemas import subjects
 from schemas.control import RegionControl, encode_control
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.kv_transfer import TransferKind
 from schemas.limits import LimitsTable
 from schemas.residency import Ground, ground, parse_labels
 from schemas.settings import parse_pushing
@@ -294,7 +295,7 @@ class Stage:
         line = self.lines[host.name]
         labels: Any = line.of.get("labels")
         of_pair: Any = line.of.get("role")
-        adapters = {name: AdapterSource(f"/{name}") for name in line.labels("adapters")}
+        adapters = {ModelId(name): AdapterSource(f"/{name}") for name in line.labels("adapters")}
         of = self.options
         config = AgentConfig(
             region=RegionId(line.of["region"]),
@@ -308,7 +309,7 @@ class Stage:
             drain_timeout_s=3.0,
             residency=labels,
             role=of_pair,
-            kv_transfer=line.of.get("kv", "nixl") if of_pair else None,
+            kv_transfer=TransferKind(line.of.get("kv", "nixl")) if of_pair else None,
             kv_address=f"{host.name}:1" if of_pair == "prefill" and "kv" in line.of else None,
             profile=PROFILES[line.of.get("offline", "easy")]
             if self.seen.runners and of_pair is None

@@ -272,16 +272,25 @@ class Maker:
         """Of two turns, the second of which only the replica of the first can answer; meanwhile
         one is drained, or lost."""
         dice = self.dice
+        homes = [name.split("-")[0] for name in self.replicas]
+        region = max(homes, key=homes.count)
+        routers = [name for name in self.routers if name.startswith(f"{region}.")]
         for _ in range(8):
-            self._ask(BEGINS_S + dice.random(), {"responses": 1})
-            first = self.lines[-1]
-            of = {**first.of, "previous": first.of["n"], "router": dice.choice(self.routers)}
-            del of["n"]
-            self._ask(BEGINS_S + 2.5 + dice.random() * 2, dict(of))
-        replica = dice.choice(self.replicas)
-        of = {"region": replica.split("-")[0], "replica": replica}
-        what = dice.choice(("drain", "agent_dies"))
-        self.add(BEGINS_S + 1, what, **(of if what == "drain" else {"replica": replica}), for_=6)
+            self._ask(BEGINS_S + dice.random(), {"responses": 1, "router": dice.choice(routers)})
+            first = self.lines[-1].of
+            of = {name: value for name, value in first.items() if name != "n"}
+            again: dict[str, object] = {
+                **of,
+                "previous": first["n"],
+                "router": dice.choice(self.routers),
+            }
+            self._ask(BEGINS_S + 2.5 + dice.random() * 2, again)
+        replica = dice.choice([name for name in self.replicas if name.startswith(f"{region}-")])
+        of = {"replica": replica, "for": "6"}
+        if dice.random() < 0.5:
+            self.add(BEGINS_S + 1, "drain", region=region, **of)
+        else:
+            self.add(BEGINS_S + 1, "agent_dies", **of)
 
     def _answer(self) -> dict[str, object]:
         dice = self.dice
