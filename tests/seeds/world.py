@@ -191,8 +191,8 @@ class Maker:
         self.add(0, "mesh", **options)
         self.labelled = dice.random() < 0.35
         self.has_pairs = dice.random() < 0.15
-        self.pair = dice.choice(({}, {"kv": "sglang"}))
-        self.keeps_responses = dice.random() < 0.1
+        self.pair = dice.choice(({}, {"kv": "sglang"}, {"kv": "sglang"}))
+        self.keeps_responses = dice.random() < 0.15
         self.has_adapters = not self.has_pairs and dice.random() < 0.1
         for region in self.regions:
             self._region(region)
@@ -226,7 +226,7 @@ class Maker:
         if dice.random() < 0.3:
             of["probes"] = 1
         if dice.random() < (0.8 if self.has_pairs else 0.3):
-            of["prefill_us"] = dice.choice((30, 100) if self.has_pairs else (10, 30, 100))
+            of["prefill_us"] = 100 if self.has_pairs else dice.choice((10, 30, 100))
         if dice.random() < 0.15:
             of["kv_events"] = 1
         if self.has_pairs and dice.random() < 0.8:
@@ -287,7 +287,7 @@ class Maker:
             self._ask(BEGINS_S + 2.5 + dice.random() * 2, again)
         replica = dice.choice([name for name in self.replicas if name.startswith(f"{region}-")])
         of = {"replica": replica, "for": "6"}
-        if dice.random() < 0.5:
+        if dice.random() < 0.7:
             self.add(BEGINS_S + 1, "drain", region=region, **of)
         else:
             self.add(BEGINS_S + 1, "agent_dies", **of)
@@ -304,7 +304,7 @@ class Maker:
             name: dice.choice(values) for name, share, values in MANNERS if dice.random() < share
         }
         if self.has_pairs and dice.random() < 0.4:
-            of |= {"pad": 20_000, "timeout": dice.choice((1, 3, 60))}  # which takes engines time
+            of |= {"pad": 20_000, "timeout": dice.choice((1, 1, 3, 60))}  # which takes engines time
         if dice.random() < 0.2:
             of["leaves"] = round(dice.random() * 2, 3)
         return of
