@@ -50,6 +50,7 @@ HARMLESS = (*ENGINE, *ORDER, "agent_dies", "agent_stops", "agent_leaves", "agent
 INFINITE = float("inf")
 LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
+ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
 PREFIXES, PREFIXES_MAX = ("gossip", "index"), 65_536  # but for those of prefixes
 
@@ -607,15 +608,17 @@ def walk(root: object) -> Iterator[tuple[str, object]]:
     known: set[int] = set()
     while todo:
         path, thing = todo.popleft()
-        if id(thing) in known or isinstance(thing, str | bytes | int | float | type(None) | type):
+        if id(thing) in known or isinstance(thing, ATOMS):
             continue
         known.add(id(thing))
         yield path, thing
         if isinstance(thing, dict):
-            todo.extend((f"{path}[]", one) for one in thing.values())
-            todo.extend((f"{path}[]", one) for one in thing if not isinstance(one, str))
+            within = f"{path}[]"
+            todo.extend((within, one) for one in thing.values() if type(one) not in ATOMS)
+            todo.extend((within, one) for one in thing if type(one) not in ATOMS)
         elif isinstance(thing, list | tuple | set | frozenset | deque):
-            todo.extend((f"{path}[]", one) for one in thing)
+            within = f"{path}[]"
+            todo.extend((within, one) for one in thing if type(one) not in ATOMS)
         elif type(thing).__module__.split(".")[0] in ("mesh", "agents", "schemas", "infra"):
             for name in attributes(thing):
                 todo.append((f"{path}.{name}", getattr(thing, name, None)))
