@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 
 from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
+from mesh.core.lifecycle.continued_streams import LONG_S
 from mesh.core.requests.record import RequestRecord
 from mesh.runtime.router import Router
 from mesh.session.record import OpenRequest
@@ -117,6 +118,7 @@ class Judge:
         for tenant in self.tenants.values():
             self._limits_hold(tenant)
         self._orders_hold()
+        self._streams_move()
         self._orders_are_seen()
         self._processes()
         for name, host in self.seen.routers.items():
@@ -473,6 +475,57 @@ class Judge:
                     if not troubles and not routers:
                         what = f"{answer.engine}, drained at {at:.3f}, was given {answer.number}"
                         self.say("an order holds", f"{what} at {answer.at:.3f}")
+
+    def _streams_move(self) -> None:
+        """Long streams leave a replica that operators want empty, where others have room."""
+        clients = {client.number: client for client in self.seen.clients}
+        for begin, line, is_begin in self.seen.orders:
+            if not is_begin or "move" not in line.of:
+                continue
+            for answer in self._on(line):
+                due = max(begin, answer.at + LONG_S) + ORDERED_S
+                ended_at = self.seen.ended_at if answer.ended_at is None else answer.ended_at
+                client = clients.get(answer.number)
+                if client is None or ended_at <= due or line.ends_at < due or answer.at > begin:
+                    continue
+                if self._may_move(client, line, answer, due):
+                    what = f"{answer.number} at {answer.engine}, to be empty at {begin:.3f}"
+                    self.say("an order holds", f"{what}, until {ended_at:.3f}")
+
+    def _on(self, line: Line) -> Iterator[Answer]:
+        """Of the replicas that this drain is of."""
+        for name, region in self.region_of.items():
+            if region == line.of["region"] and line.of.get("replica", name) == name:
+                yield from self.seen.engines[name].answers
+
+    def _may_move(self, client: Client, line: Line, answer: Answer, due: float) -> bool:
+        """Whether nothing hinders that: a stream that may go on, no trouble, and room."""
+        ask, own = client.ask, self.lines[answer.engine]
+        if not {"plain", "stamp", "responses"}.isdisjoint(ask.of) or "role" in own.of:
+            return False
+        drained = [one.of for one in self.world.all("drain") if one.at <= due]
+        free = [
+            one
+            for one in self._able(ask)
+            if one.of["model"] == ask.of["model"] == own.of["model"]
+            and "role" not in one.of
+            and not any(
+                of["region"] == one.of["region"]
+                and of.get("replica", one.of["name"]) == one.of["name"]
+                for of in drained
+            )
+        ]
+        others = [line.what for line in self.troubles.between(answer.at - 8, due, ORDER)]
+        if not free or others:
+            return False
+        there = [
+            other
+            for other in self.seen.clients
+            if any(self._is_for(other.ask, one) for one in free)
+            and other.sent_at <= due
+            and other.ended_at >= due - ORDERED_S
+        ]
+        return len(there) <= min(one.number("slots", 8) for one in free)
 
     def _orders_are_seen(self) -> None:
         for at, line, states in self.seen.looks:

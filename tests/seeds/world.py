@@ -377,15 +377,16 @@ class Maker:
         dice = self.dice
         here = [name for name in self.replicas if name.startswith(f"{region}-")]
         what = dice.choice(("drain", "drain", "drain_all", "routing"))
-        move: dict[str, object] = {}
-        if what != "routing" and dice.random() < 0.3:
-            move, lasts = {"move": 1}, max(lasts, MOVED_S)
-            for _ in range(dice.choice((1, 2, 8))):
-                self._ask(at - dice.random(), {"tokens": 80, "gap": 0.15})
-        if what == "drain" and here:
-            replica = dice.choice(here)
-            self.add(at, "drain", region=region, replica=replica, **move, for_=lasts)
-        elif what == "drain_all":
-            self.add(at, "drain", region=region, **move, for_=lasts)
-        else:
+        if what == "routing" or not here:
             self.add(at, "routing", region=region, policy=dice.choice(POLICIES), for_=lasts)
+            return
+        of: dict[str, object] = {"replica": dice.choice(here)}
+        if dice.random() < 0.3:
+            lasts = max(lasts, MOVED_S)
+            [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
+            for _ in range(dice.choice((1, 2, 8))):
+                self._ask(at - dice.random(), {"tokens": 80, "gap": 0.15, "model": own["model"]})
+            of["move"] = 1
+        if what == "drain_all":
+            del of["replica"]
+        self.add(at, "drain", region=region, **of, for_=lasts)
