@@ -13,14 +13,15 @@ Credit what it misses, and ignores numbers that it has had.
 
 A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for a
 body too large for one message). REFUSED ends it at once: place the request elsewhere. WORKING,
-which names the agent (nothing, from older agents), breaks a silence of WORKING_S at any point: a
-router that receives nothing for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent
-can't hold a client. PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the
-numbering: which replica answers a forwarded request, that it waits there (again every HELD_S), that
-none will, or that the replica that answered is gone. Their number is 0; HELD's is how many regions
-the request has passed (1; more only where an older router forwarded a peer's request). The inbox
-subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an agent has for
-several answers of one router at one moment share a message: `schemas.parcels`.
+which names the agent (nothing, from older agents), follows WORKING_S after the last frame that was
+no DATA: a router that receives nothing for SILENCE_S_MAX gives the answer up, so a lost END or a
+hung agent can't hold a client; and one that lost what named the agent learns whom to cancel.
+PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: which
+replica answers a forwarded request, that it waits there (again every HELD_S), that none will, or
+that the replica that answered is gone. Their number is 0; HELD's is how many regions the request
+has passed (1; more only where an older router forwarded a peer's request). The inbox subject is the
+name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an agent has for several
+answers of one router at one moment share a message: `schemas.parcels`.
 """
 
 import struct

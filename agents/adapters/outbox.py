@@ -46,7 +46,7 @@ class FrameWriter:
     the router sees the gap.
     """
 
-    __slots__ = ("_clock", "_number", "_post", "_sent_at", "_worker")
+    __slots__ = ("_clock", "_named_at", "_number", "_post", "_worker")
 
     def __init__(self, post: PostFrame, clock: Callable[[], float], worker: bytes = b"") -> None:
         """`worker`: an encoded Placed, for a router that has no HEAD yet."""
@@ -54,29 +54,29 @@ class FrameWriter:
         self._post = post
         self._clock = clock
         self._number = 0
-        self._sent_at = clock()
+        self._named_at = clock()
 
     def send(self, kind: Frame, payload: bytes) -> None:
         """Send a frame with one encoded message, at once."""
         number = self._number
         self._number = number + 1
-        self._sent_at = self._clock()
+        self._named_at = self._clock()
         self._post(_pack_header(kind, number) + payload, True)
 
-    def data(self, chunk: bytes, now: float) -> None:
+    def data(self, chunk: bytes) -> None:
         """Send the engine's bytes, in one frame unless they are more than FRAME_BYTES_MAX."""
         if len(chunk) > FRAME_BYTES_MAX:
             for start in range(0, len(chunk), FRAME_BYTES_MAX):
-                self.data(chunk[start : start + FRAME_BYTES_MAX], now)
+                self.data(chunk[start : start + FRAME_BYTES_MAX])
             return
         number = self._number
         self._number = number + 1
-        self._sent_at = now
         self._post(_pack_header(Frame.DATA, number) + chunk, False)
 
     def keep_alive(self) -> None:
-        """Send WORKING if nothing was sent for WORKING_S. Not after END."""
-        if self._clock() - self._sent_at >= WORKING_S:
+        """Send WORKING if nothing but DATA, which names nobody, was sent for WORKING_S: a router
+        that has lost what came before could not cancel the answer. Not after END."""
+        if self._clock() - self._named_at >= WORKING_S:
             self.working()
 
     def working(self) -> None:

@@ -99,7 +99,7 @@ class Relay:
         self._window.credit(consumed_bytes)
         if self._unsent and self._window.open:
             chunk, self._unsent = bytes(self._unsent), bytearray()
-            self._send(chunk, self._clock())
+            self._send(chunk)
         if not self._unsent:
             self._all_sent.set()
         if self._window.open and self._response is not None:
@@ -128,7 +128,7 @@ class Relay:
             self._frames.send(Frame.REFUSED, encode(result.refused))
         else:
             if self._removal is not None and (rest := self._removal.rest()):
-                self._frames.data(rest, self._clock())
+                self._frames.data(rest)
             end = End(
                 outcome=result.outcome,
                 detail=result.detail,
@@ -285,7 +285,7 @@ class Relay:
         params = handed_out(bytes(answer), transfer)
         self._answer.tail.add(bytes(answer))
         await self._send_head(ResponseHead(head.status, JSON))
-        self._frames.data(params, self._clock())
+        self._frames.data(params)
         return DONE
 
     # Answers that are none to the client's request.
@@ -391,23 +391,22 @@ class Relay:
         return int(is_engines or self._engine.client_errors > CLIENT_ERRORS_BELIEVED)
 
     def _pass_on(self, chunk: bytes) -> None:
-        now = self._clock()
         if self._shows_work(chunk):
-            self._engine.last_content_at = now
+            self._engine.last_content_at = self._clock()
         self._answer.tail.add(chunk)
         if self._removal is not None:
             chunk = self._removal.without_event(chunk)
             if not chunk:
                 return
-        self._send(chunk, now)
+        self._send(chunk)
 
-    def _send(self, chunk: bytes, now: float) -> None:
+    def _send(self, chunk: bytes) -> None:
         if self._window.send(len(chunk)):
-            self._frames.data(chunk, now)
+            self._frames.data(chunk)
         else:
-            self._send_within(chunk, now)
+            self._send_within(chunk)
 
-    def _send_within(self, chunk: bytes, now: float) -> None:
+    def _send_within(self, chunk: bytes) -> None:
         """A chunk that was counted as sent and closes the window: send as much as it has room for,
         and keep the rest until the next credit."""
         if over := self._window.take_back():
@@ -415,7 +414,7 @@ class Relay:
             self._all_sent.clear()
             chunk = chunk[: len(chunk) - over]
         if chunk:
-            self._frames.data(chunk, now)
+            self._frames.data(chunk)
         if self._response is not None:
             self._response.pause()
             self._engine.held.add(self._inbox)

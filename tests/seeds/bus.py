@@ -61,7 +61,6 @@ class Subscription:
 class Client:
     """One process's connection."""
 
-    max_payload = PAYLOAD_MAX
     last_error = None
     is_closed = False
 
@@ -69,6 +68,7 @@ class Client:
         self, bus: "Bus", server: "Server", process: Process, on_lost: Any, on_back: Any
     ) -> None:
         self.bus, self.server, self.process = bus, server, process
+        self.max_payload = server.payload_bytes_max
         self._on_lost, self._on_back = on_lost, on_back
         self._inboxes = count(1)
         self.is_connected = True
@@ -250,6 +250,7 @@ class Server:
         self.clients: list[Client] = []
         self.is_up, self.has_streams = True, True
         self.hangs_until = 0.0
+        self.payload_bytes_max = PAYLOAD_MAX
         self.batch: Account
         self.empty()
 

@@ -17,7 +17,9 @@ class Client(asyncio.Protocol):
     """`outcome`: "ok", "left", "lost" (the connection ended too soon), "unreached", or an error's
     code; None while it waits. `ends`: how often it was told an end."""
 
-    def __init__(self, loop: VirtualLoop, ask: Line) -> None:
+    def __init__(self, loop: VirtualLoop, ask: Line, before: "Client | None" = None) -> None:
+        """`before`: whose answer it goes on with."""
+        self._before, self.response = before, ""
         self.loop, self.ask = loop, ask
         self.number = int(ask.number("n"))
         self.sent_at, self.ended_at = loop.time(), 0.0
@@ -47,10 +49,15 @@ class Client(asyncio.Protocol):
         body: dict[str, object] = {"model": ask.of["model"], "stream": "plain" not in ask.of}
         body["messages"] = [{"role": "user", "content": content}]
         body["max_tokens"] = 1000
+        path = "chat/completions"
+        if "responses" in ask.of:
+            path, body = "responses", {"model": ask.of["model"], "input": content}
+            if self._before is not None and self._before.response:
+                body["previous_response_id"] = self._before.response
         if "stamp" in ask.of:
             body["logprobs"] = True
         head = [
-            "POST /v1/chat/completions HTTP/1.1",
+            f"POST /v1/{path} HTTP/1.1",
             "host: mesh",
             "content-type: application/json",
         ]
@@ -140,7 +147,9 @@ class Client(asyncio.Protocol):
             self.detail = str(error.get("message"))
             self._end(str(error.get("code")))
         else:
-            self.text = fields["choices"][0]["message"]["content"]
+            self.response = fields["id"] if "output" in fields else ""
+            of = fields["output"][0]["content"][0] if self.response else fields["choices"][0]
+            self.text = of["text"] if self.response else of["message"]["content"]
             self._end("ok")
 
     def _end(self, outcome: str) -> None:

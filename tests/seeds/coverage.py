@@ -47,6 +47,8 @@ class Reached:
                 counts[f"agent's effect {type(effect).__name__}"] += 1
                 if isinstance(effect, agent_effects.Refuse):
                     counts[f"refusal {effect.message.reason}"] += 1
+                elif isinstance(effect, agent_effects.SendEnd):
+                    counts[f"outcome {effect.outcome}"] += 1
             if (outcome := getattr(event, "outcome", None)) is not None:
                 counts[f"outcome {outcome}"] += 1
             return effects

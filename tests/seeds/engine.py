@@ -8,22 +8,45 @@ go on elsewhere (it asks for `logprobs`) also name the attempt.
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from tests.seeds.kv_events import KvCache, tokens_of
 from tests.seeds.loop import Process, VirtualLoop
 
-METRICS = (
-    'vllm:num_requests_running{{model_name="m"}} {running}\n'
-    'vllm:num_requests_waiting{{model_name="m"}} {waiting}\n'
-    'vllm:kv_cache_usage_perc{{model_name="m"}} 0.1\n'
-    'vllm:generation_tokens_total{{model_name="m"}} {said}\n'
-)
+METRICS = {
+    "vllm": (
+        'vllm:num_requests_running{{model_name="m"}} {running}\n'
+        'vllm:num_requests_waiting{{model_name="m"}} {waiting}\n'
+        'vllm:kv_cache_usage_perc{{model_name="m"}} 0.1\n'
+        'vllm:generation_tokens_total{{model_name="m"}} {said}\n'
+    ),
+    "sglang": (
+        "sglang:num_running_reqs {running}\nsglang:num_queue_reqs {waiting}\n"
+        "sglang:token_usage 0.1\nsglang:generation_tokens_total {said}\n"
+    ),
+}
+LOADS, UNLOADS = b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"
+LOAD_S = 0.3
+PREFILL_CHARS = 20_000  # of a prompt, that it computes at the most
+TRANSFER_S = 10.0  # that a decode engine waits for a KV cache
 GOOD = "good"
 MODES = (
-    *("500", "503", "429", "400", "error_first", "empty", "comments", "silent", "slow", "cut"),
-    *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json"),
+    *(
+        "500",
+        "503",
+        "429",
+        "400",
+        "error_first",
+        "error_inside",
+        "empty",
+        "comments",
+        "silent",
+        "slow",
+        "cut",
+    ),
+    *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json", "no_loads"),
 )
 
 
@@ -38,6 +61,8 @@ class Answer:
     tokens: int = 0
     is_whole: bool = False
     was_bad: bool = False  # the engine misbehaved
+    model: str = ""  # whose tokens it wrote
+    goes_on: bool = False  # from what another engine has said
     told_wrong: str = ""  # what it was to go on from, if nobody had said that
 
 
@@ -46,6 +71,9 @@ class Asked:
     """What a prompt says."""
 
     n: int = 0
+    model: str = ""
+    chars: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list)
     tokens: int = 1
     gap: float = 0.01
     said: int = 0  # tokens that another engine has said
@@ -56,6 +84,9 @@ class Asked:
     told: str = ""  # what it is to go on from
     hands_out: bool = False  # its KV cache, to the engine that will decode
     fetches: str = ""  # a KV cache, by what another engine answered
+    response: str = ""  # the id under which it is kept
+    previous: str = ""  # which one it goes on with
+    room: str = ""  # where both engines of a pair meet
 
     @property
     def told_wrong(self) -> str:
@@ -65,8 +96,11 @@ class Asked:
 
 def read(body: bytes, stamp: str) -> Asked:
     fields = json.loads(body)
-    messages = fields.get("messages") or [{"role": "user", "content": fields.get("prompt", "")}]
-    asked = Asked(streams=bool(fields.get("stream")))
+    content = fields.get("input") or fields.get("prompt", "")
+    messages = fields.get("messages") or [{"role": "user", "content": content}]
+    asked = Asked(streams=bool(fields.get("stream")), model=fields.get("model", ""))
+    asked.messages = messages
+    asked.chars = sum(len(str(message["content"])) for message in messages)
     for word in str(messages[0]["content"]).split():
         name, equals, value = word.partition("=")
         if equals and name in ("n", "tokens", "gap"):
@@ -74,10 +108,17 @@ def read(body: bytes, stamp: str) -> Asked:
     if messages[-1]["role"] == "assistant":
         asked.told = messages[-1]["content"]
         asked.said = len(asked.told.split())
+    if "input" in fields:
+        asked.response, asked.previous = (
+            fields["request_id"],
+            fields.get("previous_response_id", ""),
+        )
     asked.limit = fields.get("max_tokens") or asked.limit
     transfer = fields.get("kv_transfer_params") or {}
     asked.hands_out = bool(transfer.get("do_remote_decode"))
     asked.fetches = str(transfer.get("remote_request_id", ""))
+    if "bootstrap_room" in fields:
+        asked.room = f"{fields['bootstrap_host']}.{fields['bootstrap_room']}"
     asked.usage = bool((fields.get("stream_options") or {}).get("include_usage"))
     if fields.get("logprobs"):
         asked.stamp = f"#{stamp}"
@@ -89,7 +130,13 @@ class Engine:
 
     def __init__(self, loop: VirtualLoop, dice: Random, name: str, model: str) -> None:
         self.loop, self.dice, self.name, self.model = loop, dice, name, model
-        self.slots, self.only_prefills = 8, False
+        self.slots, self.role, self.kind = 8, "", "vllm"
+        self.prefill_us = 0.0  # for each character of a prompt
+        self.adapters: dict[str, None] = {}  # that are loaded
+        self.cache: KvCache
+        self.tells_kv = self.keeps_responses = False
+        self.responses: set[str] = set()  # that this run of it keeps
+        self.ever_kept: set[str] = set()
         self.mode = GOOD
         self.answers: list[Answer] = []
         self.open: dict[Connection, Answer] = {}
@@ -101,6 +148,9 @@ class Engine:
 
     def start(self) -> None:
         self.kept.clear()
+        self.adapters.clear()
+        self.cache = KvCache(self.dice)
+        self.responses.clear()
         self.process = Process(self.loop, f"engine {self.name}")
         self.process.do(self._listen)
 
@@ -109,8 +159,15 @@ class Engine:
             self.loop.create_server(lambda: Connection(self), f"engine.{self.name}")
         )
 
+    def has_kept(self, asked: Asked, answer: Answer) -> bool:
+        """What it goes on with; not if the engine was started again since."""
+        if asked.previous and asked.previous not in self.ever_kept:
+            answer.told_wrong = f"{asked.n}, and never kept what that goes on with"
+        return not asked.previous or asked.previous in self.responses
+
     def kill(self) -> None:
         self.process.kill()
+        self.cache.end()
         for answer in self.open.values():
             answer.ended_at = self.loop.time()
         self.open.clear()
@@ -150,6 +207,18 @@ class Connection(asyncio.Protocol):
             self._page(path.decode())
         elif path == b"/v1/chat/completions":
             self.task = self.engine.loop.create_task(self._answer(body))
+        elif path == b"/v1/responses" and self.engine.keeps_responses:
+            if b'"input"' in body:
+                self.task = self.engine.loop.create_task(self._answer(body))
+            else:
+                self._whole(400, b'{"error": {"message": "no input", "code": 400}}')
+        elif path == b"/tokenize" and self.engine.tells_kv:
+            messages = json.loads(body).get("messages")
+            tokens = tokens_of(messages or [])
+            self._whole(200 if messages else 400, json.dumps({"tokens": tokens}).encode())
+        elif path in (LOADS, UNLOADS):
+            adapter = json.loads(body)["lora_name"]
+            self.engine.loop.call_later(LOAD_S, self._load, adapter, path == LOADS)
         else:
             self._whole(404, b'{"detail": "Not Found"}')
 
@@ -159,10 +228,16 @@ class Connection(asyncio.Protocol):
             status = 500 if engine.mode == "no_metrics" else 200
             waiting = max(0, len(engine.open) - engine.slots)
             running = len(engine.open) - waiting
-            body = METRICS.format(running=running, waiting=waiting, said=engine.said).encode()
+            body = (
+                METRICS[engine.kind]
+                .format(running=running, waiting=waiting, said=engine.said)
+                .encode()
+            )
         elif path == "/v1/models":
             status = 503 if engine.mode == "no_models" else 200
-            body = json.dumps({"object": "list", "data": [{"id": engine.model}]}).encode()
+            adapters = [{"id": name, "parent": engine.model} for name in engine.adapters]
+            listed = [{"id": engine.model}, *adapters]
+            body = json.dumps({"object": "list", "data": listed}).encode()
         else:
             status, body = 404, b"{}"
         self._whole(status, body)
@@ -171,27 +246,59 @@ class Connection(asyncio.Protocol):
         head = f"HTTP/1.1 {status} Odd\r\nContent-Type: application/json\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
+    def _load(self, adapter: str, is_load: bool) -> None:
+        engine = self.engine
+        if engine.mode == "no_loads" or is_load is (adapter in engine.adapters):
+            self._whole(400, b'{"error": {"message": "no", "code": 400}}')
+            return
+        if is_load:
+            engine.adapters[adapter] = None
+        else:
+            del engine.adapters[adapter]
+        self._whole(200, b"{}")
+
     async def _answer(self, body: bytes) -> None:
         engine = self.engine
         asked = read(body, f"{engine.name}.{len(engine.answers)}")
+        if not (is_known := asked.model in (engine.model, *engine.adapters)):  # some answer any
+            asked.stamp = f"!{engine.model}{asked.stamp}"
         mode = engine.mode
         answer = Answer(asked.n, engine.name, engine.loop.time(), was_bad=mode != GOOD)
-        answer.told_wrong = asked.told_wrong
+        answer.told_wrong, answer.goes_on = asked.told_wrong, asked.said > 0
+        answer.model = asked.model if is_known else engine.model
         engine.answers.append(answer)
         engine.open[self] = answer
         while list(engine.open).index(self) >= engine.slots:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.005)
+        if not engine.has_kept(asked, answer):
+            mode = "404"
+        is_decode = engine.role == "decode"
+        asked.fetches = asked.fetches or (asked.room if is_decode else "")
+        new_chars = 0 if asked.fetches else min(asked.chars, PREFILL_CHARS)
+        await asyncio.sleep(0.005 + engine.prefill_us * 1e-6 * new_chars)
+        if engine.tells_kv:
+            engine.cache.computed(tokens_of(asked.messages))
         if asked.fetches:
-            cache_of = engine.fetch(asked.fetches)
+            cache_of = await self._fetched(asked)
             if cache_of is None:
                 mode = "500"
             elif cache_of != asked.n:
                 answer.told_wrong = f"{asked.n} by the KV cache of {cache_of}"
-        if engine.only_prefills and not asked.hands_out:
-            answer.told_wrong = f"all of {asked.n}, and it can only prefill"
+        elif asked.room:
+            engine.kept[asked.room], asked.tokens = asked.n, 1
+        elif engine.role and not asked.hands_out and (not is_decode or engine.kind == "sglang"):
+            answer.told_wrong = f"all of {asked.n}, and it is the {engine.role} engine of a pair"
         await (self._misbehave(mode, asked, answer) if mode != GOOD else self._say(asked, answer))
         self._ended()
+
+    async def _fetched(self, asked: Asked) -> int | None:
+        """Of which request the KV cache is; where both engines meet, the other may be late."""
+        engine, until = self.engine, self.engine.loop.time() + TRANSFER_S
+        while (cache_of := engine.fetch(asked.fetches)) is None and asked.room:
+            if engine.loop.time() > until:
+                break
+            await asyncio.sleep(0.05)
+        return cache_of
 
     async def _misbehave(self, mode: str, asked: Asked, answer: Answer) -> None:  # noqa: C901
         if mode.isdigit():
@@ -212,8 +319,11 @@ class Connection(asyncio.Protocol):
         elif mode == "empty":
             self._head()
             self._chunk(b"")
-        elif mode == "error_first":
-            self._head()
+        elif mode in ("error_first", "error_inside"):
+            said = self.engine.dice.randint(0, asked.tokens - 1) if mode == "error_inside" else 0
+            await self._say(asked, answer, up_to=said)
+            if not (asked.streams and answer.tokens):
+                self._head()
             self._chunk(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
             self._chunk(b"")
         elif mode in ("cut", "cut_inside"):
@@ -254,13 +364,23 @@ class Connection(asyncio.Protocol):
                 self._event({"delta": {"content": token}, "finish_reason": None})
         if up_to is not None:
             return
+        prompt_tokens = 1 + asked.chars // 4
         usage = {
-            "prompt_tokens": 20,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": len(text),
-            "total_tokens": 20 + len(text),
+            "total_tokens": prompt_tokens + len(text),
         }
         answer.is_whole = True
         if not asked.streams:
+            if asked.response:
+                engine = self.engine
+                engine.responses.add(asked.response)
+                engine.ever_kept.add(asked.response)
+                part = {"type": "output_text", "text": "".join(text)}
+                output = [{"type": "message", "role": "assistant", "content": [part]}]
+                kept = {"id": asked.response, "object": "response", "status": "completed"}
+                self._whole(200, json.dumps(kept | {"output": output}).encode())
+                return
             message = {"role": "assistant", "content": "".join(text)}
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
             fields: dict[str, Any] = {"choices": choices, "usage": usage}

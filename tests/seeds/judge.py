@@ -8,7 +8,9 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
+from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
+from mesh.core.lifecycle.continued_streams import LONG_S
 from mesh.core.requests.record import RequestRecord
 from mesh.runtime.router import Router
 from mesh.session.record import OpenRequest
@@ -18,14 +20,15 @@ from tests.seeds.clients import Client
 from tests.seeds.engine import Answer
 from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
-from tests.seeds.world import HEALS_S, Line
+from tests.seeds.world import ADAPTERS, ANY, HEALS_S, Line
 
 AFTER_S = 3.0  # that a trouble may be felt after its end
 CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
 ABANDONED_S = 9.0  # and at the longest after that: agents give up on silent routers
 ORDERED_S = 3.0  # until an order is followed
 LATE_S = 1.5  # beyond a request's time
-ENGINE = ("engine_mode", "engine_dies", "engine_stops")
+ENGINE = ("engine_mode", "engine_dies", "engine_stops", "engine_model")
+NO_TROUBLE = ("stray_work",)
 ORDER = ("drain", "routing")
 SILENT = (
     "cut",
@@ -48,21 +51,23 @@ HARMLESS = (*ENGINE, *ORDER, "agent_dies", "agent_stops", "agent_leaves", "agent
 INFINITE = float("inf")
 LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
+ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
+PREFIXES, PREFIXES_MAX = ("gossip", "index"), 65_536  # but for those of prefixes
 
 
 class Troubles:
     """When something was wrong."""
 
     def __init__(self, faults: Collection[Line]) -> None:
-        self._faults = faults
+        self._faults = [line for line in faults if line.what not in NO_TROUBLE]
 
     def between(self, begin: float, end: float, but: Collection[str] = ()) -> list[Line]:
         """Faults that may be felt then, `but` those kinds."""
         return [
             line
             for line in self._faults
-            if line.what not in but and line.at <= end and begin <= line.ends_at + AFTER_S
+            if line.what not in but and line.at <= end and begin <= line.ends_at + felt_s(line)
         ]
 
     def near(
@@ -76,6 +81,11 @@ class Troubles:
         ]
 
 
+def felt_s(line: Line) -> float:
+    """For so long after its end; an adapter that can't be loaded is tried again after a while."""
+    return BACKOFF_S if line.of.get("mode") == "no_loads" else AFTER_S
+
+
 class Judge:
     def __init__(self, seen: Seen) -> None:
         self.seen, self.world = seen, seen.world
@@ -87,7 +97,9 @@ class Judge:
         self.region_of = {line.of["name"]: line.of["region"] for line in self.world.all("replica")}
         self.tenants = {line.of["name"]: line for line in self.world.all("tenant")}
         self.lines = {line.of["name"]: line for line in self.world.all("replica")}
-        self.serving = [one for one in self.lines.values() if one.of.get("role") != "prefill"]
+        self.serving = [one for one in self.lines.values() if self._serves(one)]
+        [mesh] = self.world.all("mesh") or [Line(0, "mesh")]
+        self.aliases = {ANY: mesh.labels("alias")} if "alias" in mesh.of else {}
         self.answers: dict[int, list[Answer]] = {}
         for engine in seen.engines.values():
             for answer in engine.answers:
@@ -106,6 +118,7 @@ class Judge:
         for tenant in self.tenants.values():
             self._limits_hold(tenant)
         self._orders_hold()
+        self._streams_move()
         self._orders_are_seen()
         self._processes()
         for name, host in self.seen.routers.items():
@@ -114,6 +127,26 @@ class Judge:
                 self._view(name, host.part)
         self._agents()
         return self.found
+
+    def _serves(self, line: Line) -> bool:
+        return line.of.get("role") != "prefill" and (
+            "kv" not in line.of or bool(self._others(line))
+        )
+
+    def _others(self, line: Line) -> list[Line]:
+        """The prefill engines without which a decode engine answers nothing."""
+        return [
+            one
+            for one in self.lines.values()
+            if "kv" in line.of
+            and one.of.get("role") == "prefill"
+            and (one.of["model"], one.of["region"]) == (line.of["model"], line.of["region"])
+        ]
+
+    def _is_for(self, ask: Line, line: Line) -> bool:
+        """Whether that replica's engine has, or may load, what was asked for."""
+        names = {line.of["model"], *line.labels("adapters")}
+        return bool(names.intersection(self.aliases.get(ask.of["model"], (ask.of["model"],))))
 
     def say(self, promise: str, text: str) -> None:
         self.found.append(f"{promise}: {text}")
@@ -184,10 +217,12 @@ class Judge:
             return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
         if code == "deadline_exceeded":
             return took_s >= ask.number("timeout", 600.0) - 0.1
-        unserved = all(line.of["model"] != ask.of["model"] for line in self.serving)
+        unserved = not any(self._is_for(ask, line) for line in self.serving)
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
+            "path_not_served": not able or in_trouble,
+            "1": "previous" in ask.of and client.status == 404 and self._forgot(client),
             "saturated": self._crowded(client, able),
             "objective_missed": "slo_ms" in ask.of,
             "rate_limit_exceeded": self._is_used_up(client),
@@ -218,6 +253,11 @@ class Judge:
             or len(under_way) + 1 > part * tenant.number("at_once", INFINITE)
             or bool(self.troubles.between(client.sent_at - LIMITS_FORGET_S, client.ended_at))
         )
+
+    def _forgot(self, client: Client) -> bool:
+        """Whether an engine may have been started again before that."""
+        anew = self.world.all("engine_dies", "engine_model")
+        return any(line.at <= client.ended_at for line in anew)
 
     def _region_bus(self, client: Client) -> bool:
         region = client.ask.of["router"].split(".")[0]
@@ -256,7 +296,8 @@ class Judge:
         return [
             line
             for line in self.serving
-            if line.of["model"] == ask.of["model"]
+            if self._is_for(ask, line)
+            and ("responses" in line.of or "responses" not in ask.of)
             and line.of["region"] in regions
             and self._may_hold(line.of["region"], ask, line.of["name"])
         ]
@@ -267,11 +308,12 @@ class Judge:
         others = [
             other
             for other in self.seen.clients
-            if other.ask.of["model"] == client.ask.of["model"]
+            if any(self._is_for(other.ask, line) for line in able)
             and other.sent_at <= client.ended_at
             and other.ended_at >= client.sent_at
         ]
-        return len(others) > min(line.number("slots", 8) for line in able)
+        all_of = [one for line in able for one in (line, *self._others(line))]
+        return len(others) > min(line.number("slots", 8) for line in all_of)
 
     # Engines.
 
@@ -284,6 +326,11 @@ class Judge:
             late_s = ended_at - since
             if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
                 continue
+            if (
+                self._is_abroad(client, answer)
+                and self.lines[answer.engine].of.get("role") == "prefill"
+            ):
+                continue  # it computes the prompt to its end
             router = client.ask.of["router"]
             names = router, answer.engine, router.split(".")[0], self.region_of[answer.engine]
             but = (*ORDER, "clock_steps", "engine_mode", "streams_stop")
@@ -306,13 +353,15 @@ class Judge:
                 "nothing after the end", f"{client.number} was begun after its client had ended"
             )
 
+    def _is_abroad(self, client: Client, answer: Answer) -> bool:
+        return self.region_of[answer.engine] != client.ask.of["router"].split(".")[0]
+
     def _computes_until(self, line: Line, since: float, client: Client, answer: Answer) -> float:
         """Until when that trouble may keep an engine at an answer whose client has ended: of a
         router that it no longer hears an agent gives up the work by itself."""
         if line.what not in UNHEARD:
             return max(since, line.ends_at) + ABANDONED_S
-        home = client.ask.of["router"].split(".")[0]
-        silence_s = SILENCE_S if self.region_of[answer.engine] == home else SILENCE_ABROAD_S
+        silence_s = SILENCE_ABROAD_S if self._is_abroad(client, answer) else SILENCE_S
         return max(since, line.at) + silence_s + GIVEN_UP_S
 
     def _only_where_allowed(self) -> None:
@@ -334,8 +383,19 @@ class Judge:
                     )
                 if answer.told_wrong:
                     self.say("goes on from what was said", f"{answer.engine}: {answer.told_wrong}")
-                if ask is not None and self.lines[answer.engine].of["model"] != ask.of["model"]:
+                is_for = ask is None or self._is_for(ask, self.lines[answer.engine])
+                if not is_for and not self._had_another(answer):
                     self.say("by its model", f"{answer.engine} computed {answer.number}: {ask}")
+                if answer.goes_on and not any(
+                    other.model == answer.model and other.tokens and other.at < answer.at
+                    for other in answers
+                ):
+                    self.say("by its model", f"{answer.engine} went on with {answer.number}")
+
+    def _had_another(self, answer: Answer) -> bool:
+        """Whether another engine may have had its place, as clients are told by their tokens."""
+        near = self.troubles.near(answer.at, answer.at, (answer.engine,))
+        return any(line.what == "engine_model" for line in near)
 
     def _lines_are_answered(self, job: Job) -> None:
         """Of an acknowledged job; and each once, with the whole answer."""
@@ -416,6 +476,57 @@ class Judge:
                         what = f"{answer.engine}, drained at {at:.3f}, was given {answer.number}"
                         self.say("an order holds", f"{what} at {answer.at:.3f}")
 
+    def _streams_move(self) -> None:
+        """Long streams leave a replica that operators want empty, where others have room."""
+        clients = {client.number: client for client in self.seen.clients}
+        for begin, line, is_begin in self.seen.orders:
+            if not is_begin or "move" not in line.of:
+                continue
+            for answer in self._on(line):
+                due = max(begin, answer.at + LONG_S) + ORDERED_S
+                ended_at = self.seen.ended_at if answer.ended_at is None else answer.ended_at
+                client = clients.get(answer.number)
+                if client is None or ended_at <= due or line.ends_at < due or answer.at > begin:
+                    continue
+                if self._may_move(client, line, answer, due):
+                    what = f"{answer.number} at {answer.engine}, to be empty at {begin:.3f}"
+                    self.say("an order holds", f"{what}, until {ended_at:.3f}")
+
+    def _on(self, line: Line) -> Iterator[Answer]:
+        """Of the replicas that this drain is of."""
+        for name, region in self.region_of.items():
+            if region == line.of["region"] and line.of.get("replica", name) == name:
+                yield from self.seen.engines[name].answers
+
+    def _may_move(self, client: Client, line: Line, answer: Answer, due: float) -> bool:
+        """Whether nothing hinders that: a stream that may go on, no trouble, and room."""
+        ask, own = client.ask, self.lines[answer.engine]
+        if not {"plain", "stamp", "responses"}.isdisjoint(ask.of) or "role" in own.of:
+            return False
+        drained = [one.of for one in self.world.all("drain") if one.at <= due]
+        free = [
+            one
+            for one in self._able(ask)
+            if one.of["model"] == ask.of["model"] == own.of["model"]
+            and "role" not in one.of
+            and not any(
+                of["region"] == one.of["region"]
+                and of.get("replica", one.of["name"]) == one.of["name"]
+                for of in drained
+            )
+        ]
+        others = [line.what for line in self.troubles.between(answer.at - 8, due, ORDER)]
+        if not free or others:
+            return False
+        there = [
+            other
+            for other in self.seen.clients
+            if any(self._is_for(other.ask, one) for one in free)
+            and other.sent_at <= due
+            and other.ended_at >= due - ORDERED_S
+        ]
+        return len(there) <= min(one.number("slots", 8) for one in free)
+
     def _orders_are_seen(self) -> None:
         for at, line, states in self.seen.looks:
             begun = [t for t, other, is_begin in self.seen.orders if other is line and is_begin]
@@ -460,7 +571,8 @@ class Judge:
             if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
                 self.say("nothing is left", f"{name}: {path}")
                 return
-            if isinstance(thing, dict | list | set | deque) and len(thing) > TABLE_MAX:
+            most = PREFIXES_MAX if any(map(path.__contains__, PREFIXES)) else TABLE_MAX
+            if isinstance(thing, dict | list | set | deque) and len(thing) > most:
                 sizes[path] = len(thing)
         if sizes:
             self.say("tables are bounded", f"{name}: {sizes}")
@@ -487,7 +599,7 @@ class Judge:
         if ready != there:
             self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
         models = {line.of["model"] for line in self.serving}
-        if set(router.core.models()) != models:
+        if set(router.core.models()) - {ANY, *ADAPTERS} != models:
             self.say(
                 "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
             )
@@ -549,15 +661,17 @@ def walk(root: object) -> Iterator[tuple[str, object]]:
     known: set[int] = set()
     while todo:
         path, thing = todo.popleft()
-        if id(thing) in known or isinstance(thing, str | bytes | int | float | type(None) | type):
+        if id(thing) in known or isinstance(thing, ATOMS):
             continue
         known.add(id(thing))
         yield path, thing
         if isinstance(thing, dict):
-            todo.extend((f"{path}[]", one) for one in thing.values())
-            todo.extend((f"{path}[]", one) for one in thing if not isinstance(one, str))
+            within = f"{path}[]"
+            todo.extend((within, one) for one in thing.values() if type(one) not in ATOMS)
+            todo.extend((within, one) for one in thing if type(one) not in ATOMS)
         elif isinstance(thing, list | tuple | set | frozenset | deque):
-            todo.extend((f"{path}[]", one) for one in thing)
+            within = f"{path}[]"
+            todo.extend((within, one) for one in thing if type(one) not in ATOMS)
         elif type(thing).__module__.split(".")[0] in ("mesh", "agents", "schemas", "infra"):
             for name in attributes(thing):
                 todo.append((f"{path}.{name}", getattr(thing, name, None)))

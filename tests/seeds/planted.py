@@ -286,6 +286,7 @@ PLANTED: dict[str, tuple[Patch, ...]] = {
     "routers don't hear of orders": (
         (control_plane.OperatorOrders, "receive", lambda real: nothing),
     ),
+    "streams stay where operators want none": ((ReplicaTable, "move", lambda real: nothing),),
     "an undrain is not followed": (
         (
             AgentOrders,

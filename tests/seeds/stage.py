@@ -11,20 +11,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import infra.bus
 import mesh.adapters.bus
 from agents.config import AgentConfig
+from agents.core.replica_config import AdapterSource
 from agents.runtime import process as agent_process
 from agents.runtime.agent import Agent
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
 from infra.tenant_table import TenantTable, key_hash, listed_callers
+from mesh.core.gossip import publisher
+from mesh.core.model.model_targets import ModelRule
 from mesh.core.model.settings import RouterSettings
 from mesh.core.offline.settings import OfflineSettings
+from mesh.http.form_parts import model_place
+from mesh.http.large_bodies import LargeBodies
+from mesh.http.read_request import read_fields
 from mesh.runtime import batch_runner, ticks
 from mesh.runtime import router as router_process
 from mesh.runtime.batch_runner import RunnerConfig
@@ -32,24 +38,37 @@ from mesh.runtime.config import BatchAccess, RouterConfig
 from mesh.runtime.router import Router
 from schemas import subjects
 from schemas.control import RegionControl, encode_control
-from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.kv_transfer import TransferKind
 from schemas.limits import LimitsTable
 from schemas.residency import Ground, ground, parse_labels
 from schemas.settings import parse_pushing
-from tests.seeds.bus import BATCH_USER, Bus, Message
+from tests.seeds.bus import BATCH_USER, PAYLOAD_MAX, Bus, Message
 from tests.seeds.clients import Client
 from tests.seeds.engine import GOOD, Engine
 from tests.seeds.jobs import Job
+from tests.seeds.kv_events import KvCache, Source
 from tests.seeds.loop import Process, VirtualLoop, this_process
 from tests.seeds.sockets import Sockets
-from tests.seeds.world import HEALS_S, Line, World
+from tests.seeds.world import ANY, HEALS_S, Line, World
 from tests.support.batch_mesh import EASY
 
 UNIX_S = 1_800_000_000.0
+LARGE_S = 0.02  # until a large body is read
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
 JOBS_S = 120.0  # for batch jobs to end: lines of a runner that died are free after 30
 QUIET_S = 1.5  # after the last client
-REFUSED_S = 600.0
+PROFILES = {  # "tight": two at once, two more wait
+    "easy": EASY,
+    "tight": replace(
+        EASY,
+        computing=(0.01, 1e-9, 1e-9, 0.0, 0.0, 1e-9, 5e-3),
+        latency_budget_s=0.022,
+        queued_requests_max=2,
+    ),
+}
+# Of prefix gossip, where a world wants so: few deltas are repeated, and sets have many parts.
+GOSSIP = ((publisher, "LOG_DELTAS_MAX", 2), (publisher, "PART_BLOCKS_MAX", 64))
 
 
 class Host:
@@ -145,13 +164,14 @@ class Stage:
         self.bus.delivered = self._delivered
         self.sockets = Sockets(loop, Random(f"sockets {world.seed}"))
         self.clock_steps: dict[str, float] = {}
-        self.drained: dict[str, dict[str, int]] = {name: {} for name in regions}
+        self.drains: dict[str, list[Line]] = {name: [] for name in regions}
         self.routing: dict[str, str] = {}
         self.ground = self._ground(regions)
         self.tenants = {line.of["name"]: tenant(line) for line in world.all("tenant")}
         self.seen = Seen(world, self.ground)
         [self.options] = [line.of for line in world.all("mesh")] or [{}]
-        self.markers: dict[bytes, int] = {}
+        for server in self.bus.servers.values():
+            server.payload_bytes_max = int(self.options.get("payload_max", PAYLOAD_MAX))
         for name, line in regions.items():
             for number in range(int(line.number("routers"))):
                 router = f"{name}.r{number + 1}"
@@ -163,7 +183,10 @@ class Stage:
             dice = Random(f"{name} {world.seed}")
             self.seen.engines[name] = engine = Engine(loop, dice, name, line.of["model"])
             engine.slots = int(line.number("slots", 8))
-            engine.only_prefills = line.of.get("role") == "prefill"
+            engine.keeps_responses = "responses" in line.of
+            engine.tells_kv = "kv_events" in line.of
+            engine.prefill_us = line.number("prefill_us")
+            engine.role, engine.kind = line.of.get("role", ""), engine_kind(line)
             engine.fetch = self._fetched
             self.seen.agents[name] = Host(self, name, self._run_agent)
 
@@ -171,6 +194,10 @@ class Stage:
         """Of which request that KV cache is, if its engine still has it."""
         engine = self.seen.engines[name.split(".")[0]]
         return engine.kept.get(name) if engine.process.is_alive else None
+
+    def _kv_cache(self, address: str) -> KvCache | None:
+        engine = self.seen.engines[address.removeprefix("tcp://").split(":")[0]]
+        return engine.cache if engine.process.is_alive else None
 
     def _ground(self, regions: dict[str, Line]) -> Ground:
         if not any("labels" in line.of for line in regions.values()):
@@ -206,6 +233,9 @@ class Stage:
             given["pushing"] = parse_pushing(of["pushing"])
         if "queue_delay_s_max" in of:
             given["queue_delay_s_max"] = float(of["queue_delay_s_max"])
+        if "alias" in of:
+            shares = tuple((ModelId(name), 1.0) for name in of["alias"].split(","))
+            given["models"] = (ModelRule(name=ModelId(ANY), to=shares),)
         given["tenant_weights"] = tuple((name, one.weight) for name, one in self.tenants.items())
         for name, read in (("hops_max", int), ("hold_s_max", float)):
             if name in of:
@@ -265,12 +295,13 @@ class Stage:
         line = self.lines[host.name]
         labels: Any = line.of.get("labels")
         of_pair: Any = line.of.get("role")
+        adapters = {ModelId(name): AdapterSource(f"/{name}") for name in line.labels("adapters")}
         of = self.options
         config = AgentConfig(
             region=RegionId(line.of["region"]),
             replica=ReplicaId(host.name),
             nats_url=f"nats://{line.of['region']}",
-            engine_kind="vllm",
+            engine_kind=engine_kind(line),
             engine_url=f"http://engine.{host.name}",
             metrics_port=0,
             read_interval_ms=int(of.get("reads_ms", 50)),
@@ -278,8 +309,14 @@ class Stage:
             drain_timeout_s=3.0,
             residency=labels,
             role=of_pair,
-            kv_transfer="nixl" if of_pair else None,
-            profile=EASY if self.seen.runners and of_pair is None else None,
+            kv_transfer=TransferKind(line.of.get("kv", "nixl")) if of_pair else None,
+            kv_address=f"{host.name}:1" if of_pair == "prefill" and "kv" in line.of else None,
+            profile=PROFILES[line.of.get("offline", "easy")]
+            if self.seen.runners and of_pair is None
+            else None,
+            adapters=adapters,
+            kv_events=f"tcp://{host.name}:1" if "kv_events" in line.of else None,
+            load_adapters=1 if adapters else None,
             speed_probe="probes" in line.of,
         )
         host.stop = agent_process.Stop()
@@ -322,7 +359,8 @@ class Stage:
         return clients and all(job.is_read for job in self.seen.jobs)
 
     def _ask(self, ask: Line) -> None:
-        client = Client(self.loop, ask)
+        before = (one for one in self.seen.clients if one.ask.of["n"] == ask.of.get("previous"))
+        client = Client(self.loop, ask, next(before, None))
         self.seen.clients.append(client)
         client.open(self.sockets)
 
@@ -358,6 +396,13 @@ class Stage:
                 engine.kill()
             elif not engine.process.is_alive:
                 engine.start()
+
+    def _engine_model(self, line: Line, *, is_begin: bool) -> None:
+        """Another engine, with another model, has its place."""
+        if (engine := self._engine(line)) is not None:
+            engine.kill()
+            engine.model = line.of["model"] if is_begin else self.lines[engine.name].of["model"]
+            engine.start()
 
     def _engine_stops(self, line: Line, *, is_begin: bool) -> None:
         if (engine := self._engine(line)) is not None:
@@ -409,6 +454,14 @@ class Stage:
             other.do(lambda: self.loop.create_task(run()))
         elif (found := getattr(host, "namesake", None)) is not None:
             found.kill()
+
+    def _stray_work(self, line: Line, *, is_begin: bool) -> None:
+        """Work that none of its routers sent: it may be answered nowhere, or can't be read."""
+        region = line.of["replica"].split("-")[0]
+        subject = subjects.work(region, line.of["replica"])
+        for reply in ("$JS.API.INFO", subjects.inbox(region, "r1", 1 << 40)):
+            headers = {"Mesh-Path": "/v1/chat/completions", "Mesh-Deadline-Ms": "soon"}
+            self.bus.carry(None, Message(subject, reply, headers, b"{}"), region)
 
     _agent_dies = _router_dies = _runner_dies = _dies
     _agent_stops = _router_stops = _runner_stops = _stops
@@ -474,13 +527,15 @@ class Stage:
     # Operators.
 
     def _drain(self, line: Line, *, is_begin: bool) -> None:
-        drained = self.drained.get(line.of["region"])
-        if drained is None:
+        drains = self.drains.get(line.of["region"])
+        if drains is None:
             return
-        what = line.of.get("replica", "")
-        if not is_begin:
-            self.seen.looks.append((self.loop.time(), line, self._states(line.of["region"], what)))
-        drained[what] = drained.get(what, 0) + (1 if is_begin else -1)
+        if is_begin:
+            drains.append(line)
+        else:
+            states = self._states(line.of["region"], line.of.get("replica", ""))
+            self.seen.looks.append((self.loop.time(), line, states))
+            drains.remove(line)
         self._order(line, is_begin)
 
     def _states(self, region: str, replica: str) -> dict[tuple[str, str], str]:
@@ -499,18 +554,22 @@ class Stage:
             self.routing[region] = line.of["policy"]
         else:
             self.routing.pop(region, None)
-        if region in self.drained:
+        if region in self.drains:
             self._order(line, is_begin)
 
     def _order(self, line: Line, is_begin: bool) -> None:
         """As `mesh drain` writes it, again every half second until it is acknowledged."""
         region = line.of["region"]
-        held = {what for what, times in self.drained[region].items() if times > 0}
+        drains = self.drains[region]
+        held = {one.of.get("replica", "") for one in drains}
+        moved = {one.of.get("replica", "") for one in drains if "move" in one.of}
         policy = self.routing.get(region)
         record = RegionControl(
             region=RegionId(region),
             drained=tuple(ReplicaId(name) for name in sorted(held - {""})),
             all_drained="" in held,
+            moved=tuple(ReplicaId(name) for name in sorted(moved - {""})),
+            all_moved="" in moved,
             routing={} if policy is None else {"policy": policy},
             at_unix_s=self.wall(region),
         )
@@ -533,6 +592,9 @@ class Stage:
             (mesh.adapters.bus, "connect", self.bus.connect),
             (infra.bus, "connect", self.bus.connect),
             (agent_process, "Agent", self._agent),
+            (agent_process, "KvEventSource", Source),
+            (Source, "find", self._kv_cache),
+            (LargeBodies, "_ask", read_large),
             (ticks, "TICK_S", float(self.options.get("ticks_ms", 100)) / 1000),
             (random, "uniform", chance.uniform),
             (os, "urandom", chance.randbytes),
@@ -543,6 +605,7 @@ class Stage:
             (time, "time_ns", lambda: int(wall() * 1e9)),
             (sys, "unraisablehook", lambda problem: None),  # of what was killed inside `finally`
         ]
+        ours += GOSSIP if "gossip" in self.options else ()
         kept = [(module, name, getattr(module, name)) for module, name, _ in ours]
         root, handler = logging.getLogger(), Errors(self.seen)
         level = root.level
@@ -562,6 +625,17 @@ class Stage:
 
 def parse(text: str) -> Any:
     return parse_labels(text) if text else ()
+
+
+async def read_large(_: LargeBodies, path: str, body: bytes, content_type: str) -> Any:
+    """In place of the process that reads them."""
+    await asyncio.sleep(LARGE_S)
+    fields = read_fields(path, body, content_type)
+    return replace(fields, model_place=model_place(body, content_type))
+
+
+def engine_kind(line: Line) -> Any:
+    return "sglang" if line.of.get("kv") == "sglang" else "vllm"
 
 
 def tenant(line: Line) -> TenantTable:

@@ -19,6 +19,22 @@ POLICIES = (
     *("mesh", "mesh", "mesh", "power-of-two", "least-load", "cache-aware", "round-robin"),
     *("consistent-hash", "skywalker", "skywalker-ch", "smg", "llm-d", "gorgo", "e2"),
 )
+FAULTS = {
+    "engine": (*["engine_mode"] * 3, "engine_dies", "engine_stops", "engine_model"),
+    "agent": ("agent_dies", "agent_stops", "agent_leaves", "agent_namesake", "stray_work"),
+    "runner": ("runner_dies", "runner_stops", "runner_leaves"),
+    "router": ("router_dies", "router_stops", "router_leaves", "router_namesake"),
+    "link": ("cut", "cut", "cut_one_way", "stall", "flap", "lossy", "late"),
+    "bus": ("bus_restarts", "bus_hangs", "store_empties", "streams_stop"),
+    "clock": ("clock_steps",),
+}
+OF_FAULT: dict[str, tuple[str, tuple[object, ...]]] = {
+    "engine_mode": ("mode", MODES),
+    "engine_model": ("model", ("a", "b")),
+    "clock_steps": ("by", (-3600, -5, 5, 3600)),
+}
+FOR_AT_MOST: dict[str, float] = {"bus_hangs": 8.0, "clock_steps": 0.0, "stray_work": 0.0}
+LARGE = "300000"  # of a body that goes to other regions in parts
 MANNERS: tuple[tuple[str, float, tuple[object, ...]], ...] = (
     ("plain", 0.2, (1,)),
     ("stamp", 0.25, (1,)),
@@ -26,10 +42,13 @@ MANNERS: tuple[tuple[str, float, tuple[object, ...]], ...] = (
     ("timeout", 0.15, (1, 3)),
     ("priority", 0.2, ("high", "low")),
     ("slo_ms", 0.1, (200, 2000)),
-    ("pad", 0.1, (5_000, 120_000)),
+    ("pad", 0.15, (5_000, 20_000, 120_000, LARGE)),
     ("session", 0.3, ("x", "y", "z")),
 )  # of clients: how often, and what of it
+ANY = "any"  # a name of several models
+ADAPTERS = ("x", "y")
 LONG = "400"  # tokens of an answer that goes on long after its client has left
+MOVED_S = 9.0  # that a drain with `--move` lasts at least: only long streams go on elsewhere
 PARTS = ("mesh", "region", "tenant", "replica", "runner")
 
 
@@ -127,10 +146,12 @@ class Maker:
         self._parts()
         if dice.random() < 0.1 and self.replicas:
             self._jobs()
+        if self.keeps_responses and self.replicas:
+            self._conversations()
         calm = dice.random() < 0.1
         for _ in range(dice.choice((3, 6, 10, 20))):
             self._ask(BEGINS_S + dice.random() * ASKS_S, self._answer())
-        if dice.random() < 0.15:  # many at once
+        if dice.random() < (0.5 if self.runners else 0.15):  # many at once
             at = BEGINS_S + dice.random() * ASKS_S
             for _ in range(40):
                 self._ask(at + dice.random() * 0.3, {"tokens": 10, "gap": 0.05})
@@ -160,9 +181,19 @@ class Maker:
         options["beats_ms"] = dice.choice((100, 200, 200))
         options["digests_ms"] = 100 if len(self.regions) < 3 and dice.random() < 0.3 else 250
         options["ticks_ms"] = dice.choice((50, 100, 100, 100, 100))
+        if dice.random() < 0.2:
+            options["payload_max"] = 65_536
+        if len(self.regions) > 1 and dice.random() < 0.3:
+            options["gossip"] = "few"
+        if len(self.models) > 1 and dice.random() < 0.4:
+            options["alias"] = ",".join(self.models)
+        self.asked = self.models + [ANY] * ("alias" in options)
         self.add(0, "mesh", **options)
         self.labelled = dice.random() < 0.35
         self.has_pairs = dice.random() < 0.15
+        self.pair = dice.choice(({}, {"kv": "sglang"}, {"kv": "sglang"}))
+        self.keeps_responses = dice.random() < 0.15
+        self.has_adapters = not self.has_pairs and dice.random() < 0.1
         for region in self.regions:
             self._region(region)
         for name in ("acme", "zed") if dice.random() < 0.25 else ():
@@ -194,8 +225,19 @@ class Maker:
             of["labels"] = dice.choice(("none", *carried))
         if dice.random() < 0.3:
             of["probes"] = 1
+        if dice.random() < (0.8 if self.has_pairs else 0.3):
+            of["prefill_us"] = 100 if self.has_pairs else dice.choice((10, 30, 100))
+        if dice.random() < 0.15:
+            of["kv_events"] = 1
         if self.has_pairs and dice.random() < 0.8:
-            of["role"] = ("decode", "prefill")[n % 2]
+            of |= {"role": ("decode", "prefill")[n % 2], **self.pair}
+        if self.has_adapters and dice.random() < 0.8:
+            of["adapters"] = ",".join(ADAPTERS)
+            self.asked += ADAPTERS if ADAPTERS[0] not in self.asked else ()
+        if self.keeps_responses and "role" not in of:
+            of["responses"] = 1
+        if dice.random() < 0.3:
+            of["offline"] = "tight"
         self.add(0, "replica", name=self.replicas[-1], region=region, **of)
 
     def _tenant(self, name: str) -> None:
@@ -226,6 +268,30 @@ class Maker:
                 of["key"] = dice.choice(self.tenants)
             self.add(at, "job", n=n + 1, router=dice.choice(self.routers[:1]), **of)
 
+    def _conversations(self) -> None:
+        """Of two turns, the second of which only the replica of the first can answer; meanwhile
+        one is drained, or lost."""
+        dice = self.dice
+        homes = [name.split("-")[0] for name in self.replicas]
+        region = max(homes, key=homes.count)
+        routers = [name for name in self.routers if name.startswith(f"{region}.")]
+        for _ in range(8):
+            self._ask(BEGINS_S + dice.random(), {"responses": 1, "router": dice.choice(routers)})
+            first = self.lines[-1].of
+            of = {name: value for name, value in first.items() if name != "n"}
+            again: dict[str, object] = {
+                **of,
+                "previous": first["n"],
+                "router": dice.choice(self.routers),
+            }
+            self._ask(BEGINS_S + 2.5 + dice.random() * 2, again)
+        replica = dice.choice([name for name in self.replicas if name.startswith(f"{region}-")])
+        of = {"replica": replica, "for": "6"}
+        if dice.random() < 0.7:
+            self.add(BEGINS_S + 1, "drain", region=region, **of)
+        else:
+            self.add(BEGINS_S + 1, "agent_dies", **of)
+
     def _answer(self) -> dict[str, object]:
         dice = self.dice
         if dice.random() < 0.06:
@@ -237,6 +303,8 @@ class Maker:
         of |= {
             name: dice.choice(values) for name, share, values in MANNERS if dice.random() < share
         }
+        if self.has_pairs and dice.random() < 0.4:
+            of |= {"pad": 20_000, "timeout": dice.choice((1, 1, 3, 60))}  # which takes engines time
         if dice.random() < 0.2:
             of["leaves"] = round(dice.random() * 2, 3)
         return of
@@ -247,9 +315,12 @@ class Maker:
             of = {**of, "wants": dice.choice(LABELS)}
         if self.tenants and "probe" not in of:
             of = {**of, "key": dice.choice(self.tenants)}
-        model = "zz" if dice.random() < 0.02 and "probe" not in of else dice.choice(self.models)
+        model = dice.choice(self.models if "probe" in of else self.asked)
+        if dice.random() < 0.02 and "probe" not in of:
+            model = "zz"
         number = 1 + sum(line.what == "ask" for line in self.lines)
-        self.add(at, "ask", n=number, router=dice.choice(self.routers), model=model, **of)
+        of = {"router": dice.choice(self.routers), "model": model, **of}
+        self.add(at, "ask", n=number, **of)
 
     def _fault(self, at: float) -> None:
         dice = self.dice
@@ -262,49 +333,60 @@ class Maker:
         kinds += ["engine", "engine", "agent", "agent"] if self.replicas else []
         kinds += ["link", "link"] if len(self.regions) > 1 else []
         kind = dice.choice(kinds)
-        if kind == "engine":
-            what = dice.choice(
-                ("engine_mode", "engine_mode", "engine_mode", "engine_dies", "engine_stops")
-            )
-            mode = {"mode": dice.choice(MODES)} if what == "engine_mode" else {}
-            self.add(at, what, replica=dice.choice(self.replicas), **mode, for_=lasts)
-        elif kind == "agent":
-            what = dice.choice(("agent_dies", "agent_stops", "agent_leaves", "agent_namesake"))
-            self.add(at, what, replica=dice.choice(self.replicas), for_=lasts)
+        if kind == "order":
+            self._order(at, region, lasts)
+            return
+        what = dice.choice(FAULTS[kind])
+        of: dict[str, object] = {"region": region}
+        if kind in ("engine", "agent"):
+            of = {"replica": dice.choice(self.replicas)}
         elif kind == "runner":
-            what = dice.choice(("runner_dies", "runner_stops", "runner_leaves"))
             jobs = [line.at for line in self.lines if line.what == "job"]
             at = dice.choice(jobs) + dice.random() * 2  # while it is done
-            self.add(at, what, runner=dice.choice(self.runners), for_=lasts)
+            of = {"runner": dice.choice(self.runners)}
         elif kind == "router":
-            what = dice.choice(("router_dies", "router_stops", "router_leaves", "router_namesake"))
-            router = dice.choice(self.routers)
-            if (
-                long := [line for line in self.lines if line.of.get("tokens") == LONG]
-            ) and lasts > 1:
-                router, at, lasts = long[0].of["router"], long[0].at + dice.random(), 12.0
-            self.add(at, what, router=router, for_=lasts)
+            router, at, lasts = self._router_at_work(at, lasts)
+            of = {"router": router}
         elif kind == "link":
-            one, other = dice.sample(self.regions, 2)
-            what = dice.choice(("cut", "cut", "cut_one_way", "stall", "flap", "lossy", "late"))
-            self.add(at, what, one=one, other=other, for_=lasts)
-        elif kind == "bus":
-            what = dice.choice(("bus_restarts", "bus_hangs", "store_empties", "streams_stop"))
-            self.add(
-                at, what, region=region, for_=min(lasts, 8.0) if what == "bus_hangs" else lasts
-            )
-        elif kind == "clock":
-            self.add(at, "clock_steps", region=region, by=dice.choice((-3600, -5, 5, 3600)), for_=0)
-        else:
-            self._order(at, region, lasts)
+            of = dict(zip(("one", "other"), dice.sample(self.regions, 2), strict=True))
+        if what in ("lossy", "cut") and dice.random() < 0.4:
+            of = self._large_bodies(at, *map(str, of.values()))
+        if what in OF_FAULT:
+            name, values = OF_FAULT[what]
+            of[name] = dice.choice(values)
+        self.add(at, what, **of, for_=min(lasts, FOR_AT_MOST.get(what, lasts)))
+
+    def _large_bodies(self, at: float, *ends: str) -> dict[str, object]:
+        """They are on their way over a link that fails then: from the end with fewer replicas."""
+        one, other = sorted(ends, key=[name.split("-")[0] for name in self.replicas].count)
+        for _ in range(4):
+            router = self.dice.choice([name for name in self.routers if name.startswith(f"{one}.")])
+            self._ask(at - 0.1 + self.dice.random() * 0.2, {"pad": LARGE, "router": router})
+        return {"one": one, "other": other}
+
+    def _router_at_work(self, at: float, lasts: float) -> tuple[str, float, float]:
+        """One, when it has something to lose: a long answer, or a body that is sent in parts."""
+        dice = self.dice
+        if lasts > 1 and (long := [line for line in self.lines if line.of.get("tokens") == LONG]):
+            return long[0].of["router"], long[0].at + dice.random(), 12.0
+        if large := [line for line in self.lines if line.of.get("pad") == LARGE]:
+            return large[0].of["router"], large[0].at + dice.random() * 0.1, lasts
+        return dice.choice(self.routers), at, lasts
 
     def _order(self, at: float, region: str, lasts: float) -> None:
         dice = self.dice
         here = [name for name in self.replicas if name.startswith(f"{region}-")]
         what = dice.choice(("drain", "drain", "drain_all", "routing"))
-        if what == "drain" and here:
-            self.add(at, "drain", region=region, replica=dice.choice(here), for_=lasts)
-        elif what == "drain_all":
-            self.add(at, "drain", region=region, for_=lasts)
-        else:
+        if what == "routing" or not here:
             self.add(at, "routing", region=region, policy=dice.choice(POLICIES), for_=lasts)
+            return
+        of: dict[str, object] = {"replica": dice.choice(here)}
+        if dice.random() < 0.3:
+            lasts = max(lasts, MOVED_S)
+            [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
+            for _ in range(dice.choice((1, 2, 8))):
+                self._ask(at - dice.random(), {"tokens": 80, "gap": 0.15, "model": own["model"]})
+            of["move"] = 1
+        if what == "drain_all":
+            del of["replica"]
+        self.add(at, "drain", region=region, **of, for_=lasts)

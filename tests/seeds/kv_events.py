@@ -1,0 +1,91 @@
+"""An engine's KV cache in memory, and its events, at the face that `KvEventSource` has.
+
+A block's hash is of its tokens and of all before it. Batches are numbered from 0 on in each run of
+the engine, which keeps them to repeat them; some get lost on their way.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from random import Random
+from zlib import crc32
+
+import msgpack
+
+from agents.core.engine_cache import EngineCache
+
+BLOCK_TOKENS, TOKEN_CHARS = 16, 4
+BLOCKS_MAX = 256  # that the cache holds
+LOST = 0.05  # of batches
+AGAIN_S = 0.1
+
+
+def tokens_of(messages: list[dict[str, object]]) -> list[int]:
+    text = "".join(str(message["content"]) for message in messages)
+    pieces = range(0, len(text), TOKEN_CHARS)
+    return [crc32(text[at : at + TOKEN_CHARS].encode()) for at in pieces]
+
+
+class KvCache:
+    """One run of an engine."""
+
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self.batches: list[bytes] = []
+        self.heard_by: list[asyncio.Queue[int]] = []  # the numbers of new ones; -1: it has ended
+
+    def computed(self, tokens: list[int]) -> None:
+        parent, events = None, []
+        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            block = tokens[at : at + BLOCK_TOKENS]
+            name = hash((parent, *block))
+            if name not in self._blocks:
+                events.append(["BlockStored", [name], parent, block, BLOCK_TOKENS, None, "GPU"])
+            self._blocks[name] = None
+            self._blocks.move_to_end(name)
+            parent = name
+        while len(self._blocks) > BLOCKS_MAX:
+            events.append(["BlockRemoved", [self._blocks.popitem(last=False)[0]], "GPU"])
+        if not events:
+            return
+        self.batches.append(msgpack.packb([0.0, events, 0]))
+        if self._dice.random() >= LOST:
+            self._tell(len(self.batches) - 1)
+
+    def end(self) -> None:
+        self._tell(-1)
+
+    def _tell(self, number: int) -> None:
+        for heard in self.heard_by:
+            heard.put_nowait(number)
+
+
+class Source:
+    """In place of `KvEventSource`. `find`: the cache of the engine at an address, while it runs."""
+
+    find: Callable[[str], KvCache | None] = lambda _: None
+
+    def __init__(self, cache: EngineCache, events: str, replay: str | None, topic: str) -> None:
+        self.cache, self._events = cache, events
+
+    async def run(self) -> None:
+        while True:
+            if (engine := type(self).find(self._events)) is not None:
+                await self._follow(engine)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _follow(self, engine: KvCache) -> None:
+        heard: asyncio.Queue[int] = asyncio.Queue()
+        engine.heard_by.append(heard)
+        self._repeat(engine, self.cache.connected())
+        while (number := await heard.get()) >= 0:
+            self._repeat(engine, self.cache.live(number, engine.batches[number]))
+        self.cache.disconnected()
+
+    def _repeat(self, engine: KvCache, after: int | None) -> None:
+        while after is not None:
+            for number in range(after, len(engine.batches)):
+                if not self.cache.repeated(number, engine.batches[number]):
+                    break
+            after = self.cache.replay_ended(was_answered=True)
