@@ -13,9 +13,10 @@ Credit what it misses, and ignores numbers that it has had.
 
 A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for a
 body too large for one message). REFUSED ends it at once: place the request elsewhere. WORKING,
-which names the agent (nothing, from older agents), follows WORKING_S after the last frame that was
-no DATA: a router that receives nothing for SILENCE_S_MAX gives the answer up, so a lost END or a
-hung agent can't hold a client; and one that lost what named the agent learns whom to cancel.
+which names the agent (nothing, from older agents), breaks a silence of WORKING_S: a router that
+receives nothing for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold a
+client. DATA breaks it only once the router has sent a credit: one that lost what named the agent
+learns whom to cancel.
 PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: which
 replica answers a forwarded request, that it waits there (again every HELD_S), that none will, or
 that the replica that answered is gone. Their number is 0; HELD's is how many regions the request

@@ -46,21 +46,22 @@ class FrameWriter:
     the router sees the gap.
     """
 
-    __slots__ = ("_clock", "_named_at", "_number", "_post", "_worker")
+    __slots__ = ("_clock", "_looked_at", "_number", "_post", "_spoke_at", "_worker", "is_known")
 
     def __init__(self, post: PostFrame, clock: Callable[[], float], worker: bytes = b"") -> None:
         """`worker`: an encoded Placed, for a router that has no HEAD yet."""
         self._worker = worker
         self._post = post
         self._clock = clock
-        self._number = 0
-        self._named_at = clock()
+        self._number = self._looked_at = 0  # of the next frame; and when `keep_alive` last looked
+        self._spoke_at = clock()
+        self.is_known = False  # by a credit: the router knows whom to cancel
 
     def send(self, kind: Frame, payload: bytes) -> None:
         """Send a frame with one encoded message, at once."""
         number = self._number
         self._number = number + 1
-        self._named_at = self._clock()
+        self._spoke_at = self._clock()
         self._post(_pack_header(kind, number) + payload, True)
 
     def data(self, chunk: bytes) -> None:
@@ -74,10 +75,15 @@ class FrameWriter:
         self._post(_pack_header(Frame.DATA, number) + chunk, False)
 
     def keep_alive(self) -> None:
-        """Send WORKING if nothing but DATA, which names nobody, was sent for WORKING_S: a router
-        that has lost what came before could not cancel the answer. Not after END."""
-        if self._clock() - self._named_at >= WORKING_S:
+        """Send WORKING if nothing was sent for WORKING_S. DATA does not count before `is_known`, as
+        it names nobody: a router that lost what came before could not cancel the answer. Not after
+        END."""
+        now = self._clock()
+        if self.is_known and self._number != self._looked_at:
+            self._spoke_at = now
+        elif now - self._spoke_at >= WORKING_S:
             self.working()
+        self._looked_at = self._number
 
     def working(self) -> None:
         """Send WORKING: the request is worked on, and where. Not after END."""

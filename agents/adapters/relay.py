@@ -96,6 +96,7 @@ class Relay:
         self._received: RelayResult | None = None  # once all of the response was received
 
     def credit(self, consumed_bytes: int) -> None:
+        self._frames.is_known = True
         self._window.credit(consumed_bytes)
         if self._unsent and self._window.open:
             chunk, self._unsent = bytes(self._unsent), bytearray()

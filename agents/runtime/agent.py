@@ -212,7 +212,7 @@ class Agent:
             await self._pause(scrape)
 
     async def keep_alive(self) -> None:
-        """Send WORKING frames of long silent responses. Runs for ever."""
+        """Send WORKING frames when they are due. Runs for ever."""
         while True:
             await asyncio.sleep(SILENCE_CHECK_S)
             for writer in list(self._writers.values()):

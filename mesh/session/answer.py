@@ -136,7 +136,7 @@ class AnswerReceiver:
     _looked_at_number: int = 0
     _silent_looks: int = 0  # in turn
     _is_error: bool = False
-    _credit_may_be_lost: bool = False  # its replica waits for something
+    _credit_may_be_lost: bool = False  # its replica waits for something, or has had none yet
     _missing_from: int = -1
     _came_last: int = -1
     _first_window: int = WINDOW_BYTES

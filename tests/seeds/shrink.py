@@ -30,12 +30,31 @@ def _smaller(world: World) -> Iterator[World]:
     while size:
         for begin in range(0, len(lines), size):
             kept = lines[:begin] + lines[begin + size :]
-            if any(line.what == "region" for line in kept):
-                yield World(world.seed, kept)
+            if whole := _without_orphans(kept):
+                yield World(world.seed, whole)
         size //= 2
     for number, line in enumerate(lines):
         for other in _less(line):
             yield World(world.seed, (*lines[:number], other, *lines[number + 1 :]))
+
+
+def _without_orphans(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Without lines of parts that are not there: what would become of these is another story."""
+    parts: dict[str, set[str]] = {
+        what: {line.of["name"] for line in lines if line.what == what}
+        for what in ("region", "replica", "runner")
+    }
+    parts["router"] = {
+        f"{line.of['name']}.r{n + 1}"
+        for line in lines
+        for n in range(int(line.number("routers")) if line.what == "region" else 0)
+    }
+    of_part = {**{what: what for what in parts}, "one": "region", "other": "region"}
+    return tuple(
+        line
+        for line in lines
+        if all(value in parts[of_part[key]] for key, value in line.of.items() if key in of_part)
+    )
 
 
 def _less(line: Line) -> Iterator[Line]:

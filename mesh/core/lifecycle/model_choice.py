@@ -28,6 +28,7 @@ def choose(
     tests: tuple[Callable[[ModelId], bool], ...] = (
         lambda name: _is_served(state, served_name(name, path), labels, now),
         lambda name: served_name(name, path) in state.models,
+        lambda name: name in state.models,  # not on that path, which is what its client is told
         lambda name: not state.models.names,  # as a router that has just started
     )
     found = (state.targets.choose(asked, conversation, test) for test in tests)

@@ -52,17 +52,33 @@ def test_only_data_may_wait_for_company() -> None:
     assert sink.urgent == [True, False, True]
 
 
-def test_the_agent_is_named_again_while_data_flows() -> None:
+def looked(sink: Sink, *, every_s: float, until_s: float) -> list[tuple[float, int]]:
+    """Data flows: when WORKING was sent, and with which number."""
+    found = []
+    while sink.now < until_s:
+        sink.now += every_s
+        sink.writer.data(b"a")
+        before = len(sink.frames)
+        sink.writer.keep_alive()
+        found += [(sink.now, frame.number) for frame in sink.frames[before:]]
+    return found
+
+
+def test_the_agent_is_named_while_data_flows_until_its_router_shows_that_it_knows_it() -> None:
     """Of a stream whose first frames were lost: its router could not cancel it."""
     sink = Sink()
-    sink.now = WORKING_S - 0.1
+    assert looked(sink, every_s=1.0, until_s=12.0) == [(WORKING_S, 5), (2 * WORKING_S, 11)]
+    sink.writer.is_known = True
+    assert looked(sink, every_s=1.0, until_s=30.0) == []
+    assert sink.numbers() == list(range(len(sink.frames)))
+
+
+def test_silence_is_broken_whoever_is_known() -> None:
+    sink = Sink()
+    sink.writer.is_known = True
     sink.writer.data(b"a")
     sink.writer.keep_alive()
-    sink.now = WORKING_S
-    sink.writer.keep_alive()
-    sink.writer.keep_alive()
-    assert [(frame.kind, frame.number) for frame in sink.frames[1:]] == [(Frame.WORKING, 1)]
-    sink.writer.send(Frame.HEAD, b"")
-    sink.now = 2 * WORKING_S - 0.1
-    sink.writer.keep_alive()
-    assert sink.numbers() == [0, 1, 2]
+    for sink.now in (WORKING_S - 0.1, WORKING_S, WORKING_S + 1.0, 2 * WORKING_S):
+        sink.writer.keep_alive()
+    kinds = [frame.kind for frame in sink.frames]
+    assert kinds == [Frame.DATA, Frame.WORKING, Frame.WORKING]

@@ -139,6 +139,11 @@ def test_what_is_chosen_is_served_or_may_come_back():
     assert {empty.model_for("chat", one, path, (), 0.1) for one in range(40)} == by_number
 
 
+def test_where_no_target_answers_the_path_one_is_chosen_so_that_its_client_is_told_of_the_path():
+    core = region()
+    assert core.model_for("chat", 1, RESPONSES, (), 0.1) in {"stable", "canary"}
+
+
 def test_only_a_target_on_a_replica_with_the_label_is_chosen_for_a_labelled_request():
     core = build.core(policy="least-load", models=RULES, ground=ground({build.US: ("us",)}))
     beat(core, "us-0", "stable", 0.0, residency=())
