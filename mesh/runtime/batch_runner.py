@@ -132,8 +132,8 @@ async def run(
 ) -> None:
     """Do batch jobs until `stop` is set, then give back what is not done.
 
-    Raises BusUnreachable, NameTaken or OSError (of the metrics page) at the start, and
-    BusUnreachable when the server has closed the connection for good.
+    Raises BusUnreachable or OSError (of the metrics page) at the start, NameTaken there or later,
+    and BusUnreachable when the server has closed the connection for good.
     """
     runner = BatchRunner(config)
     try:
@@ -294,6 +294,7 @@ class BatchRunner:
             self.jobs.run(),
             self.usage.run(),
             self._limits.run(),
+            self._name.keep(),
             self._watch_fill(),
         ):
             self._tasks.append(asyncio.create_task(work))

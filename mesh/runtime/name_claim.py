@@ -1,8 +1,9 @@
 """One name, one process: a router or batch runner that starts looks for another of its name.
 
 Two of one name would share an inbox and look restarted to every agent. So the second publishes a
-nonce to that inbox before it listens to anything else, and the first echoes it. Any agent or peer
-may publish there, but only the region's routers and runners receive the nonce.
+nonce to that inbox before it listens to anything else, and the first echoes it; if only later, as
+it was suspended, the second leaves then. Any agent or peer may publish there, but only the region's
+routers and runners receive the nonce.
 """
 
 import asyncio
@@ -63,6 +64,12 @@ class NameClaim:
                 await self._answered.wait()
         except TimeoutError:
             return
+        raise self._taken
+
+    async def keep(self) -> None:
+        """Raises NameTaken if the other process, which was suspended, answers only now. Never
+        returns."""
+        await self._answered.wait()
         raise self._taken
 
     def receive(self, token: str, data: bytes) -> bool:

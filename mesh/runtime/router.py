@@ -66,9 +66,9 @@ async def run(
 ) -> None:
     """Serve until `stop` is set, then drain.
 
-    Raises BusUnreachable, PortTaken or RecordingRefused at start, and BusUnreachable when the
-    server has closed the connection for good: a router that can only refuse must end, to be
-    restarted.
+    Raises BusUnreachable, PortTaken or RecordingRefused at start, NameTaken there or later, and
+    BusUnreachable when the server has closed the connection for good: a router that can only refuse
+    must end, to be restarted.
     """
     router = Router(config)
     try:
@@ -206,7 +206,7 @@ class Router:
         """The tasks that run until the router is closed."""
         yield from (self._ticks(), self._keep_alive(), self._pings.run(), self._stream())
         yield from (self.requests.signers.keep(), self.requests.usage.run())
-        yield self.requests.limits.run()
+        yield from (self.requests.limits.run(), self._name.keep())
         if self._config.peers and self._config.settings.lease_s:
             yield self.requests.beats.keep()
         if self._batch is not None:

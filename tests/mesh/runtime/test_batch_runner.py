@@ -403,6 +403,15 @@ async def test_a_second_runner_of_the_same_name_ends(mesh, monkeypatch) -> None:
         await mesh.runner()
 
 
+async def test_a_second_runner_ends_too_when_the_first_answers_late(mesh, monkeypatch) -> None:
+    await mesh.runner()
+    monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 0.0)  # the first one is suspended
+    second = await mesh.runner()
+    with pytest.raises(NameTaken, match="runs already"):
+        async with asyncio.timeout(PATIENCE_S):
+            await second.until_broken()
+
+
 async def test_a_server_that_restarts_costs_no_line(mesh, engine, regions) -> None:
     gate = asyncio.Event()
     engine.behaviour = first(30, gate)

@@ -57,6 +57,16 @@ async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_serv
         assert (await post(mesh, chat()))[0] == 200
 
 
+async def test_a_second_router_leaves_too_when_the_first_answers_late(nats_server, monkeypatch):
+    monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 0.0)  # the first one is suspended
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us")
+        await mesh.router("us")
+        with pytest.raises(NameTaken, match="runs already"):
+            async with asyncio.timeout(PATIENCE_S):
+                await mesh.routers["us"].until_broken()
+
+
 async def test_who_has_not_received_its_question_keeps_no_router_from_starting(
     nats_server, monkeypatch
 ):
