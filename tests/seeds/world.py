@@ -236,8 +236,6 @@ class Maker:
             self.asked += ADAPTERS if ADAPTERS[0] not in self.asked else ()
         if self.keeps_responses and "role" not in of:
             of["responses"] = 1
-        if dice.random() < 0.3:
-            of["offline"] = "tight"
         self.add(0, "replica", name=self.replicas[-1], region=region, **of)
 
     def _tenant(self, name: str) -> None:
@@ -258,6 +256,9 @@ class Maker:
         self.runners += [f"{self.regions[0]}.b2"] * dice.choice((0, 1))
         for name in self.runners:
             self.add(0, "runner", name=name)
+        for line in self.lines:
+            if line.what == "replica" and dice.random() < 0.3:
+                line.of["offline"] = "tight"
         for n in range(dice.choice((1, 2))):
             replicas = [line for line in self.lines if line.what == "replica"]
             served = [line.of["model"] for line in replicas if "role" not in line.of] or ["zz"]
