@@ -17,7 +17,7 @@ from mesh.session.record import OpenRequest
 from schemas.ids import RegionId, RouterId
 from schemas.state import ReplicaState
 from tests.seeds.clients import Client
-from tests.seeds.engine import Answer
+from tests.seeds.engine import NO_LOADS, PREFILL_CHARS, Answer
 from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
 from tests.seeds.world import ADAPTERS, ANY, HEALS_S, Line
@@ -67,7 +67,7 @@ class Troubles:
         return [
             line
             for line in self._faults
-            if line.what not in but and line.at <= end and begin <= line.ends_at + felt_s(line)
+            if line.what not in but and line.at <= end and begin <= line.ends_at + AFTER_S
         ]
 
     def near(
@@ -79,11 +79,6 @@ class Troubles:
             for line in self.between(begin, end, but)
             if not {line.of.get(name) for name in WHOSE}.isdisjoint(names)
         ]
-
-
-def felt_s(line: Line) -> float:
-    """For so long after its end; an adapter that can't be loaded is tried again after a while."""
-    return BACKOFF_S if line.of.get("mode") == "no_loads" else AFTER_S
 
 
 class Judge:
@@ -201,7 +196,7 @@ class Judge:
         if code in ("ok", "left", "lost", ""):
             return
         troubles = self.troubles.between(client.sent_at, client.ended_at)
-        if not self._is_true(client, code, bool(troubles)):
+        if not self._is_true(client, code, bool(troubles) or self._was_not_loaded(client)):
             self.say("a true reason", f"{client.number}: {code} ({client.detail[:160]}): {ask}")
 
     def _is_true(self, client: Client, code: str, in_trouble: bool) -> bool:
@@ -229,6 +224,17 @@ class Judge:
         }
         is_known = code in (*true, "draining", "engine_failed") or client.status in FAILED
         return true.get(code, False) or (is_known and in_trouble)
+
+    def _was_not_loaded(self, client: Client) -> bool:
+        """Whether it asked for an adapter that a replica may have failed to load, which is tried
+        again after a while."""
+        return any(
+            line.of.get("mode") == NO_LOADS
+            and client.ask.of["model"] in self.lines[line.of["replica"]].labels("adapters")
+            and line.at <= client.ended_at
+            and client.sent_at <= line.ends_at + BACKOFF_S
+            for line in self.world.all("engine_mode")
+        )
 
     def _is_used_up(self, client: Client) -> bool:
         """Whether its tenant may have spent a limit, or what of it that router may spend before it

@@ -7,7 +7,7 @@ wrong lasts `for` seconds. A world without some of its lines is a world too, so 
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.seeds.engine import MODES
+from tests.seeds.engine import MODES, NO_LOADS
 
 ASKS_S = 4.0  # in which clients come, from BEGINS_S on
 BEGINS_S = 1.5
@@ -355,6 +355,9 @@ class Maker:
         if what in OF_FAULT:
             name, values = OF_FAULT[what]
             of[name] = dice.choice(values)
+        if what == "engine_mode" and dice.random() < 0.3:
+            [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
+            of["mode"] = NO_LOADS if "adapters" in own else of["mode"]
         self.add(at, what, **of, for_=min(lasts, FOR_AT_MOST.get(what, lasts)))
 
     def _large_bodies(self, at: float, *ends: str) -> dict[str, object]:
