@@ -20,7 +20,7 @@ from tests.seeds.clients import Client
 from tests.seeds.engine import NO_LOADS, PREFILL_CHARS, Answer
 from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
-from tests.seeds.world import ADAPTERS, ANY, HEALS_S, Line
+from tests.seeds.world import ANY, HEALS_S, Line
 
 AFTER_S = 3.0  # that a trouble may be felt after its end
 CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
@@ -137,6 +137,9 @@ class Judge:
             and one.of.get("role") == "prefill"
             and (one.of["model"], one.of["region"]) == (line.of["model"], line.of["region"])
         ]
+
+    def _loadable(self) -> set[str]:
+        return {name for line in self.serving for name in line.labels("adapters")}
 
     def _is_for(self, ask: Line, line: Line) -> bool:
         """Whether that replica's engine has, or may load, what was asked for."""
@@ -605,10 +608,9 @@ class Judge:
         if ready != there:
             self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
         models = {line.of["model"] for line in self.serving}
-        if set(router.core.models()) - {ANY, *ADAPTERS} != models:
-            self.say(
-                "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
-            )
+        known, others = set(router.core.models()), self._loadable() | set(self.aliases)
+        if not models <= known <= models | others:
+            self.say("views agree", f"{name} knows {sorted(known)} of {sorted(models | others)}")
         for peer, host in self.seen.routers.items():
             there, name_there = peer.split(".")
             if there == region or not host.is_alive or host.part is None:
