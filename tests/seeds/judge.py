@@ -7,6 +7,7 @@ says when which part was in trouble, and for a while after that.
 import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from math import ceil
 
 from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
@@ -24,6 +25,7 @@ from tests.seeds.world import ANY, HEALS_S, Line
 
 AFTER_S = 3.0  # that a trouble may be felt after its end
 CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
+PREFILL_S = 0.5  # of a prompt besides its characters, and of its one token
 ABANDONED_S = 9.0  # and at the longest after that: agents give up on silent routers
 ORDERED_S = 3.0  # until an order is followed
 LATE_S = 1.5  # beyond a request's time
@@ -335,11 +337,11 @@ class Judge:
             late_s = ended_at - since
             if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
                 continue
-            if (
-                self._is_abroad(client, answer)
-                and self.lines[answer.engine].of.get("role") == "prefill"
-            ):
-                continue  # it computes the prompt to its end
+            is_prefill = self.lines[answer.engine].of.get("role") == "prefill"
+            if is_prefill and self._is_abroad(client, answer):
+                since = max(since, self._prefilled_at(answer, ended_at))
+                if ended_at - since < CANCELLED_S:
+                    continue
             router = client.ask.of["router"]
             names = router, answer.engine, router.split(".")[0], self.region_of[answer.engine]
             but = (*ORDER, "clock_steps", "engine_mode", "streams_stop")
@@ -361,6 +363,24 @@ class Judge:
             self.say(
                 "nothing after the end", f"{client.number} was begun after its client had ended"
             )
+
+    def _prefilled_at(self, answer: Answer, ended_at: float) -> float:
+        """Until when an engine that is told of no client's end computes that prompt, after those
+        before it; one that misbehaves, until it does so no longer."""
+        line = self.lines[answer.engine]
+        before = [
+            other
+            for other in self.seen.engines[answer.engine].answers
+            if other.at <= answer.at and (other.ended_at is None or other.ended_at > answer.at)
+        ]  # with itself
+        prompt_s = PREFILL_S + PREFILL_CHARS * line.number("prefill_us") * 1e-6
+        rounds = ceil(len(before) / line.number("slots", 8))
+        well_at = [
+            mode.ends_at
+            for mode in self.world.all("engine_mode")
+            if mode.of["replica"] == answer.engine and mode.at <= ended_at
+        ]
+        return max(answer.at, *well_at, answer.at) + rounds * prompt_s
 
     def _is_abroad(self, client: Client, answer: Answer) -> bool:
         return self.region_of[answer.engine] != client.ask.of["router"].split(".")[0]
