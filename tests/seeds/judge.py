@@ -217,12 +217,13 @@ class Judge:
             return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
         if code == "deadline_exceeded":
             return took_s >= ask.number("timeout", 600.0) - 0.1
+        if client.status == 404 and code == "1":
+            return self._forgot(client)
         unserved = not any(self._is_for(ask, line) for line in self.serving)
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
-            "path_not_served": not able or in_trouble,
-            "1": "previous" in ask.of and client.status == 404 and self._forgot(client),
+            "path_not_served": not able,
             "saturated": self._crowded(client, able),
             "objective_missed": "slo_ms" in ask.of,
             "rate_limit_exceeded": self._is_used_up(client),
@@ -266,9 +267,14 @@ class Judge:
         )
 
     def _forgot(self, client: Client) -> bool:
-        """Whether an engine may have been started again before that."""
-        anew = self.world.all("engine_dies", "engine_model")
-        return any(line.at <= client.ended_at for line in anew)
+        """Whether the engine that kept what it goes on with was started again since."""
+        first = client.before
+        return first is not None and any(
+            first.sent_at <= at <= client.ended_at
+            for line in self.world.all("engine_dies", "engine_model")
+            if first.response in self.seen.engines[line.of["replica"]].ever_kept
+            for at in (line.at, line.ends_at)
+        )
 
     def _region_bus(self, client: Client) -> bool:
         region = client.ask.of["router"].split(".")[0]
