@@ -12,6 +12,7 @@ from math import ceil
 from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
 from mesh.core.lifecycle.continued_streams import LONG_S
+from mesh.core.model.settings import RouterSettings
 from mesh.core.requests.record import RequestRecord
 from mesh.runtime.router import Router
 from mesh.session.record import OpenRequest
@@ -55,7 +56,9 @@ LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
-PREFIXES, PREFIXES_MAX = ("gossip", "index"), 65_536  # but for those of prefixes
+# But for those of prefixes: of an index, of what is published of it and of what others publish.
+PREFIXES = ("_owners_of", "_blocks_of[]", "_published", "_holders_of")
+PREFIXES_MAX = RouterSettings().index_blocks_max
 
 
 class Troubles:
@@ -606,7 +609,7 @@ class Judge:
             if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
                 self.say("nothing is left", f"{name}: {path}")
                 return
-            most = PREFIXES_MAX if any(map(path.__contains__, PREFIXES)) else TABLE_MAX
+            most = PREFIXES_MAX if path.rpartition(".")[2] in PREFIXES else TABLE_MAX
             if isinstance(thing, dict | list | set | deque) and len(thing) > most:
                 sizes[path] = len(thing)
         if sizes:
