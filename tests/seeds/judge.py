@@ -239,10 +239,12 @@ class Judge:
         again after a while."""
         return any(
             line.of.get("mode") == NO_LOADS
-            and client.ask.of["model"] in self.lines[line.of["replica"]].labels("adapters")
+            and own.of["name"] == line.of["replica"]
+            and client.ask.of["model"] in own.labels("adapters")
             and line.at <= client.ended_at
             and client.sent_at <= line.ends_at + BACKOFF_S
             for line in self.world.all("engine_mode")
+            for own in self.lines.values()
         )
 
     def _is_used_up(self, client: Client) -> bool:
@@ -275,7 +277,8 @@ class Judge:
         return first is not None and any(
             first.sent_at <= at <= client.ended_at
             for line in self.world.all("engine_dies", "engine_model")
-            if first.response in self.seen.engines[line.of["replica"]].ever_kept
+            for name, engine in self.seen.engines.items()
+            if name == line.of["replica"] and first.response in engine.ever_kept
             for at in (line.at, line.ends_at)
         )
 
@@ -389,7 +392,7 @@ class Judge:
             for mode in self.world.all("engine_mode")
             if mode.of["replica"] == answer.engine and mode.at <= ended_at
         ]
-        return max(answer.at, *well_at, answer.at) + rounds * prompt_s
+        return max((answer.at, *well_at)) + rounds * prompt_s
 
     def _is_abroad(self, client: Client, answer: Answer) -> bool:
         return self.region_of[answer.engine] != client.ask.of["router"].split(".")[0]
