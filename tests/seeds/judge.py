@@ -540,25 +540,26 @@ class Judge:
                 yield from self.seen.engines[name].answers
 
     def _may_move(self, client: Client, line: Line, answer: Answer, due: float) -> bool:
-        """Whether nothing hinders that: a stream that may go on, no trouble, and room."""
+        """Whether nothing hinders that: a stream that may go on, no trouble near, and room."""
         ask, own = client.ask, self.lines[answer.engine]
-        if not {"plain", "stamp", "responses"}.isdisjoint(ask.of) or "role" in own.of:
+        if (
+            not {"plain", "stamp", "responses"}.isdisjoint(ask.of)
+            or "role" in own.of
+            or ask.of["model"] != own.of["model"]
+            or self.answers[client.number][0] is not answer
+        ):
             return False
-        drained = [one.of for one in self.world.all("drain") if one.at <= due]
+        begin, home = answer.at - 8, ask.of["router"].split(".")[0]
+        if self._hinders(begin, due, {home, own.of["region"], answer.engine}):
+            return False
         free = [
             one
             for one in self._able(ask)
-            if one.of["model"] == ask.of["model"] == own.of["model"]
+            if one.of["model"] == own.of["model"]
             and "role" not in one.of
-            and not any(
-                of["region"] == one.of["region"]
-                and of.get("replica", one.of["name"]) == one.of["name"]
-                for of in drained
-            )
+            and not self._is_drained(one, due)
+            and not self._hinders(begin, due, {one.of["region"], one.of["name"]})
         ]
-        others = [line.what for line in self.troubles.between(answer.at - 8, due, ORDER)]
-        if not free or others:
-            return False
         there = [
             other
             for other in self.seen.clients
@@ -566,7 +567,21 @@ class Judge:
             and other.sent_at <= due
             and other.ended_at >= due - ORDERED_S
         ]
-        return len(there) <= min(one.number("slots", 8) for one in free)
+        return bool(free) and len(there) <= sum(one.number("slots", 8) for one in free)
+
+    def _hinders(self, begin: float, end: float, names: set[str]) -> list[Line]:
+        """Troubles of these, and of all routers of the regions among them."""
+        routers = {name for name in self.seen.routers if name.split(".")[0] in names}
+        return self.troubles.near(begin, end, names | routers, ORDER)
+
+    def _is_drained(self, line: Line, due: float) -> bool:
+        """Whether that replica is, or was until just before."""
+        return any(
+            one.of["region"] == line.of["region"]
+            and one.of.get("replica", line.of["name"]) == line.of["name"]
+            and one.at <= due <= one.ends_at + 2 * ORDERED_S
+            for one in self.world.all("drain")
+        )
 
     def _orders_are_seen(self) -> None:
         for at, line, states in self.seen.looks:

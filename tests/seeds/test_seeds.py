@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 
-from tests.seeds.__main__ import broken
+from tests.seeds.__main__ import broken, promises
 from tests.seeds.planted import planted
 from tests.seeds.world import parse, world_of
 
@@ -65,6 +65,21 @@ def test_a_stream_is_cancelled_whose_first_frames_were_lost():
     20 ask n=2 router=us.r1 model=a
     """
     assert broken(parse(f"seed 3{story}")) == []
+
+
+def test_the_judge_sees_streams_that_stay_where_operators_want_none():
+    story = parse("""
+    seed 3
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a
+    0 replica name=us-1 region=us model=a
+    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
+    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
+    4 drain region=us replica=us-0 move=1 for=15
+    """)
+    assert broken(story) == []
+    with planted("streams stay where operators want none"):
+        assert promises(broken(story)) == {"an order holds"}
 
 
 @pytest.mark.timeout(120)
