@@ -377,7 +377,7 @@ class Maker:
         if what in OF_FAULT:
             name, values = OF_FAULT[what]
             of[name] = dice.choice(values)
-        if what == "engine_mode" and dice.random() < 0.3:
+        if what == "engine_mode" and dice.random() < 0.7:
             [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
             of["mode"] = NO_LOADS if "adapters" in own else of["mode"]
         self.add(at, what, **of, for_=min(lasts, FOR_AT_MOST.get(what, lasts)))
