@@ -323,7 +323,12 @@ class Judge:
             and ("responses" in line.of or "responses" not in ask.of)
             and line.of["region"] in regions
             and self._may_hold(line.of["region"], ask, line.of["name"])
+            and ("kv" not in line.of or self._prefilled_by(ask, line))
         ]
+
+    def _prefilled_by(self, ask: Line, line: Line) -> list[Line]:
+        others = self._others(line)
+        return [one for one in others if self._may_hold(one.of["region"], ask, one.of["name"])]
 
     def _crowded(self, client: Client, able: list[Line]) -> bool:
         if not able:
