@@ -19,7 +19,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, loop: VirtualLoop, ask: Line, before: "Client | None" = None) -> None:
         """`before`: whose answer it goes on with."""
-        self._before, self.response = before, ""
+        self.before, self.response = before, ""
         self.loop, self.ask = loop, ask
         self.number = int(ask.number("n"))
         self.sent_at, self.ended_at = loop.time(), 0.0
@@ -52,8 +52,8 @@ class Client(asyncio.Protocol):
         path = "chat/completions"
         if "responses" in ask.of:
             path, body = "responses", {"model": ask.of["model"], "input": content}
-            if self._before is not None and self._before.response:
-                body["previous_response_id"] = self._before.response
+            if self.before is not None and self.before.response:
+                body["previous_response_id"] = self.before.response
         if "stamp" in ask.of:
             body["logprobs"] = True
         head = [

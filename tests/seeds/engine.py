@@ -32,6 +32,7 @@ LOAD_S = 0.3
 PREFILL_CHARS = 20_000  # of a prompt, that it computes at the most
 TRANSFER_S = 10.0  # that a decode engine waits for a KV cache
 GOOD = "good"
+NO_LOADS = "no_loads"  # of adapters; it answers well
 MODES = (
     *(
         "500",
@@ -46,7 +47,7 @@ MODES = (
         "slow",
         "cut",
     ),
-    *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json", "no_loads"),
+    *("cut_inside", "never_ends", "garbage", "no_metrics", "no_models", "half_json"),
 )
 
 
@@ -248,7 +249,7 @@ class Connection(asyncio.Protocol):
 
     def _load(self, adapter: str, is_load: bool) -> None:
         engine = self.engine
-        if engine.mode == "no_loads" or is_load is (adapter in engine.adapters):
+        if engine.mode == NO_LOADS or is_load is (adapter in engine.adapters):
             self._whole(400, b'{"error": {"message": "no", "code": 400}}')
             return
         if is_load:
@@ -262,7 +263,7 @@ class Connection(asyncio.Protocol):
         asked = read(body, f"{engine.name}.{len(engine.answers)}")
         if not (is_known := asked.model in (engine.model, *engine.adapters)):  # some answer any
             asked.stamp = f"!{engine.model}{asked.stamp}"
-        mode = engine.mode
+        mode = GOOD if engine.mode == NO_LOADS else engine.mode
         answer = Answer(asked.n, engine.name, engine.loop.time(), was_bad=mode != GOOD)
         answer.told_wrong, answer.goes_on = asked.told_wrong, asked.said > 0
         answer.model = asked.model if is_known else engine.model

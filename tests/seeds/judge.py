@@ -7,23 +7,26 @@ says when which part was in trouble, and for a while after that.
 import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from math import ceil
 
 from agents.core.adapters import BACKOFF_S
 from agents.core.routers import SILENCE_ABROAD_S, SILENCE_S
 from mesh.core.lifecycle.continued_streams import LONG_S
+from mesh.core.model.settings import RouterSettings
 from mesh.core.requests.record import RequestRecord
 from mesh.runtime.router import Router
 from mesh.session.record import OpenRequest
 from schemas.ids import RegionId, RouterId
 from schemas.state import ReplicaState
 from tests.seeds.clients import Client
-from tests.seeds.engine import Answer
+from tests.seeds.engine import NO_LOADS, PREFILL_CHARS, Answer
 from tests.seeds.jobs import Job
 from tests.seeds.stage import Seen
-from tests.seeds.world import ADAPTERS, ANY, HEALS_S, Line
+from tests.seeds.world import ANY, HEALS_S, Line
 
 AFTER_S = 3.0  # that a trouble may be felt after its end
 CANCELLED_S = 1.0  # until an engine is told, where nothing is in trouble
+PREFILL_S = 0.5  # of a prompt besides its characters, and of its one token
 ABANDONED_S = 9.0  # and at the longest after that: agents give up on silent routers
 ORDERED_S = 3.0  # until an order is followed
 LATE_S = 1.5  # beyond a request's time
@@ -53,7 +56,9 @@ LEAST_PART = 0.2  # of a limit, split evenly among routers
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
-PREFIXES, PREFIXES_MAX = ("gossip", "index"), 65_536  # but for those of prefixes
+# But for those of prefixes: of an index, of what is published of it and of what others publish.
+PREFIXES = ("_owners_of", "_blocks_of[]", "_published", "_holders_of")
+PREFIXES_MAX = RouterSettings().index_blocks_max
 
 
 class Troubles:
@@ -67,7 +72,7 @@ class Troubles:
         return [
             line
             for line in self._faults
-            if line.what not in but and line.at <= end and begin <= line.ends_at + felt_s(line)
+            if line.what not in but and line.at <= end and begin <= line.ends_at + AFTER_S
         ]
 
     def near(
@@ -79,11 +84,6 @@ class Troubles:
             for line in self.between(begin, end, but)
             if not {line.of.get(name) for name in WHOSE}.isdisjoint(names)
         ]
-
-
-def felt_s(line: Line) -> float:
-    """For so long after its end; an adapter that can't be loaded is tried again after a while."""
-    return BACKOFF_S if line.of.get("mode") == "no_loads" else AFTER_S
 
 
 class Judge:
@@ -143,6 +143,9 @@ class Judge:
             and (one.of["model"], one.of["region"]) == (line.of["model"], line.of["region"])
         ]
 
+    def _loadable(self) -> set[str]:
+        return {name for line in self.serving for name in line.labels("adapters")}
+
     def _is_for(self, ask: Line, line: Line) -> bool:
         """Whether that replica's engine has, or may load, what was asked for."""
         names = {line.of["model"], *line.labels("adapters")}
@@ -201,7 +204,7 @@ class Judge:
         if code in ("ok", "left", "lost", ""):
             return
         troubles = self.troubles.between(client.sent_at, client.ended_at)
-        if not self._is_true(client, code, bool(troubles)):
+        if not self._is_true(client, code, bool(troubles) or self._was_not_loaded(client)):
             self.say("a true reason", f"{client.number}: {code} ({client.detail[:160]}): {ask}")
 
     def _is_true(self, client: Client, code: str, in_trouble: bool) -> bool:
@@ -217,18 +220,32 @@ class Judge:
             return bool(set(ask.labels("wants")) - set().union(*self.carried.values()))
         if code == "deadline_exceeded":
             return took_s >= ask.number("timeout", 600.0) - 0.1
+        if client.status == 404 and code == "1":
+            return self._forgot(client)
         unserved = not any(self._is_for(ask, line) for line in self.serving)
         true = {
             "model_not_found": unserved,
             "no_replica": not able,
-            "path_not_served": not able or in_trouble,
-            "1": "previous" in ask.of and client.status == 404 and self._forgot(client),
+            "path_not_served": not able,
             "saturated": self._crowded(client, able),
             "objective_missed": "slo_ms" in ask.of,
             "rate_limit_exceeded": self._is_used_up(client),
         }
         is_known = code in (*true, "draining", "engine_failed") or client.status in FAILED
         return true.get(code, False) or (is_known and in_trouble)
+
+    def _was_not_loaded(self, client: Client) -> bool:
+        """Whether it asked for an adapter that a replica may have failed to load, which is tried
+        again after a while."""
+        return any(
+            line.of.get("mode") == NO_LOADS
+            and own.of["name"] == line.of["replica"]
+            and client.ask.of["model"] in own.labels("adapters")
+            and line.at <= client.ended_at
+            and client.sent_at <= line.ends_at + BACKOFF_S
+            for line in self.world.all("engine_mode")
+            for own in self.lines.values()
+        )
 
     def _is_used_up(self, client: Client) -> bool:
         """Whether its tenant may have spent a limit, or what of it that router may spend before it
@@ -255,9 +272,15 @@ class Judge:
         )
 
     def _forgot(self, client: Client) -> bool:
-        """Whether an engine may have been started again before that."""
-        anew = self.world.all("engine_dies", "engine_model")
-        return any(line.at <= client.ended_at for line in anew)
+        """Whether the engine that kept what it goes on with was started again since."""
+        first = client.before
+        return first is not None and any(
+            first.sent_at <= at <= client.ended_at
+            for line in self.world.all("engine_dies", "engine_model")
+            for name, engine in self.seen.engines.items()
+            if name == line.of["replica"] and first.response in engine.ever_kept
+            for at in (line.at, line.ends_at)
+        )
 
     def _region_bus(self, client: Client) -> bool:
         region = client.ask.of["router"].split(".")[0]
@@ -300,7 +323,12 @@ class Judge:
             and ("responses" in line.of or "responses" not in ask.of)
             and line.of["region"] in regions
             and self._may_hold(line.of["region"], ask, line.of["name"])
+            and ("kv" not in line.of or self._prefilled_by(ask, line))
         ]
+
+    def _prefilled_by(self, ask: Line, line: Line) -> list[Line]:
+        others = self._others(line)
+        return [one for one in others if self._may_hold(one.of["region"], ask, one.of["name"])]
 
     def _crowded(self, client: Client, able: list[Line]) -> bool:
         if not able:
@@ -326,11 +354,11 @@ class Judge:
             late_s = ended_at - since
             if late_s < CANCELLED_S or not self.seen.engines[answer.engine].process.is_alive:
                 continue
-            if (
-                self._is_abroad(client, answer)
-                and self.lines[answer.engine].of.get("role") == "prefill"
-            ):
-                continue  # it computes the prompt to its end
+            is_prefill = self.lines[answer.engine].of.get("role") == "prefill"
+            if is_prefill and self._is_abroad(client, answer):
+                since = max(since, self._prefilled_at(answer, ended_at))
+                if ended_at - since < CANCELLED_S:
+                    continue
             router = client.ask.of["router"]
             names = router, answer.engine, router.split(".")[0], self.region_of[answer.engine]
             but = (*ORDER, "clock_steps", "engine_mode", "streams_stop")
@@ -352,6 +380,24 @@ class Judge:
             self.say(
                 "nothing after the end", f"{client.number} was begun after its client had ended"
             )
+
+    def _prefilled_at(self, answer: Answer, ended_at: float) -> float:
+        """Until when an engine that is told of no client's end computes that prompt, after those
+        before it; one that misbehaves, until it does so no longer."""
+        line = self.lines[answer.engine]
+        before = [
+            other
+            for other in self.seen.engines[answer.engine].answers
+            if other.at <= answer.at and (other.ended_at is None or other.ended_at > answer.at)
+        ]  # with itself
+        prompt_s = PREFILL_S + PREFILL_CHARS * line.number("prefill_us") * 1e-6
+        rounds = ceil(len(before) / line.number("slots", 8))
+        well_at = [
+            mode.ends_at
+            for mode in self.world.all("engine_mode")
+            if mode.of["replica"] == answer.engine and mode.at <= ended_at
+        ]
+        return max((answer.at, *well_at)) + rounds * prompt_s
 
     def _is_abroad(self, client: Client, answer: Answer) -> bool:
         return self.region_of[answer.engine] != client.ask.of["router"].split(".")[0]
@@ -499,25 +545,26 @@ class Judge:
                 yield from self.seen.engines[name].answers
 
     def _may_move(self, client: Client, line: Line, answer: Answer, due: float) -> bool:
-        """Whether nothing hinders that: a stream that may go on, no trouble, and room."""
+        """Whether nothing hinders that: a stream that may go on, no trouble near, and room."""
         ask, own = client.ask, self.lines[answer.engine]
-        if not {"plain", "stamp", "responses"}.isdisjoint(ask.of) or "role" in own.of:
+        if (
+            not {"plain", "stamp", "responses"}.isdisjoint(ask.of)
+            or "role" in own.of
+            or ask.of["model"] != own.of["model"]
+            or self.answers[client.number][0] is not answer
+        ):
             return False
-        drained = [one.of for one in self.world.all("drain") if one.at <= due]
+        begin, home = answer.at - 8, ask.of["router"].split(".")[0]
+        if self._hinders(begin, due, {home, own.of["region"], answer.engine}):
+            return False
         free = [
             one
             for one in self._able(ask)
-            if one.of["model"] == ask.of["model"] == own.of["model"]
+            if one.of["model"] == own.of["model"]
             and "role" not in one.of
-            and not any(
-                of["region"] == one.of["region"]
-                and of.get("replica", one.of["name"]) == one.of["name"]
-                for of in drained
-            )
+            and not self._is_drained(one, due)
+            and not self._hinders(begin, due, {one.of["region"], one.of["name"]})
         ]
-        others = [line.what for line in self.troubles.between(answer.at - 8, due, ORDER)]
-        if not free or others:
-            return False
         there = [
             other
             for other in self.seen.clients
@@ -525,7 +572,21 @@ class Judge:
             and other.sent_at <= due
             and other.ended_at >= due - ORDERED_S
         ]
-        return len(there) <= min(one.number("slots", 8) for one in free)
+        return bool(free) and len(there) <= sum(one.number("slots", 8) for one in free)
+
+    def _hinders(self, begin: float, end: float, names: set[str]) -> list[Line]:
+        """Troubles of these, and of all routers of the regions among them."""
+        routers = {name for name in self.seen.routers if name.split(".")[0] in names}
+        return self.troubles.near(begin, end, names | routers, ORDER)
+
+    def _is_drained(self, line: Line, due: float) -> bool:
+        """Whether that replica is, or was until just before."""
+        return any(
+            one.of["region"] == line.of["region"]
+            and one.of.get("replica", line.of["name"]) == line.of["name"]
+            and one.at <= due <= one.ends_at + 2 * ORDERED_S
+            for one in self.world.all("drain")
+        )
 
     def _orders_are_seen(self) -> None:
         for at, line, states in self.seen.looks:
@@ -571,7 +632,7 @@ class Judge:
             if isinstance(thing, OpenRequest | RequestRecord) and "ended" not in path:
                 self.say("nothing is left", f"{name}: {path}")
                 return
-            most = PREFIXES_MAX if any(map(path.__contains__, PREFIXES)) else TABLE_MAX
+            most = PREFIXES_MAX if path.rpartition(".")[2] in PREFIXES else TABLE_MAX
             if isinstance(thing, dict | list | set | deque) and len(thing) > most:
                 sizes[path] = len(thing)
         if sizes:
@@ -599,10 +660,9 @@ class Judge:
         if ready != there:
             self.say("views agree", f"{name} has {sorted(ready)} of {sorted(there)}")
         models = {line.of["model"] for line in self.serving}
-        if set(router.core.models()) - {ANY, *ADAPTERS} != models:
-            self.say(
-                "views agree", f"{name} knows {sorted(router.core.models())} of {sorted(models)}"
-            )
+        known, others = set(router.core.models()), self._loadable() | set(self.aliases)
+        if not models <= known <= models | others:
+            self.say("views agree", f"{name} knows {sorted(known)} of {sorted(models | others)}")
         for peer, host in self.seen.routers.items():
             there, name_there = peer.split(".")
             if there == region or not host.is_alive or host.part is None:

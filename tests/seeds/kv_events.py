@@ -13,6 +13,7 @@ from zlib import crc32
 import msgpack
 
 from agents.core.engine_cache import EngineCache
+from tests.seeds.loop import Process, this_process
 
 BLOCK_TOKENS, TOKEN_CHARS = 16, 4
 BLOCKS_MAX = 256  # that the cache holds
@@ -33,15 +34,17 @@ class KvCache:
         self._dice = dice
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self.batches: list[bytes] = []
-        self.heard_by: list[asyncio.Queue[int]] = []  # the numbers of new ones; -1: it has ended
+        # The numbers of new ones, by the agents that listen; -1: it has ended.
+        self.heard_by: list[tuple[Process | None, asyncio.Queue[int]]] = []
 
     def computed(self, tokens: list[int]) -> None:
-        parent, events = None, []
+        parent, events = 0, []  # None's hash differs between processes
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             block = tokens[at : at + BLOCK_TOKENS]
             name = hash((parent, *block))
             if name not in self._blocks:
-                events.append(["BlockStored", [name], parent, block, BLOCK_TOKENS, None, "GPU"])
+                stored = [[name], parent or None, block, BLOCK_TOKENS, None, "GPU"]
+                events.append(["BlockStored", *stored])
             self._blocks[name] = None
             self._blocks.move_to_end(name)
             parent = name
@@ -57,7 +60,8 @@ class KvCache:
         self._tell(-1)
 
     def _tell(self, number: int) -> None:
-        for heard in self.heard_by:
+        self.heard_by = [one for one in self.heard_by if one[0] is None or one[0].is_alive]
+        for _, heard in self.heard_by:
             heard.put_nowait(number)
 
 
@@ -77,7 +81,7 @@ class Source:
 
     async def _follow(self, engine: KvCache) -> None:
         heard: asyncio.Queue[int] = asyncio.Queue()
-        engine.heard_by.append(heard)
+        engine.heard_by.append((this_process(), heard))
         self._repeat(engine, self.cache.connected())
         while (number := await heard.get()) >= 0:
             self._repeat(engine, self.cache.live(number, engine.batches[number]))

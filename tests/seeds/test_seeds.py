@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 
-from tests.seeds.__main__ import broken
+from tests.seeds.__main__ import broken, promises
 from tests.seeds.planted import planted
 from tests.seeds.world import parse, world_of
 
@@ -57,15 +57,29 @@ def test_a_router_sees_that_a_sibling_writes():
 def test_a_stream_is_cancelled_whose_first_frames_were_lost():
     """The router did not know where it was, and went on elsewhere: later frames named no agent."""
     story = """
-    0 region name=us routers=2 far=0.07 labels=home
+    0 region name=us routers=1
     0 region name=eu routers=1
-    0 replica name=eu-2 region=eu model=a adapters=x,y
-    2.444 ask n=19 router=us.r2 model=a
-    2.684 lossy one=eu other=us for=1.52
-    3.519 ask n=14 router=us.r2 model=y tokens=100 gap=0.15 leaves=2.191
-    3.722 ask n=12 router=us.r1 model=y wants=home
+    0 replica name=eu-1 region=eu model=a
+    2.6 lossy one=eu other=us for=1.5
+    3.5 ask n=1 router=us.r1 model=a tokens=400 gap=0.15 leaves=2
+    20 ask n=2 router=us.r1 model=a
     """
-    assert broken(parse(f"seed 58{story}")) == []
+    assert broken(parse(f"seed 3{story}")) == []
+
+
+def test_the_judge_sees_streams_that_stay_where_operators_want_none():
+    story = parse("""
+    seed 3
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a
+    0 replica name=us-1 region=us model=a
+    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
+    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
+    4 drain region=us replica=us-0 move=1 for=15
+    """)
+    assert broken(story) == []
+    with planted("streams stay where operators want none"):
+        assert promises(broken(story)) == {"an order holds"}
 
 
 @pytest.mark.timeout(120)

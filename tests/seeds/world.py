@@ -7,7 +7,7 @@ wrong lasts `for` seconds. A world without some of its lines is a world too, so 
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.seeds.engine import MODES
+from tests.seeds.engine import MODES, NO_LOADS
 
 ASKS_S = 4.0  # in which clients come, from BEGINS_S on
 BEGINS_S = 1.5
@@ -148,10 +148,11 @@ class Maker:
             self._jobs()
         if self.keeps_responses and self.replicas:
             self._conversations()
-        calm = dice.random() < 0.1
+        is_emptied = not self.runners and dice.random() < 0.1 and self._emptied()
+        calm = is_emptied or dice.random() < 0.1
         for _ in range(dice.choice((3, 6, 10, 20))):
             self._ask(BEGINS_S + dice.random() * ASKS_S, self._answer())
-        if dice.random() < (0.5 if self.runners else 0.15):  # many at once
+        if not is_emptied and dice.random() < (0.5 if self.runners else 0.15):  # many at once
             at = BEGINS_S + dice.random() * ASKS_S
             for _ in range(40):
                 self._ask(at + dice.random() * 0.3, {"tokens": 10, "gap": 0.05})
@@ -236,8 +237,6 @@ class Maker:
             self.asked += ADAPTERS if ADAPTERS[0] not in self.asked else ()
         if self.keeps_responses and "role" not in of:
             of["responses"] = 1
-        if dice.random() < 0.3:
-            of["offline"] = "tight"
         self.add(0, "replica", name=self.replicas[-1], region=region, **of)
 
     def _tenant(self, name: str) -> None:
@@ -258,6 +257,9 @@ class Maker:
         self.runners += [f"{self.regions[0]}.b2"] * dice.choice((0, 1))
         for name in self.runners:
             self.add(0, "runner", name=name)
+        for line in self.lines:
+            if line.what == "replica" and dice.random() < 0.3:
+                line.of["offline"] = "tight"
         for n in range(dice.choice((1, 2))):
             replicas = [line for line in self.lines if line.what == "replica"]
             served = [line.of["model"] for line in replicas if "role" not in line.of] or ["zz"]
@@ -291,6 +293,27 @@ class Maker:
             self.add(BEGINS_S + 1, "drain", region=region, **of)
         else:
             self.add(BEGINS_S + 1, "agent_dies", **of)
+
+    def _emptied(self) -> bool:
+        """Operators want one of several replicas of a model empty, which has long streams; whether
+        there are several."""
+        dice = self.dice
+        own = [line.of for line in self.lines if line.what == "replica" and "role" not in line.of]
+        several = [
+            one
+            for one in own
+            if sum((of["region"], of["model"]) == (one["region"], one["model"]) for of in own) > 1
+        ]
+        if not several:
+            return False
+        of = dice.choice(several)
+        routers = [name for name in self.routers if name.startswith(f"{of['region']}.")]
+        for _ in range(dice.choice((2, 3, 4))):
+            long = {"tokens": 100, "gap": 0.15, "model": of["model"]}
+            self._ask(BEGINS_S + dice.random(), {**long, "router": dice.choice(routers)})
+        where = {"region": of["region"], "replica": of["name"]}
+        self.add(BEGINS_S + 1, "drain", **where, move=1, for_=MOVED_S)
+        return True
 
     def _answer(self) -> dict[str, object]:
         dice = self.dice
@@ -354,6 +377,9 @@ class Maker:
         if what in OF_FAULT:
             name, values = OF_FAULT[what]
             of[name] = dice.choice(values)
+        if what == "engine_mode" and dice.random() < 0.7:
+            [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
+            of["mode"] = NO_LOADS if "adapters" in own else of["mode"]
         self.add(at, what, **of, for_=min(lasts, FOR_AT_MOST.get(what, lasts)))
 
     def _large_bodies(self, at: float, *ends: str) -> dict[str, object]:
