@@ -70,11 +70,12 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/python -m tests.programs.batch_jobs.drills $(if $(QUICK),--lines 1000)
 	$(BIN)/python -m tests.programs.bus_drill $(if $(QUICK),--rounds 1 --lines 1000)
 
-fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n; WORLDS=30, FROM=1, MINUTES=30: play worlds of `make seeds` instead
+fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n; WORLDS=n: play so many worlds of `make seeds` instead, from seed FROM=n on, for MINUTES=n at most
+	$(if $(WORLDS),,$(if $(FROM)$(MINUTES),$(error FROM and MINUTES are of worlds: give WORLDS too)))
 	$(BIN)/python $(if $(WORLDS),-m tests.programs.fault_run.worlds --worlds $(WORLDS) $(if $(FROM),--from $(FROM)) $(if $(MINUTES),--minutes $(MINUTES)), \
 		-m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED)))
 
-soak: $(STAMP) ## half an hour of load with a fault a minute; then memory, descriptors and streams must be back; MINUTES=30
+soak: $(STAMP) ## half an hour of load with a fault a minute; then memory, descriptors and streams must be back; MINUTES=n instead of 30
 	$(BIN)/python -m tests.programs.fault_run.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 seeds: $(STAMP) ## whole routers and agents in virtual time, worlds from seeds in which every part fails; N=10000, FROM=1, SEED=n: one of them, made small; PLANTED=1: does the judge see?

@@ -78,7 +78,7 @@ async def install_node() -> None:
 
 
 def agent(name: str) -> Path:
-    """The command of a coding agent, or `llm`."""
+    """The command of a coding agent, of Node's packages or of a Python environment."""
     if name in AGENTS_IN_PYTHON:
         return programs(AGENTS_IN_PYTHON[name]) / name
     return AGENTS / "node_modules" / ".bin" / name

@@ -51,6 +51,12 @@ def opencode(url: str) -> Mapping[str, str]:
     return {"opencode.json": json.dumps({"provider": {"mesh": provider}})}
 
 
+def qwen(url: str) -> Mapping[str, str]:
+    """The address is in the environment."""
+    model = {"generationConfig": {"contextWindowSize": 32768}}
+    return {".qwen/settings.json": json.dumps({"model": model})}
+
+
 def pi(url: str) -> Mapping[str, str]:
     provider = {
         "baseUrl": url,
@@ -63,7 +69,14 @@ def pi(url: str) -> Mapping[str, str]:
 
 def continued(url: str) -> Mapping[str, str]:
     """Of Continue; JSON is YAML."""
-    model = {"name": MODEL, "model": MODEL, "provider": "openai", "apiBase": url, "apiKey": "x"}
+    model = {
+        "name": MODEL,
+        "model": MODEL,
+        "provider": "openai",
+        "apiBase": url,
+        "apiKey": "x",
+        "defaultCompletionOptions": {"contextLength": 32768},
+    }
     config = {"name": "mesh", "version": "1.0.0", "schema": "v1", "models": [model]}
     return {"config.yaml": json.dumps(config)}
 
@@ -77,7 +90,7 @@ def cline(url: str) -> Mapping[str, str]:
     """What `cline auth openai -k x -m MODEL -b URL` writes."""
     name = "openai-compatible"
     settings = {"provider": name, "apiKey": "x", "model": MODEL, "baseUrl": url}
-    provider = {"settings": settings, "updatedAt": "2026-11-30T00:00:00.000Z"}
+    provider = {"settings": settings, "updatedAt": "2000-01-01T00:00:00.000Z"}
     file = {"version": 1, "lastUsedProvider": name, "providers": {name: provider}}
     return {".cline/data/settings/providers.json": json.dumps(file)}
 
@@ -103,6 +116,7 @@ AGENTS = {
     "OpenCode": Agent(("opencode", "run", "--model", f"mesh/{MODEL}", ASKED), files=opencode),
     "qwen-code": Agent(
         ("qwen", "--auth-type", "openai", "-p", ASKED),
+        files=qwen,
         environment=lambda url: {
             "OPENAI_BASE_URL": url,
             "OPENAI_API_KEY": "x",
@@ -115,7 +129,7 @@ AGENTS = {
     "cline": Agent(
         ("cline", ASKED),
         files=cline,
-        # Else it leaves a process that goes on.
+        # Else cline starts a hub of its sessions, a process that goes on after the answer.
         environment=lambda url: {"CLINE_SESSION_BACKEND_MODE": "local"},
     ),
     "aider": Agent(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from infra.topology import Topology
 from mesh.demo.local_mesh import DemoEvent, LocalMesh
@@ -22,7 +23,8 @@ class Breakable:
     def __init__(self, topology: Topology, options: DemoOptions, state: StateDirectory) -> None:
         self.mesh = LocalMesh(topology, options, state, self._happened)
         self.ended_by_themselves: list[str] = []
-        self._killed: set[str] = set()  # and not ready again
+        self._killed: set[str] = set()  # and not known to have ended
+        self._away: set[str] = set()  # killed or ended, and not ready again
         self._changed = asyncio.Event()
 
     async def do(self, fault: Fault, killed: Callable[[str], None]) -> None:
@@ -51,22 +53,28 @@ class Breakable:
         pids = await self._pids(programs)
         try:
             for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+                send(pid, signal.SIGSTOP)
             await asyncio.sleep(seconds)
         finally:
             for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+                send(pid, signal.SIGCONT)
 
     async def _kill(self, programs: Sequence[str], killed: Callable[[str], None]) -> None:
         pids = await self._pids(programs)
-        self._killed |= {*programs}
         for name, pid in zip(programs, pids, strict=True):
-            killed(name)
-            os.kill(pid, signal.SIGKILL)
+            self._kill_one(name, pid, signal.SIGKILL, killed)
         async with asyncio.timeout(BACK_WITHIN_S):
-            while self._killed:
+            while self._away:
                 self._changed.clear()
                 await self._changed.wait()
+
+    def _kill_one(
+        self, name: str, pid: int, number: signal.Signals, killed: Callable[[str], None]
+    ) -> None:
+        self._killed.add(name)
+        self._away.add(name)
+        killed(name)
+        send(pid, number)
 
     async def _pids(self, programs: Sequence[str]) -> list[int]:
         """Their processes; one that ended by itself is waited for."""
@@ -77,11 +85,20 @@ class Breakable:
 
     def _happened(self, event: DemoEvent) -> None:
         if isinstance(event, ProgramReady):
+            self._away.discard(event.program.name)
+        elif isinstance(event, ProgramDied):
+            self._away.add(event.program.name)
+            if not self._is_ours(event):
+                self.ended_by_themselves.append(f"{event.program.name} {event.how}\n{event.tail}")
             self._killed.discard(event.program.name)
-        elif isinstance(event, ProgramDied) and not self._is_ours(event):
-            self.ended_by_themselves.append(f"{event.program.name} {event.how}\n{event.tail}")
         self._changed.set()
 
     def _is_ours(self, event: ProgramDied) -> bool:
         """Whether a fault is why it ended."""
         return event.how == BY_KILL and event.program.name in self._killed
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """To a program, which may have ended: what forked it waits for it, and tells us later."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

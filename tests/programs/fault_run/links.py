@@ -14,8 +14,10 @@ LATE_S = 0.1  # the mean, as in `tests.seeds`
 class FaultyWan(WanProxy):
     """Way 0 leads to the target, way 1 back. How many faults hold or delay each now."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, dice: random.Random, **options: Any) -> None:
+        """`dice`: for how late what travels is."""
         super().__init__(*args, **options)
+        self.dice = dice
         self.held: Counter[int] = Counter()
         self.late: Counter[int] = Counter()
         self._flaps = 0
@@ -60,7 +62,7 @@ class FaultyLine(DelayLine):
 
     def push(self, item: Item, now: float) -> None:
         """Let it enter."""
-        late_s = random.expovariate(1.0 / LATE_S) if self._wan.late[self._way] else 0.0
+        late_s = self._wan.dice.expovariate(1.0 / LATE_S) if self._wan.late[self._way] else 0.0
         super().push(item, now + late_s)
 
     @property

@@ -5,17 +5,25 @@
 The mesh, the clients and the faults of `make fault-run`. After a first minute of load, and again at
 the end, clients stop, and when all is quiet this is read of every process: its own memory, open
 descriptors and threads; of routers, what their pages say is under way; of nats-servers,
-connections, subscriptions, streams, consumers and what is stored. Counts must be back, and
-memory must not be above MEMORY_RATIO of what it was and MEMORY_MORE_MB; a process that was killed
+connections, subscriptions, streams, consumers and what is stored. A process that was killed
 meanwhile is read as any other.
+
+Every process must be there again. Streams, consumers, connections and subscriptions must be as many
+as before, other counts no more. Memory may be 1.5 times what it was, or 20 MB more, whichever is
+larger; of each nats-server, 64 MB: Go's runtime lets the heap double before it collects (GOGC) and
+gives memory back late. One had 20.9 MB before and 41.2 MB after half an hour (49,422 requests, 30
+faults). Two things of nats-servers are shown and not judged: their threads, as Go's runtime keeps
+each that it has started, which is no leak; and what they store, which the load may add to.
 """
 
 import asyncio
+import contextlib
 import itertools
+import math
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +47,12 @@ FAULT_EVERY_S = 60.0
 FIRST_S = 60.0  # of load, before what is held is read for the first time
 REST_S = 30.0  # without clients, before anything is read
 BACK_WITHIN_S = 180.0  # from then on
-MEMORY_RATIO, MEMORY_MORE_MB = 1.5, 20.0
-MEMORY = "memory, MB"
+APART_S = 1.0  # between two readings of a nats-server
+ANSWERS_WITHIN = aiohttp.ClientTimeout(total=10.0)  # a page
+MEMORY_RATIO, MEMORY_MORE_MB, SERVER_MEMORY_MB = 1.5, 20.0, 64.0
+MEMORY, THREADS, STORED = "memory, MB", "threads", "stored, MB"
+SERVER = "nats-"
+EXACT = ("streams", "consumers", "connections", "subscriptions")
 UNDER_WAY = re.compile(
     r"^mesh_(inflight|http_connections|peer_requests_held|body_bytes|answer_buffer_bytes)"
     r"(?:\{[^}]*\})? ([0-9.e+]+)$",
@@ -50,21 +62,38 @@ UNDER_WAY = re.compile(
 Held = dict[str, dict[str, float]]  # by process: what of it
 
 
-def grown(before: Held, after: Held) -> list[str]:
-    """What is not back."""
-    return [
-        f"{name}: {what}: {was:g} before, {now[what]:g} after"
-        for name, now in after.items()
-        for what, was in before[name].items()
-        if now[what] > (was if what != MEMORY else max(MEMORY_RATIO * was, was + MEMORY_MORE_MB))
+def not_back(before: Held, after: Held) -> list[str]:
+    """What is missing, and what is more than it may be."""
+    missing = [f"{name}: not there after" for name in before.keys() - after.keys()]
+    missing += [f"{name}: not there before" for name in after.keys() - before.keys()]
+    both = [name for name in before if name in after]
+    return sorted(missing) + [
+        line for name in both for line in _not_back(name, before[name], after[name])
     ]
+
+
+def _not_back(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
+    for what in {**before, **after}:
+        was, now = before.get(what), after.get(what)
+        if was is None or now is None:
+            yield f"{name}: {what}: not read {'before' if was is None else 'after'}"
+        elif now > _most(name, what, was) or (what in EXACT and now != was):
+            yield f"{name}: {what}: {was:g} before, {now:g} after"
+
+
+def _most(name: str, what: str, was: float) -> float:
+    """That it may be."""
+    is_server = name.startswith(SERVER)
+    if what == MEMORY:
+        return SERVER_MEMORY_MB if is_server else max(MEMORY_RATIO * was, was + MEMORY_MORE_MB)
+    return math.inf if what == STORED or (is_server and what == THREADS) else was
 
 
 def _of_process(pid: int) -> dict[str, float]:
     return {
         MEMORY: round(private_bytes(pid) / 1e6, 1),
         "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
-        "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
+        THREADS: len(list(Path(f"/proc/{pid}/task").iterdir())),
     }
 
 
@@ -78,10 +107,11 @@ class Soak(Run):
         await self._load(FIRST_S, 0)
         before = await self._at_rest()
         await self._load(60.0 * minutes, max(1, round(60.0 * minutes / FAULT_EVERY_S)))
+        await self._become_well()
         after, deadline = await self._at_rest(), self._now() + BACK_WITHIN_S
-        while grown(before, after) and self._now() < deadline:
+        while not_back(before, after) and self._now() < deadline:
             after = await self._at_rest()
-        self._result.problems += grown(before, after)
+        self._result.problems += not_back(before, after)
         self._conclude()
         return self._result, before, after
 
@@ -100,29 +130,46 @@ class Soak(Run):
         await asyncio.sleep((until - self._now()) / 2)
         self._account(self._result.faults[-1].kind if self._result.faults else BEFORE)
         self._result.faults.append(fault)
-        await self._broken.do(fault, self._killed)
+        try:
+            await self._broken.do(fault, self._killed)
+        except TimeoutError:
+            self._result.problems.append(f"not ready again after {fault.kind}: {fault.what}")
         self._account(fault.kind)
         await asyncio.sleep(max(0.0, until - self._now()))
 
     async def _at_rest(self) -> Held:
+        """Without what can't be read, as it has ended or does not answer."""
         await asyncio.sleep(REST_S)
         mesh = self._broken.mesh
-        held = {name: _of_process(pid) for name, pid in sorted(mesh.pids.items())}
-        async with aiohttp.ClientSession() as http:
+        held: Held = {}
+        async with aiohttp.ClientSession(timeout=ANSWERS_WITHIN) as http:
+            for name, pid in sorted(mesh.pids.items()):
+                with contextlib.suppress(OSError):
+                    held[name] = _of_process(pid)
             for region, address in self.monitors.items():
-                held[f"nats-{region}"] |= await _of_server(http, address)
-            for region in self.monitors:
+                with contextlib.suppress(OSError, aiohttp.ClientError, KeyError):
+                    held[f"{SERVER}{region}"] |= await _of_server(http, address)
                 for router, page in mesh.metrics(region).items():
-                    async with http.get(page) as answer:
-                        found = UNDER_WAY.findall(await answer.text())
-                    for what, value in found:
-                        held[f"router-{region}-{router}"][what] = float(value)
+                    with contextlib.suppress(OSError, aiohttp.ClientError, KeyError):
+                        held[f"router-{region}-{router}"] |= await _of_router(http, page)
         return held
 
 
-async def _of_server(http: aiohttp.ClientSession, address: str) -> dict[str, float]:
-    """Of a nats-server's own pages."""
+async def _of_router(http: aiohttp.ClientSession, page: str) -> dict[str, float]:
+    """What its page says is under way."""
+    async with http.get(page) as answer:
+        return {what: float(value) for what, value in UNDER_WAY.findall(await answer.text())}
 
+
+async def _of_server(http: aiohttp.ClientSession, address: str) -> dict[str, float]:
+    """Of its own pages, read twice: a check of its streams connects for a moment."""
+    one = await _pages_of_server(http, address)
+    await asyncio.sleep(APART_S)
+    other = await _pages_of_server(http, address)
+    return {what: min(value, other[what]) for what, value in one.items()}
+
+
+async def _pages_of_server(http: aiohttp.ClientSession, address: str) -> dict[str, float]:
     async def page(name: str) -> Any:
         async with http.get(f"http://{address}/{name}") as answer:
             return await answer.json()
@@ -133,18 +180,20 @@ async def _of_server(http: aiohttp.ClientSession, address: str) -> dict[str, flo
         "subscriptions": server["subscriptions"],
         "streams": stored["streams"],
         "consumers": stored["consumers"],
-        "stored, MB": round((stored["memory"] + stored["storage"]) / 1e6, 1),
+        STORED: round((stored["memory"] + stored["storage"]) / 1e6, 1),
     }
 
 
 def shown(before: Held, after: Held) -> str:
     """A row for each thing that is held: of all processes of a kind together."""
-    kinds = sorted({name.partition("-")[0] for name in after})
+    kinds = sorted({name.partition("-")[0] for name in before})
     rows = []
     for kind in kinds:
-        names = [name for name in after if name.startswith(f"{kind}-")]
-        for what in after[names[0]]:
-            was, now = (sum(of[name].get(what, 0.0) for name in names) for of in (before, after))
+        names = [name for name in before if name.startswith(f"{kind}-")]
+        for what in before[names[0]]:
+            was, now = (
+                sum(of.get(name, {}).get(what, 0.0) for name in names) for of in (before, after)
+            )
             rows.append((f"{kind} ({len(names)})", what, f"{was:g}", f"{now:g}"))
     return markdown.table(("processes", "held", "before", "after"), rows)
 

@@ -1,7 +1,6 @@
 """A mesh of real processes to which the faults of a world are done, several at once."""
 
 import asyncio
-import os
 import shutil
 import signal
 from collections import Counter
@@ -13,8 +12,17 @@ from typing import Any
 
 from infra.address import Address
 from mesh.supervisor.supervisor import ProgramDied, SupervisedProgram
-from tests.programs.fault_run.breaking import BACK_WITHIN_S, BY_KILL, Breakable
-from tests.programs.fault_run.world_plan import DIES, LEAVES, LINKS, ORDERS, STOPS, program_of
+from tests.programs.fault_run.breaking import BACK_WITHIN_S, BY_KILL, Breakable, send
+from tests.programs.fault_run.world_plan import (
+    BUS_AWAY,
+    DIES,
+    LEAVES,
+    LINKS,
+    NAMESAKES,
+    ORDERS,
+    STOPS,
+    program_of,
+)
 from tests.seeds.world import Line
 from tests.support.mesh_command import mesh_command
 from tests.support.ports import free_ports
@@ -22,6 +30,8 @@ from tests.support.ports import free_ports
 ORDER_AGAIN_S = 0.5
 ENDED = BY_KILL, f"was ended by {signal.SIGTERM.name}", "ended with status 0"
 HAS_NAMESAKE, NO_BUS = "runs already", "no bus at"  # why programs end by themselves, and rightly
+# After the fault: a program that was started meanwhile looks for its bus for ten seconds.
+EXCUSED_S = 20.0
 
 
 class WorldMesh(Breakable):
@@ -31,7 +41,8 @@ class WorldMesh(Breakable):
         super().__init__(topology, options, state)
         self._config, self._state = options.config, state
         self._down: Counter[str] = Counter()  # faults that keep it from being started
-        self._reasons: set[tuple[str, str]] = set()  # to end by itself: of a program or a region
+        # To end by itself: (why, of a program or a region) → until when.
+        self._reasons: dict[tuple[str, str], float] = {}
 
     def hold_starts(self) -> None:
         """From now on none of its programs starts while a fault keeps it dead. Call it once."""
@@ -52,14 +63,26 @@ class WorldMesh(Breakable):
         if line.what in ORDERS:
             await self._order(line)
         else:
+            self._excuse(line)
             async with self._fault(line, killed):
                 await asyncio.sleep(line.number("for"))
 
     async def all_back(self) -> None:
         """What ended is ready again. Raises TimeoutError."""
         async with asyncio.timeout(BACK_WITHIN_S):
-            while self._killed:
+            while self._away:
                 await asyncio.sleep(0.05)
+
+    def _excuse(self, line: Line) -> None:
+        """Those that this fault lets end by themselves, until a while after its end."""
+        if line.what in NAMESAKES:
+            reason = HAS_NAMESAKE, program_of(line)
+        elif line.what in BUS_AWAY:
+            reason = NO_BUS, line.of["region"]
+        else:
+            return
+        until = asyncio.get_running_loop().time() + line.number("for") + EXCUSED_S
+        self._reasons[reason] = max(until, self._reasons.get(reason, until))
 
     def _fault(
         self, line: Line, killed: Callable[[str], None]
@@ -67,8 +90,6 @@ class WorldMesh(Breakable):
         if line.what in LINKS:
             return self._link(line)
         name = program_of(line)
-        if "bus" in line.what or line.what == "store_empties":
-            self._reasons.add((NO_BUS, line.of["region"]))
         if line.what in DIES:
             emptied = self._state.jetstream / line.of["region"] if "store" in line.what else None
             return self._dead(name, signal.SIGKILL, killed, emptied)
@@ -81,14 +102,13 @@ class WorldMesh(Breakable):
         self, name: str, number: signal.Signals, killed: Callable[[str], None], emptied: Any = None
     ) -> AsyncIterator[None]:
         self._down[name] += 1
+        pid = self.mesh.pids.get(name)
         try:
-            if (pid := self.mesh.pids.get(name)) is not None:
-                self._killed.add(name)
-                killed(name)
-                os.kill(pid, number)
+            if pid is not None:
+                self._kill_one(name, pid, number, killed)
             yield
         finally:
-            if emptied is not None:
+            if emptied is not None and pid is not None:
                 shutil.rmtree(emptied, ignore_errors=True)
             self._down[name] -= 1
 
@@ -97,11 +117,11 @@ class WorldMesh(Breakable):
         pid = self.mesh.pids.get(name)
         try:
             if pid is not None:
-                os.kill(pid, signal.SIGSTOP)
+                send(pid, signal.SIGSTOP)
             yield
         finally:
             if pid is not None and self.mesh.pids.get(name) == pid:
-                os.kill(pid, signal.SIGCONT)
+                send(pid, signal.SIGCONT)
 
     @asynccontextmanager
     async def _namesake(self, name: str) -> AsyncIterator[None]:
@@ -113,7 +133,6 @@ class WorldMesh(Breakable):
                 words[at + 1] = str(Address("127.0.0.1", free_ports(1)[0]))
             elif word == "--ready-file":
                 words[at + 1] += ".again"
-        self._reasons.add((HAS_NAMESAKE, name))
         with (self._state.logs / f"{name}-again.log").open("ab") as log:
             again = replace(program, name=f"{name}-again", command=tuple(words))
             second = await self.mesh._supervisor._preloaded.fork(again, log.fileno())
@@ -121,7 +140,7 @@ class WorldMesh(Breakable):
             yield
         finally:
             if not second.exit_code.done():
-                os.kill(second.pid, signal.SIGKILL)
+                send(second.pid, signal.SIGKILL)
             await second.wait()
 
     @asynccontextmanager
@@ -141,7 +160,10 @@ class WorldMesh(Breakable):
         until = now() + line.number("for")
         if line.what == "drain":
             target = line.of.get("replica", region)
-            begin, end = ("cordon", target), ("undrain", target)
+            # `cordon` is a `drain` that does not wait, but has no `--move`.
+            move = ("drain", "--move", "--timeout-s", 0, target)
+            begin = move if "move" in line.of else ("cordon", target)
+            end = ("undrain", target)
         else:
             words = region, "--within-s", 0.1
             begin = ("routing", "set", *words, f"policy={line.of['policy']}")
@@ -161,9 +183,8 @@ class WorldMesh(Breakable):
 
     def _is_ours(self, event: ProgramDied) -> bool:
         """Also why it ended by itself: another has its name, or its bus was away for too long."""
-        name, is_killed = event.program.name, event.program.name in self._killed
-        self._killed.add(name)
-        return (is_killed and event.how in ENDED) or any(
-            words in event.tail and of in (name, event.program.region)
-            for words, of in self._reasons
+        name, now = event.program.name, asyncio.get_running_loop().time()
+        return (name in self._killed and event.how in ENDED) or any(
+            words in event.tail and of in (name, event.program.region) and now < until
+            for (words, of), until in self._reasons.items()
         )

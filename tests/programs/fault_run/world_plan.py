@@ -1,5 +1,6 @@
 """What real processes play of a world of `tests.seeds`: its shape, and those of its faults that can
 be done to them. Tenants, labels, models and batch jobs are left out; clients ask in a closed loop.
+Their answers last half a second: a drain that moves streams is ordered, and finds few to move.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ STREAMS_MAX, STREAMS_A_REPLICA = 20, 4
 DIES = ("engine_dies", "agent_dies", "router_dies", "bus_restarts", "store_empties")
 LEAVES = ("agent_leaves", "router_leaves")
 STOPS = ("engine_stops", "agent_stops", "router_stops", "bus_hangs")
+BUS_AWAY = ("bus_restarts", "bus_hangs", "store_empties")
 NAMESAKES = ("agent_namesake", "router_namesake")
 LINKS = ("cut", "cut_one_way", "stall", "flap", "late")
 ORDERS = ("drain", "routing")

@@ -1,7 +1,7 @@
 """Worlds of `tests.seeds` on real processes: each on a fresh mesh of its shape, its faults at their
 times, overlapping as they do there.
 
-    make fault-run WORLDS=30 [FROM=1] [MINUTES=30]
+    make fault-run WORLDS=30 [FROM=31] [MINUTES=10]
 
 Clients, and what must not happen, are those of the other fault run; of each world all must be well
 after its last fault. Left out are misbehaving engines, lost messages, streams that fail alone,
@@ -10,12 +10,15 @@ clocks that step and batch runners, and worlds for which `world_plan` has a reas
 
 import asyncio
 import itertools
+import random
 import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -58,10 +61,25 @@ class WorldRun(Run):
             await self._broken.play(line, self._killed)
         except TimeoutError:
             self._result.problems.append(f"not acknowledged in time: {line}")
+        except Exception:
+            self._result.problems.append(f"not played: {line}\n{traceback.format_exc()}")
 
 
 async def play(plan: Plan, place: Path) -> Result:
-    """Play it; the mesh's files are left in `place`. Raises GaveUp if the mesh does not start."""
+    """Play it; the mesh's files are left in `place`. An error on the way is a problem of it."""
+    shape = Shape(regions=tuple(plan.routers), routers=(), replicas=0)
+    settings = Settings(seed=plan.seed, shape=shape, requests=0, faults=0, streams=plan.streams)
+    try:
+        result = await _played(plan, settings, place)
+    except Exception:
+        result = Result(settings, problems=[f"not played to its end:\n{traceback.format_exc()}"])
+    logs = (place / ".mesh" / "logs").glob("*.log")
+    wrong = [log.name for log in logs if TRACEBACK in log.read_text(errors="replace")]
+    result.problems += [f"an error of its own in {name}" for name in sorted(wrong)]
+    return result
+
+
+async def _played(plan: Plan, settings: Settings, place: Path) -> Result:
     config = write_config(
         place,
         regions=tuple(plan.routers),
@@ -72,18 +90,13 @@ async def play(plan: Plan, place: Path) -> Result:
     options = DemoOptions(
         config=config, state=place / ".mesh", time_scale=TIME_SCALE, policy=plan.policy
     )
-    shape = Shape(regions=tuple(plan.routers), routers=(), replicas=0)
-    settings = Settings(seed=plan.seed, shape=shape, requests=0, faults=0, streams=plan.streams)
-    with patch.object(local_mesh, "WanProxy", FaultyWan):
+    links = partial(FaultyWan, dice=random.Random(plan.seed))
+    with patch.object(local_mesh, "WanProxy", links):
         async with started(options, plan.seed, WorldMesh) as (mesh, routers, clients):
             mesh.hold_starts()
             run = WorldRun(settings, mesh, routers, clients, lambda _: None)
             run.plan = plan
-            result = await run.play()
-    logs = (place / ".mesh" / "logs").glob("*.log")
-    wrong = [log.name for log in logs if TRACEBACK in log.read_text(errors="replace")]
-    result.problems += [f"an error of its own in {name}" for name in sorted(wrong)]
-    return result
+            return await run.play()
 
 
 def counted(requests: Sequence[Request]) -> str:
@@ -96,8 +109,16 @@ def counted(requests: Sequence[Request]) -> str:
 
 @click.command()
 @click.option("--worlds", type=click.IntRange(1), default=30, show_default=True, help="To play.")
-@click.option("--from", "first", type=click.IntRange(0), default=1, help="The first seed.")
-@click.option("--minutes", type=click.FloatRange(0.1), default=60.0, help="None begins later.")
+@click.option(
+    "--from", "first", type=click.IntRange(0), default=1, show_default=True, help="The first seed."
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="After so many no further world begins.",
+)
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
@@ -128,6 +149,8 @@ def main(worlds: int, first: int, minutes: float, keep: Path | None) -> None:
         )
         for violation in result.violations[:VIOLATIONS_SHOWN]:
             click.echo(f"- {violation}")
+        if result.violations:
+            click.echo(f"again: make fault-run WORLDS=1 FROM={seed}")
     violations = sum(len(result.violations) for result in results)
     click.echo(
         f"{len(results)} worlds from seed {first} on; not played: {_listed(skipped)}\n"
