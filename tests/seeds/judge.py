@@ -52,7 +52,7 @@ WHOSE = ("router", "runner", "replica", "region", "one", "other")
 FAILED = (200, 400, 429, 500, 502, 503)  # an error event inside an answer, or instead of one
 HARMLESS = (*ENGINE, *ORDER, "agent_dies", "agent_stops", "agent_leaves", "agent_namesake")
 INFINITE = float("inf")
-LEAST_PART = 0.2  # of a limit, split evenly among routers
+LEAST_PART = 0.2  # of a limit, split evenly among routers and batch runners
 LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
@@ -100,6 +100,8 @@ class Judge:
         self.serving = [one for one in self.lines.values() if self._serves(one)]
         [mesh] = self.world.all("mesh") or [Line(0, "mesh")]
         self.aliases = {ANY: mesh.labels("alias")} if "alias" in mesh.of else {}
+        pushing, _, most = mesh.of.get("pushing", "").partition(":")
+        self.outstanding_max = float(most) if pushing == "outstanding" else INFINITE
         self.answers: dict[int, list[Answer]] = {}
         for engine in seen.engines.values():
             for answer in engine.answers:
@@ -249,12 +251,12 @@ class Judge:
 
     def _is_used_up(self, client: Client) -> bool:
         """Whether its tenant may have spent a limit, or what of it that router may spend before it
-        has heard of others."""
+        has heard of other routers and batch runners."""
         tenant = self.tenants.get(client.ask.of.get("key", ""))
         if tenant is None:
             return False
-        routers = len(self.seen.routers)
-        part = 1.0 if routers == 1 else LEAST_PART / routers
+        members = len(self.seen.routers) + len(self.seen.runners)
+        part = 1.0 if members == 1 else LEAST_PART / members
         before = [
             other
             for other in self.seen.clients
@@ -340,8 +342,14 @@ class Judge:
             and other.sent_at <= client.ended_at
             and other.ended_at >= client.sent_at
         ]
+        lines = sum(
+            int(job.line.number("lines", 1))
+            for job in self.seen.jobs
+            if job.line.at <= client.ended_at and any(self._is_for(job.line, one) for one in able)
+        )
         all_of = [one for line in able for one in (line, *self._others(line))]
-        return len(others) > min(line.number("slots", 8) for line in all_of)
+        places = min(line.number("slots", 8) for line in all_of)
+        return len(others) + lines > min(places, self.outstanding_max)
 
     # Engines.
 
@@ -371,7 +379,12 @@ class Judge:
                     "nothing after the end",
                     f"{answer.engine} computed {client.number} {late_s:.1f} s on: {client.outcome}",
                 )
-        starts = sorted(answer.at for answer in self.answers.get(client.number, ()))
+        # One that waits in another region is cancelled there once it is known who answers it.
+        starts = sorted(
+            answer.at
+            for answer in self.answers.get(client.number, ())
+            if not self._is_abroad(client, answer)
+        )
         if (
             starts
             and starts[-1] > client.ended_at + CANCELLED_S
