@@ -82,7 +82,8 @@ class Prices:
         usual_tokens, returns = speeds.prefill_tokens, speeds.returns
         held_by, replicas = holders.replicas, _replicas_among(targets)
         work_weight, rows = self._weight_of_work(replicas), list[PriceRow]()
-        # A replica whose least price is above the limit is left out; `cheapest`: prices, in order.
+        # A replica whose least price is above the limit is left out. `cheapest`: prices in order,
+        # infinite for those not seen yet.
         cheapest, limit_s = [math.inf] * most if replicas > most else [], math.inf
         for target in targets:
             name, load, _, rtt_s, replica, _, ahead, _ = target
