@@ -62,7 +62,10 @@ async def test_an_engine_that_sends_nothing_else_is_hung(one, beat, monkeypatch,
     asked = ask(one, REQUESTS)
     await asyncio.wait(asked)
     assert all(map(is_answered, asked)), "also those that it had"
-    assert (replica.heartbeat.state, replica.heartbeat.down_reason) == (ReplicaState.DOWN, "hung")
+    down = (ReplicaState.DOWN, "hung")
+    await one.until(
+        lambda: (replica.heartbeat.state, replica.heartbeat.down_reason) == down, "it is down"
+    )
     assert "us-0 is down: engine hung: " in caplog.text
     assert one.sample("us", "mesh_attempt_failures_total") == 0
     elsewhere = len(one.engines[1].seen)
