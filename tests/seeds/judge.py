@@ -57,7 +57,7 @@ LIMITS_FORGET_S = 12.0  # until a router that is gone is left out of limits
 ATOMS = (str, bytes, int, float, type(None), type)  # on which nothing hangs
 TABLE_MAX = 2000  # items, of any table of a router
 # But for those of prefixes: of an index, of what is published of it and of what others publish.
-PREFIXES = ("_owners_of", "_blocks_of[]", "_published", "_holders_of")
+PREFIXES = ("_owners_of", "_blocks_of[]", "_unreported[]", "_published", "_holders_of")
 PREFIXES_MAX = RouterSettings().index_blocks_max
 
 
