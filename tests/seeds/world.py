@@ -411,7 +411,10 @@ class Maker:
             lasts = max(lasts, MOVED_S)
             [own] = [line.of for line in self.lines if line.of.get("name") == of["replica"]]
             for _ in range(dice.choice((1, 2, 8))):
-                self._ask(at - dice.random(), {"tokens": 80, "gap": 0.15, "model": own["model"]})
+                self._ask(
+                    max(BEGINS_S, at - dice.random()),
+                    {"tokens": 80, "gap": 0.15, "model": own["model"]},
+                )
             of["move"] = 1
         if what == "drain_all":
             del of["replica"]
