@@ -44,23 +44,23 @@ test-engines: $(STAMP) ## the mesh over real vLLM, SGLang, llama.cpp, mlx-lm, tr
 
 test-clients: $(STAMP) ## clients that others wrote on a running mesh; their table in docs (10 minutes; installs 11 GB once)
 	$(BIN)/python -m tests.clients.install
-	$(BIN)/pytest -rP -m clients tests/clients
+	$(BIN)/pytest -raP -m clients tests/clients
 	$(BIN)/python -m tests.clients.table
 
 test-tools: $(STAMP) ## other people's tools on a running mesh: `nats`, Jaeger, Chromium, nginx, HAProxy, pip with the wheel (minutes; needs Go and mmdebstrap)
 	$(BIN)/python -m tests.tools.go_tools
 	$(BIN)/python -m tests.tools.proxies
-	$(BIN)/pytest -rP -m tools tests/tools
+	$(BIN)/pytest -raP --cache-clear -m tools tests/tools || $(BIN)/python -m tests.again $$? -m tools
 
 test-upgrade: $(STAMP) ## a fleet of the last release becomes one of this version, under load (minutes)
-	$(BIN)/pytest -rP -m upgrade tests/upgrade
+	$(BIN)/pytest -raP -m upgrade tests/upgrade
 
 test-systemd: $(STAMP) ## the units on a systemd booted in a container of Debian 12 (minutes; root)
 	$(BIN)/python -m tests.tools.go_tools nats
-	$(BIN)/pytest -rP -m booted tests/booted
+	$(BIN)/pytest -raP --cache-clear -m booted tests/booted || $(BIN)/python -m tests.again $$? -m booted
 
 test-compose: $(STAMP) ## the image and the stack of infra/compose.yaml, built and run (minutes; root)
-	$(BIN)/pytest -rP -m composed tests/containers
+	$(BIN)/pytest -raP -m composed tests/containers
 
 test-benchmarks: $(STAMP) ## the programs of the other targets, each played whole in a short form (minutes)
 	$(BIN)/pytest tests/programs

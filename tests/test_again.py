@@ -28,8 +28,8 @@ def test_few_that_failed_are_tried_once_more(
     again.LAST_FAILED.write_text(json.dumps(dict.fromkeys(names, True)))
     tried = []
     monkeypatch.setattr(pytest, "main", lambda words: tried.append(words) or second)
-    assert again.main(status) == (second if is_tried else status)
-    assert tried == ([names] if is_tried else [])
+    assert again.main(status, "-m", "tools") == (second if is_tried else status)
+    assert tried == ([["-m", "tools", *names]] if is_tried else [])
     said = capsys.readouterr().out
     assert all((name in said) == is_tried for name in names)
 

@@ -34,6 +34,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import ModelTargets
 from mesh.core.model.request import Request
+from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import with_changes
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.record import Cause, RequestRecord, RequestState
@@ -111,6 +112,20 @@ class RouterCore:
     ) -> ModelId | None:
         """The model that serves this conversation's request for an alias, if one does or may."""
         return model_choice.choose(self.state, asked, conversation, path, labels, now)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether it has heard what all replicas and peers serve: not where it has just started."""
+        return self.state.models.is_complete
+
+    def may_hear_of(self, model: ModelId, path: str) -> bool:
+        """Whether nothing known serves it on that path, and what is not known yet may: a request
+        for it is to wait, as an error would not be tried again."""
+        if self.knows_all or not self.known_models():
+            return False
+        shares = self.state.targets.aliases.get(model, ())
+        names = model, *(target for target, _ in shares)
+        return not any(self.knows(served_name(name, path)) for name in names)
 
     def knows(self, name: ModelId) -> bool:
         """Whether some replica serves, or may serve (again), that model on that optional path."""

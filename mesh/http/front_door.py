@@ -41,6 +41,12 @@ class FrontDoor(Protocol):
     def unknown_model(self, model: str, caller: Caller | None) -> str:
         """The error for a model that is not there, which names some that the caller may name."""
 
+    def knows_all(self) -> bool:
+        """Whether the router has heard what all replicas serve: not where it has just started."""
+
+    def may_hear_of(self, model: ModelId, path: str) -> bool:
+        """Whether nothing known serves it on that path, and what is not known yet may."""
+
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
 

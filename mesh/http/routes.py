@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from infra.metrics_page import metrics_page
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
+from mesh.core.membership.known_models import HEARD_POLL_S
 from mesh.core.model.geo import GeoLocation, parse_location
 from mesh.http.answer_writer import ROUTER_FAILED
 from mesh.http.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
@@ -26,6 +27,7 @@ from mesh.http.cors import Cors
 from mesh.http.exchange import Answer, Exchange, Query, Work
 from mesh.http.front_door import FrontDoor
 from mesh.http.read_request import (
+    ParsedRequest,
     RequestReader,
     check_given_once,
     check_header_names,
@@ -134,9 +136,10 @@ class HttpApi:
         for path in served.routes:
             self._by_path[path] = {"POST": self._ask}
         of_engines = [path for path in (*ENGINE_PATHS, *served.routes) if path in self._by_path]
-        completions = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
-        # What connections need to serve requests for work themselves.
-        self.completions = CompletionRoutes(completions, self._reader, door, region, self._callers)
+        # What connections need to serve requests for work themselves; at first none does.
+        self._usual = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
+        self.completions = CompletionRoutes({}, self._reader, door, region, self._callers)
+        self._note_whether_all_is_known()
         self.allow_origins(served.cors_origins)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
         self._probed: dict[str, int] = {}  # the last status of each
@@ -272,7 +275,24 @@ class HttpApi:
             if len(values := exchange.lines.get(name, ())) > 1:  # RFC 9110, 5.3: they are one
                 headers[name] = ", ".join(values)
         parsed = await self._bodies.read(exchange, _path(exchange), headers, known_id)
+        if not self.completions.paths:
+            await self._until_heard_of(parsed)
         return Work(parsed, headers)
+
+    async def _until_heard_of(self, parsed: ParsedRequest) -> None:
+        """Wait while what the request asks for may yet be heard of: a 404 is not tried again."""
+        try:
+            while self._door.may_hear_of(parsed.model, parsed.path):  # noqa: ASYNC110 - a second at most
+                await asyncio.sleep(HEARD_POLL_S)
+        except BaseException:
+            self._door.bodies.give_back(parsed.kept_bytes)
+            raise
+        self._note_whether_all_is_known()
+
+    def _note_whether_all_is_known(self) -> None:
+        """Connections serve work themselves once no request has to wait in `_ask`."""
+        if self._door.knows_all():
+            self.completions.paths = self._usual
 
     async def _call(self, exchange: Exchange, known_id: RequestId) -> Work:
         """A call about a response. A body, which it need not have, is not read."""

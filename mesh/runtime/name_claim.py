@@ -55,14 +55,16 @@ class NameClaim:
         self._region, self._name, self._bus = region, name, bus
         self._answered = asyncio.Event()
         self._nonce = EPOCH.pack(epoch) + secrets.token_bytes(NONCE_BYTES)
+        self._has_name = False
 
     async def settle(self) -> None:
         """Raises NameTaken if another process answers to the name."""
-        self._bus.publish(self._inbox(WHO), self._nonce)
+        self._ask()
         try:
             async with asyncio.timeout(SAME_NAME_S):
                 await self._answered.wait()
         except TimeoutError:
+            self._has_name = True
             return
         raise self._taken
 
@@ -77,8 +79,14 @@ class NameClaim:
         if token == HERE and data == self._nonce:
             self._answered.set()
         elif token == WHO and data != self._nonce and len(data) == len(self._nonce):
-            self._bus.publish(self._inbox(HERE), data)
+            if self._has_name or self._nonce < data:
+                self._bus.publish(self._inbox(HERE), data)
+            else:  # the earlier one may not have listened yet when it was asked
+                self._ask()
         return token in (WHO, HERE)
+
+    def _ask(self) -> None:
+        self._bus.publish(self._inbox(WHO), self._nonce)
 
     def _inbox(self, token: str) -> str:
         return subjects.inbox(self._region, self._name, token)

@@ -241,6 +241,12 @@ class RequestManager:
         """How many requests of each tenant wait."""
         return self._core.held.by_tenant()
 
+    def knows_all(self) -> bool:
+        return self._core.knows_all
+
+    def may_hear_of(self, model: ModelId, path: str) -> bool:
+        return self._core.may_hear_of(model, path)
+
     def readiness(self) -> Readiness:
         warmth = self._core.gossip.siblings.sync
         problem = self.leases.problem or self.keys.problem or self.signers.problem

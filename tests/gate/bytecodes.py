@@ -152,6 +152,8 @@ class Edge:
             config, core, self.bus, metrics, clock, core.handle, self.log
         )
         served = Served(callers=self.requests.callers)
+        core.state.models.see((MODEL,), 0.0)
+        core.state.models.expire(60.0)  # it has not just started
         api = HttpApi(US, self.requests, metrics.registry, served)
         self._key = KEY if tenants else ""
         self._server = HttpServer(api.handle, completions=api.completions)

@@ -1,5 +1,7 @@
 """Requests for LoRA adapters: replicas that have them, that are loading them, that would."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.core.lifecycle import ends
@@ -199,6 +201,15 @@ def test_a_digest_tells_no_more_unloaded_adapters_than_its_limit() -> None:
     assert len(models) == ADAPTERS_PUBLISHED_MAX + 2
     assert {MODEL, "loaded"} < set(models)
     assert set(region.digest.models_by_path["/v1/messages"]) == {MODEL, "loaded"}
+
+
+def test_a_peers_unloaded_adapter_is_asked_for_on_the_paths_of_its_region() -> None:
+    there = Region()
+    there.says("a", loadable={SQL: 0.5}, paths=(MESSAGES,))
+    region, name = Region(), served_name(SQL, MESSAGES)
+    region.feed(ev.DigestSeen(replace(there.digest, region=EU)))
+    assert region.core.knows(name) and region.ask(name).peer == EU
+    assert region.priced(EU).terms["load_s"] == 0.5
 
 
 def test_a_peer_that_has_it_is_priced_against_a_load_at_home() -> None:

@@ -52,6 +52,9 @@ class StubDoor:
         api = HttpApi(RegionId("us"), self, CollectorRegistry())
         return HttpServer(api.handle, completions=api.completions)
 
+    def knows_all(self) -> bool:
+        return True
+
     def admit(self, parsed, headers, caller, changed) -> ClientRequest:
         self.bodies.give_back(parsed.kept_bytes)
         self.transport = changed.__self__._transport

@@ -53,6 +53,9 @@ class StubDoor:
     bodies = BodyBudget()
     ended = EndedRequests(RegionId("us"), RouterId("r1"), time.monotonic)
 
+    def knows_all(self):
+        return True
+
     def models(self):
         return (ModelId("org/model-1.5"),)
 

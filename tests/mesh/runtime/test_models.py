@@ -18,6 +18,7 @@ from tests.mesh.runtime.test_access_lines import Lines
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, fail, hang, say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
+from tests.support.until import PATIENCE_S
 
 STABLE, CANARY, COPY = "org/stable-v1.0", "org/canary-v1.1", "org/next"
 ALIAS = ModelRule(name="chat", to=((STABLE, 1.0),))
@@ -141,6 +142,23 @@ async def test_a_form_names_the_model_that_serves(nats_server):
                 form.add_field("model", model)
                 async with session.post(mesh.urls["us"] + path, data=form) as answer:
                     assert answer.status == status, await answer.text()
+
+
+async def test_a_router_that_has_just_started_waits_for_models_that_it_may_hear_of(
+    nats_server, monkeypatch
+):
+    monkeypatch.setattr("mesh.core.membership.known_models.HEARD_WITHIN_S", PATIENCE_S)
+    engines = scripted_engine(), scripted_engine("other")
+    async with engines[0] as first, engines[1] as second, small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us")
+        await mesh.agent("us", "us-0", first)
+        await mesh.until_ready("us", 1)
+        async with official(mesh) as api:
+            asked = asyncio.create_task(served(api, second.model, "a"))
+            await served(api, first.model, "a")
+            await mesh.agent("us", "us-1", second)
+            await asked
+            assert (len(first.seen), len(second.seen)) == (1, 1)
 
 
 async def test_an_unknown_model_is_answered_with_those_that_are_there(nats_server):

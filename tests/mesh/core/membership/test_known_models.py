@@ -1,4 +1,4 @@
-from mesh.core.membership.known_models import KEPT_S, MODELS_MAX, KnownModels
+from mesh.core.membership.known_models import HEARD_WITHIN_S, KEPT_S, MODELS_MAX, KnownModels
 
 
 def test_names_outlive_their_replicas_for_a_while():
@@ -30,3 +30,15 @@ def test_models_on_optional_paths_are_known_and_not_named():
     names.see(["a"], KEPT_S)
     names.expire(KEPT_S + 1.0)
     assert "a on /v1/embeddings" not in names
+
+
+def test_names_are_complete_once_each_replica_that_runs_has_been_heard():
+    names = KnownModels()
+    names.expire(100.0)
+    assert not names.is_complete, "nothing has been heard"
+    names.see(["a"], 101.0)
+    names.see(["b"], 101.0 + HEARD_WITHIN_S)
+    names.expire(100.9 + HEARD_WITHIN_S)
+    assert not names.is_complete
+    names.expire(101.0 + HEARD_WITHIN_S)
+    assert names.is_complete
