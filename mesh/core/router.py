@@ -14,7 +14,7 @@ PassEngineError (from here). The core ignores events of an attempt that is not t
 Reads and writes: all of the state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mesh.core import cluster_events
@@ -34,7 +34,6 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.model_targets import ModelTargets
 from mesh.core.model.request import Request
-from mesh.core.model.served_names import served_name
 from mesh.core.model.settings import with_changes
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.requests.record import Cause, RequestRecord, RequestState
@@ -114,18 +113,16 @@ class RouterCore:
         return model_choice.choose(self.state, asked, conversation, path, labels, now)
 
     @property
-    def knows_all(self) -> bool:
-        """Whether it has heard what all replicas and peers serve: not where it has just started."""
-        return self.state.models.is_complete
+    def has_listened(self) -> bool:
+        """Whether replicas and peers have had time to be heard: not where it has just started."""
+        return self.state.models.has_listened
 
-    def may_hear_of(self, model: ModelId, path: str) -> bool:
-        """Whether nothing known serves it on that path, and what is not known yet may: a request
-        for it is to wait, as an error would not be tried again."""
-        if self.knows_all or not self.known_models():
+    def may_hear_of(self, names: Collection[ModelId]) -> bool:
+        """Whether none of them is known, and one may be heard of yet: a request for them is to
+        wait, as an error would not be tried again."""
+        if self.has_listened or not self.known_models() or not names:
             return False
-        shares = self.state.targets.aliases.get(model, ())
-        names = model, *(target for target, _ in shares)
-        return not any(self.knows(served_name(name, path)) for name in names)
+        return not any(map(self.knows, names))
 
     def knows(self, name: ModelId) -> bool:
         """Whether some replica serves, or may serve (again), that model on that optional path."""

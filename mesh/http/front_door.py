@@ -5,7 +5,7 @@ request is settled once: with bytes to stream, with an engine's own error, or wi
 router's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from infra.tenant_table import Caller
@@ -41,11 +41,14 @@ class FrontDoor(Protocol):
     def unknown_model(self, model: str, caller: Caller | None) -> str:
         """The error for a model that is not there, which names some that the caller may name."""
 
-    def knows_all(self) -> bool:
-        """Whether the router has heard what all replicas serve: not where it has just started."""
+    def has_listened(self) -> bool:
+        """Whether replicas have had time to be heard: not where the router has just started."""
 
-    def may_hear_of(self, model: ModelId, path: str) -> bool:
-        """Whether nothing known serves it on that path, and what is not known yet may."""
+    def names_of(self, parsed: ParsedRequest) -> Collection[ModelId]:
+        """Of what may serve the request: any of them."""
+
+    def may_hear_of(self, names: Collection[ModelId]) -> bool:
+        """Whether none of them is known, and one may be heard of yet."""
 
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from infra.metrics_page import metrics_page
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.core.membership.known_models import HEARD_POLL_S
+from mesh.core.membership.known_models import LOOKS_EVERY_S
 from mesh.core.model.geo import GeoLocation, parse_location
 from mesh.http.answer_writer import ROUTER_FAILED
 from mesh.http.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
@@ -139,7 +139,7 @@ class HttpApi:
         # What connections need to serve requests for work themselves; at first none does.
         self._usual = {f"POST {path} HTTP/1.1".encode(): path for path in of_engines}
         self.completions = CompletionRoutes({}, self._reader, door, region, self._callers)
-        self._note_whether_all_is_known()
+        self._serve_directly()
         self.allow_origins(served.cors_origins)
         self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
         self._probed: dict[str, int] = {}  # the last status of each
@@ -275,23 +275,28 @@ class HttpApi:
             if len(values := exchange.lines.get(name, ())) > 1:  # RFC 9110, 5.3: they are one
                 headers[name] = ", ".join(values)
         parsed = await self._bodies.read(exchange, _path(exchange), headers, known_id)
-        if not self.completions.paths:
-            await self._until_heard_of(parsed)
+        await self._until_heard_of(parsed)
         return Work(parsed, headers)
 
     async def _until_heard_of(self, parsed: ParsedRequest) -> None:
-        """Wait while what the request asks for may yet be heard of: a 404 is not tried again."""
+        """Wait while what serves it may yet be heard of: what is not there is not asked again."""
+        if self.completions.paths:
+            return
+        names = self._door.names_of(parsed)
         try:
-            while self._door.may_hear_of(parsed.model, parsed.path):  # noqa: ASYNC110 - a second at most
-                await asyncio.sleep(HEARD_POLL_S)
+            await self._until_known(names)
         except BaseException:
             self._door.bodies.give_back(parsed.kept_bytes)
             raise
-        self._note_whether_all_is_known()
+        self._serve_directly()
 
-    def _note_whether_all_is_known(self) -> None:
-        """Connections serve work themselves once no request has to wait in `_ask`."""
-        if self._door.knows_all():
+    async def _until_known(self, names: Collection[ModelId]) -> None:
+        while self._door.may_hear_of(names):  # noqa: ASYNC110 - LISTENS_S at most
+            await asyncio.sleep(LOOKS_EVERY_S)
+
+    def _serve_directly(self) -> None:
+        """Let connections serve work themselves, once none has to wait here."""
+        if self._door.has_listened():
             self.completions.paths = self._usual
 
     async def _call(self, exchange: Exchange, known_id: RequestId) -> Work:
@@ -309,6 +314,7 @@ class HttpApi:
         except RequestRefused as error:
             self._reader.refused(error, charged=0)
             raise
+        await self._until_heard_of(parsed)
         return Work(parsed, exchange.headers)
 
     async def _models(self, exchange: Exchange, known_id: RequestId) -> Answer:
@@ -317,6 +323,8 @@ class HttpApi:
 
     async def _model(self, exchange: Exchange, known_id: RequestId) -> Answer:
         asked = _path(exchange).removeprefix(MODEL_PREFIX)
+        if not self.completions.paths:
+            await self._until_known((ModelId(asked),))
         models = self._models_served(exchange.caller)
         if asked not in models:
             raise RequestRefused(

@@ -4,13 +4,14 @@ Everything else of the body stays as the client wrote it, and so does the engine
 the model that served.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.model_targets import Asked, conversation_of, unknown_model
-from mesh.core.model.served_names import keeper_name, served_name
+from mesh.core.model.served_names import keeper_name, kept_name, served_name
 from mesh.core.router import RouterCore
 from mesh.http.callers import models_for
 from mesh.http.form_parts import model_place
@@ -18,9 +19,10 @@ from mesh.http.read_request import BodyBudget, ParsedRequest
 from mesh.session.body_model import ModelPlace, with_model
 from schemas.exchange import LARGE_BYTES
 from schemas.http import Fault
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.request_headers import CONTENT_TYPE, ENGINE_HEADERS
 from schemas.residency import Labels
+from schemas.response_ids import ResponsePlace
 from schemas.state import ModelCard
 
 NOT_ONCE = "model must be there once, as a text: this name is mapped to another model here"
@@ -32,6 +34,13 @@ def conversation(parsed: ParsedRequest, tenant: str | None) -> int:
     return conversation_of(
         tenant or "", options.session, parsed.fields.text.data, parsed.request_id
     )
+
+
+def _both(
+    name: Callable[[RegionId, ReplicaId | None], ModelId], place: ResponsePlace
+) -> tuple[ModelId, ModelId]:
+    """What asks for the replica there, and for its region alone."""
+    return name(place.region, place.replica), name(place.region, None)
 
 
 class ModelMapping:
@@ -75,6 +84,18 @@ class ModelMapping:
         parsed.kept_bytes += more
         return asked
 
+    def names_of(self, parsed: ParsedRequest) -> Collection[ModelId]:
+        """Of what may serve it: any of them."""
+        place = parsed.previous
+        if parsed.call is not None:
+            return () if place is None else _both(kept_name, place)
+        shares = self._core.state.targets.aliases.get(parsed.model, ())
+        models = parsed.model, *(target for target, _ in shares)
+        names = [served_name(model, parsed.path) for model in models]
+        if place is None:
+            return names
+        return [one for name in names for one in _both(partial(keeper_name, name), place)]
+
     def _keeper_of(self, parsed: ParsedRequest, asked: Asked) -> ModelId | None:
         """The target that the replica serves which has what the request goes on with."""
         place, path, core = parsed.previous, parsed.path, self._core
@@ -83,8 +104,7 @@ class ModelMapping:
 
         def is_kept(model: ModelId) -> bool:
             name = served_name(model, path)
-            names = keeper_name(name, place.region, place.replica), keeper_name(name, place.region)
-            return any(map(core.is_served, names))
+            return any(map(core.is_served, _both(partial(keeper_name, name), place)))
 
         return self._core.state.targets.choose(asked.model, asked.conversation, is_kept)
 

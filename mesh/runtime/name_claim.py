@@ -64,13 +64,13 @@ class NameClaim:
             async with asyncio.timeout(SAME_NAME_S):
                 await self._answered.wait()
         except TimeoutError:
-            self._has_name = True
             return
         raise self._taken
 
     async def keep(self) -> None:
         """Raises NameTaken if the other process, which was suspended, answers only now. Never
         returns."""
+        self._has_name = True
         await self._answered.wait()
         raise self._taken
 

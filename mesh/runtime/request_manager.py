@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from typing import Any
 
@@ -241,11 +241,14 @@ class RequestManager:
         """How many requests of each tenant wait."""
         return self._core.held.by_tenant()
 
-    def knows_all(self) -> bool:
-        return self._core.knows_all
+    def has_listened(self) -> bool:
+        return self._core.has_listened
 
-    def may_hear_of(self, model: ModelId, path: str) -> bool:
-        return self._core.may_hear_of(model, path)
+    def may_hear_of(self, names: Collection[ModelId]) -> bool:
+        return self._core.may_hear_of(names)
+
+    def names_of(self, parsed: ParsedRequest) -> Collection[ModelId]:
+        return self.mapping.names_of(parsed)
 
     def readiness(self) -> Readiness:
         warmth = self._core.gossip.siblings.sync

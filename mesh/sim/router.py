@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mesh.core.membership.known_models import HEARD_POLL_S
+from mesh.core.membership.known_models import LOOKS_EVERY_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request
@@ -22,7 +22,7 @@ from mesh.sim.workload import (
     SentRequest,
 )
 from schemas.exchange import Priority
-from schemas.http import CHAT, Fault
+from schemas.http import Fault
 from schemas.http_statuses import OK
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat
@@ -107,8 +107,8 @@ class SimRouter(SessionHost):
             return
         if self.core is None:
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, NO_CONNECTION))
-        elif self.core.may_hear_of(_model(sent), CHAT):
-            self._queue.after(HEARD_POLL_S, self._take, sent)
+        elif self.core.may_hear_of((_model(sent),)):
+            self._queue.after(LOOKS_EVERY_S, self._take, sent)
         elif _model(sent) not in self.core.known_models():
             status = Fault.MODEL_UNKNOWN.value.status
             self._answer(sent, RequestEnd(RequestOutcome.FAILED, f"http_{status}"))

@@ -1,34 +1,17 @@
-"""Small worlds of the same seeds each time, and of others each day: no promise is broken in any."""
-
-import gc
-from datetime import UTC, datetime
-from itertools import count, islice
+"""Small worlds of the same seeds each time, and stories: no promise is broken in any."""
 
 import pytest
 
 from tests.seeds.__main__ import broken, promises
 from tests.seeds.planted import planted
+from tests.seeds.small import FIRST_ONES, no_promise_is_broken
 from tests.seeds.world import parse, world_of
-
-SMALL = 40.0  # as `World.size`; `make seeds` plays larger ones too
-OF_TODAY = 1_000_000 + 1000 * datetime.now(UTC).date().toordinal()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def frozen():
-    """What was there before is no garbage of a world: each collects its own at its end."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", [*range(1, 600, 60), *range(OF_TODAY, OF_TODAY + 600, 60)])
+@pytest.mark.parametrize("first", [1 + first for first in FIRST_ONES])
 def test_no_promise_is_broken(first):
-    small = (seed for seed in count(first) if world_of(seed).size <= SMALL)
-    for number, seed in enumerate(islice(small, 10)):
-        found = broken(world_of(seed), twice=number == 0)
-        assert not found, f"again by: make seeds SEED={seed}"
+    no_promise_is_broken(first)
 
 
 def test_an_agent_leaves_while_its_bus_is_away():

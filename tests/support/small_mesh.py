@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from unittest.mock import patch
 
 import aiohttp
 import orjson
@@ -21,6 +22,7 @@ from infra.process import end_all
 from mesh.adapters import streams
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.recorder import RecordTo
+from mesh.core.membership import known_models
 from mesh.core.model.settings import RouterSettings
 from mesh.http.callers import ApiKeys
 from mesh.http.server import CONNECTIONS_MAX, HttpTimes
@@ -259,10 +261,12 @@ def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
 async def small_mesh(
     servers: Mapping[str, NatsServer] | NatsRegions,
 ) -> AsyncIterator[SmallMesh]:
-    """A mesh of the regions that `servers` names; rendered ones are joined with credentials."""
+    """A mesh of the regions that `servers` names; rendered ones are joined with credentials. Its
+    routers take for unknown what they have not heard of at once."""
     mesh = SmallMesh(servers)
-    async with mesh.stack:
-        yield mesh
+    with patch.object(known_models, "LISTENS_S", 0.0):
+        async with mesh.stack:
+            yield mesh
 
 
 def chat(text: str = "hello", *, stream: bool = False, **fields: object) -> dict:

@@ -1,8 +1,8 @@
 """Names of models that are served, or were until a while ago.
 
 A model whose last replica only restarts must not turn into "no such model", which clients do not
-retry. Requests for it are held. Nor must one of which a router has not heard yet that has just
-started: until it has heard all (`is_complete`), what it doesn't know may be served.
+retry. Requests for it are held. Nor must a model that a router, which has just started, has not
+heard of yet: requests for it wait until the router `has_listened` for a while.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from mesh.core.model.served_names import is_for_others, is_model
 from schemas.ids import ModelId
 
 KEPT_S = 120.0  # an engine that loads its weights anew takes about a minute
-HEARD_WITHIN_S = 1.0  # ten heartbeats, and ten digests: each agent and peer that runs has sent one
-HEARD_POLL_S = 0.02  # between two looks for a model that a request waits for
+LISTENS_S = 2.0  # from the first report on: agents and peers report several times in that
+LOOKS_EVERY_S = 0.1  # for a model that a request waits for
 MODELS_MAX = 4096
 
 
@@ -20,8 +20,8 @@ class KnownModels:
     """Names of models that are served, or were within KEPT_S."""
 
     def __init__(self) -> None:
-        self._complete_at: float | None = None
-        self.is_complete = False
+        self._listens_until: float | None = None
+        self.has_listened = False
         self._seen_at: dict[ModelId, float] = {}  # those on optional paths too
         self.names: tuple[ModelId, ...] = ()  # of models, in order
 
@@ -30,8 +30,8 @@ class KnownModels:
 
     def see(self, models: Iterable[ModelId], now: float) -> None:
         known = len(self._seen_at)
-        if self._complete_at is None:
-            self._complete_at = now + HEARD_WITHIN_S
+        if self._listens_until is None:
+            self._listens_until = now + LISTENS_S
         for model in models:
             is_new = model not in self._seen_at
             if is_new and (len(self._seen_at) >= MODELS_MAX or not is_for_others(model)):
@@ -42,7 +42,7 @@ class KnownModels:
 
     def expire(self, now: float) -> None:
         """Forget models that no replica has served for KEPT_S."""
-        self.is_complete = self._complete_at is not None and now >= self._complete_at
+        self.has_listened = self._listens_until is not None and now >= self._listens_until
         old = [model for model, seen_at in self._seen_at.items() if now - seen_at > KEPT_S]
         for model in old:
             del self._seen_at[model]

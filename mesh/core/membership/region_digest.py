@@ -15,6 +15,7 @@ from mesh.core.model.served_names import (
     model_of,
     models_by_path,
     models_only,
+    work_name,
 )
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.residency import Residency
@@ -47,7 +48,7 @@ AVOIDED_BYTES = 192  # of each replica and peer that is avoided, with why
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
 # between regions would grow with the square of their number.
 ROUND_TRIPS_S = 1.0
-# Of adapters that no replica has loaded, and for chats and completions only: they may be hundreds.
+# Of adapters that no replica has loaded, and only where tokens are generated: they may be hundreds.
 ADAPTERS_PUBLISHED_MAX = 64
 WAIT_S_MAX = 3600.0  # until a queue is computed, whatever an agent reports of it
 RATE_S = 5.0  # time constant of the request rate's running average
@@ -254,9 +255,12 @@ class RegionalDigest:
         told = 0  # adapters that no replica has loaded
         for model in sorted(filter(is_for_others, self._replicas.models())):
             if self._is_unloaded(model) and model_of(model) not in self._replicas.on_demand:
-                if told == ADAPTERS_PUBLISHED_MAX or not is_model(model):
+                if is_model(model):
+                    if told == ADAPTERS_PUBLISHED_MAX:
+                        continue
+                    told += 1
+                elif model_of(model) not in counts or not is_model(work_name(model)):
                     continue
-                told += 1
             among = self._serving(model, within)
             free, others = self._replicas.partition_available(model, now, among=among)
             ready = len(free) + sum(self._replicas.serves(replica, model) for replica, _ in others)

@@ -222,15 +222,13 @@ def digest_by_name(digest: Digest) -> Digest:
     """The digest, its models with their optional paths.
 
     Digests don't name paths by label: a region is taken to have, within a label, as many replicas
-    with the path as it has of the model. If it has none, it refuses. So it is with what none of its
-    replicas has loaded: that is named without paths, and taken to have those of the others.
+    with the path as it has of the model. If it has none, it refuses.
     """
-    unloaded = {model: each for model, each in digest.models.items() if each.load_s is not None}
     names = {
         served_name(model, path): (model, capacity)
         for path, models in digest.models_by_path.items()
         if path not in PLAIN_PATHS
-        for model, capacity in (unloaded | models if unloaded else models).items()
+        for model, capacity in models.items()
     }
     keeping = {name: known for name, known in names.items() if name.endswith(f" on {RESPONSES}")}
     for name, known in keeping.items():

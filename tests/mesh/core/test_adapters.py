@@ -13,7 +13,7 @@ from mesh.core.placement.candidates import FOR_OTHERS
 from mesh.core.view.replica import LOAD_START_S
 from schemas.decision import Placement
 from schemas.exchange import Refusal
-from schemas.http import EMBEDDINGS, MESSAGES
+from schemas.http import EMBEDDINGS, MESSAGES, RESPONSES
 from schemas.state import KnownRoutes, ModelCapacity, ReplicaState
 from tests.mesh.core.build import EU, MODEL, US, beat, core, digest, request
 
@@ -200,16 +200,20 @@ def test_a_digest_tells_no_more_unloaded_adapters_than_its_limit() -> None:
     models = region.digest.models
     assert len(models) == ADAPTERS_PUBLISHED_MAX + 2
     assert {MODEL, "loaded"} < set(models)
-    assert set(region.digest.models_by_path["/v1/messages"]) == {MODEL, "loaded"}
+    assert set(region.digest.models_by_path["/v1/messages"]) == set(models)
 
 
-def test_a_peers_unloaded_adapter_is_asked_for_on_the_paths_of_its_region() -> None:
+def test_a_peers_unloaded_adapter_is_asked_for_on_the_paths_that_its_replica_has() -> None:
     there = Region()
-    there.says("a", loadable={SQL: 0.5}, paths=(MESSAGES,))
+    there.says("a", loadable={SQL: 0.5}, paths=(MESSAGES, EMBEDDINGS))
+    there.says("b", has=("other",), paths=(RESPONSES,))
     region, name = Region(), served_name(SQL, MESSAGES)
     region.feed(ev.DigestSeen(replace(there.digest, region=EU)))
     assert region.core.knows(name) and region.ask(name).peer == EU
     assert region.priced(EU).terms["load_s"] == 0.5
+    for path in (EMBEDDINGS, RESPONSES):
+        assert not region.core.knows(served_name(SQL, path))
+        assert any(path in one for one in there.digest.models_by_path)
 
 
 def test_a_peer_that_has_it_is_priced_against_a_load_at_home() -> None:

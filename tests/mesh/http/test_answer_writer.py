@@ -52,7 +52,7 @@ class StubDoor:
         api = HttpApi(RegionId("us"), self, CollectorRegistry())
         return HttpServer(api.handle, completions=api.completions)
 
-    def knows_all(self) -> bool:
+    def has_listened(self) -> bool:
         return True
 
     def admit(self, parsed, headers, caller, changed) -> ClientRequest:

@@ -53,7 +53,7 @@ class StubDoor:
     bodies = BodyBudget()
     ended = EndedRequests(RegionId("us"), RouterId("r1"), time.monotonic)
 
-    def knows_all(self):
+    def has_listened(self):
         return True
 
     def models(self):

@@ -9,6 +9,7 @@ import openai
 import orjson
 import pytest
 
+from infra.process import end_all
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.core.model.model_targets import ModelRule
 from mesh.runtime.shadow_copies import COPIES_MAX
@@ -147,13 +148,18 @@ async def test_a_form_names_the_model_that_serves(nats_server):
 async def test_a_router_that_has_just_started_waits_for_models_that_it_may_hear_of(
     nats_server, monkeypatch
 ):
-    monkeypatch.setattr("mesh.core.membership.known_models.HEARD_WITHIN_S", PATIENCE_S)
     engines = scripted_engine(), scripted_engine("other")
     async with engines[0] as first, engines[1] as second, small_mesh({"us": nats_server}) as mesh:
+        monkeypatch.setattr("mesh.core.membership.known_models.LISTENS_S", PATIENCE_S)
         await mesh.router("us")
         await mesh.agent("us", "us-0", first)
         await mesh.until_ready("us", 1)
+        kept = mesh.routers["us"].requests.bodies
         async with official(mesh) as api:
+            leaves = asyncio.create_task(served(api, "third", "a"))
+            await mesh.until(lambda: kept.taken_bytes > 0, "a request that waits")
+            await end_all([leaves])
+            await mesh.until(lambda: kept.taken_bytes == 0, "its room to be free again")
             asked = asyncio.create_task(served(api, second.model, "a"))
             await served(api, first.model, "a")
             await mesh.agent("us", "us-1", second)

@@ -67,20 +67,21 @@ async def test_a_second_router_leaves_too_when_the_first_answers_late(nats_serve
                 await mesh.routers["us"].until_broken()
 
 
-async def test_of_two_routers_of_one_name_that_start_at_once_one_stays(nats_server):
-    """Whichever is heard first, and whether or not its question was heard."""
+@pytest.mark.parametrize("skew_ms", [0, -1000], ids=["later epoch", "earlier epoch"])
+async def test_of_two_routers_of_one_name_that_start_at_once_one_stays(nats_server, skew_ms):
+    """Whether or not the first one's question was heard by the second, which has that epoch."""
     async with small_mesh({"us": nats_server}) as mesh:
-        for n in range(8):
+        for n in range(6):
 
-            async def begins(after_s: float) -> bool:
+            async def begins(after_s: float, skew_ms: int) -> bool:
                 await asyncio.sleep(after_s)
                 try:
-                    await mesh.router("us", f"x{n}")  # noqa: B023 - within its turn
+                    await mesh.router("us", f"x{n}", skew_ms=skew_ms)  # noqa: B023 - in its turn
                 except NameTaken:
                     return False
                 return True
 
-            assert sum(await asyncio.gather(begins(0.0), begins(n / 100))) == 1, n
+            assert sum(await asyncio.gather(begins(0.0, 0), begins(n / 100, skew_ms))) == 1, n
 
 
 async def test_who_has_not_received_its_question_keeps_no_router_from_starting(

@@ -1,4 +1,4 @@
-from mesh.core.membership.known_models import HEARD_WITHIN_S, KEPT_S, MODELS_MAX, KnownModels
+from mesh.core.membership.known_models import KEPT_S, LISTENS_S, MODELS_MAX, KnownModels
 
 
 def test_names_outlive_their_replicas_for_a_while():
@@ -32,13 +32,13 @@ def test_models_on_optional_paths_are_known_and_not_named():
     assert "a on /v1/embeddings" not in names
 
 
-def test_names_are_complete_once_each_replica_that_runs_has_been_heard():
+def test_replicas_have_had_time_to_be_heard_a_while_after_the_first_report():
     names = KnownModels()
     names.expire(100.0)
-    assert not names.is_complete, "nothing has been heard"
+    assert not names.has_listened, "nothing has been heard"
     names.see(["a"], 101.0)
-    names.see(["b"], 101.0 + HEARD_WITHIN_S)
-    names.expire(100.9 + HEARD_WITHIN_S)
-    assert not names.is_complete
-    names.expire(101.0 + HEARD_WITHIN_S)
-    assert names.is_complete
+    names.see(["b"], 101.0 + LISTENS_S)
+    names.expire(100.9 + LISTENS_S)
+    assert not names.has_listened
+    names.expire(101.0 + LISTENS_S)
+    assert names.has_listened
