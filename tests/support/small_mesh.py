@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from unittest.mock import patch
 
 import aiohttp
 import orjson
@@ -22,7 +21,6 @@ from infra.process import end_all
 from mesh.adapters import streams
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.adapters.recorder import RecordTo
-from mesh.core.membership import known_models
 from mesh.core.model.settings import RouterSettings
 from mesh.http.callers import ApiKeys
 from mesh.http.server import CONNECTIONS_MAX, HttpTimes
@@ -52,6 +50,7 @@ class SmallMesh:
         self._servers = servers
         rendered = isinstance(servers, NatsRegions)
         self._regions = tuple(servers.topology.regions if rendered else servers)
+        self.listens_s = 0.0  # routers take what they have not heard of for unknown at once
         self.stack = AsyncExitStack()
         self.routers: dict[str, Router] = {}
         self.agents: dict[str, tuple[asyncio.Task[None], Stop]] = {}
@@ -129,6 +128,7 @@ class SmallMesh:
             batch=self._batch_access(region),
         )
         router = Router(config)
+        router.core.state.models.listens_s = self.listens_s
         self.stack.push_async_callback(router.close)
         await router.open()
         place = region if name == "r1" else f"{region}/{name}"
@@ -261,12 +261,10 @@ def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
 async def small_mesh(
     servers: Mapping[str, NatsServer] | NatsRegions,
 ) -> AsyncIterator[SmallMesh]:
-    """A mesh of the regions that `servers` names; rendered ones are joined with credentials. Its
-    routers take for unknown what they have not heard of at once."""
+    """A mesh of the regions that `servers` names; rendered ones are joined with credentials."""
     mesh = SmallMesh(servers)
-    with patch.object(known_models, "LISTENS_S", 0.0):
-        async with mesh.stack:
-            yield mesh
+    async with mesh.stack:
+        yield mesh
 
 
 def chat(text: str = "hello", *, stream: bool = False, **fields: object) -> dict:

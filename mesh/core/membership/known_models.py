@@ -5,6 +5,7 @@ retry. Requests for it are held. Nor must a model that a router, which has just 
 heard of yet: requests for it wait until the router `has_listened` for a while.
 """
 
+import math
 from collections.abc import Iterable
 
 from mesh.core.model.served_names import is_for_others, is_model
@@ -20,7 +21,7 @@ class KnownModels:
     """Names of models that are served, or were within KEPT_S."""
 
     def __init__(self) -> None:
-        self._listens_until: float | None = None
+        self.listens_s, self._listens_until = LISTENS_S, math.inf
         self.has_listened = False
         self._seen_at: dict[ModelId, float] = {}  # those on optional paths too
         self.names: tuple[ModelId, ...] = ()  # of models, in order
@@ -30,8 +31,8 @@ class KnownModels:
 
     def see(self, models: Iterable[ModelId], now: float) -> None:
         known = len(self._seen_at)
-        if self._listens_until is None:
-            self._listens_until = now + LISTENS_S
+        if math.isinf(self._listens_until):
+            self._listens_until = now + self.listens_s
         for model in models:
             is_new = model not in self._seen_at
             if is_new and (len(self._seen_at) >= MODELS_MAX or not is_for_others(model)):
@@ -42,7 +43,7 @@ class KnownModels:
 
     def expire(self, now: float) -> None:
         """Forget models that no replica has served for KEPT_S."""
-        self.has_listened = self._listens_until is not None and now >= self._listens_until
+        self.has_listened = now >= self._listens_until
         old = [model for model, seen_at in self._seen_at.items() if now - seen_at > KEPT_S]
         for model in old:
             del self._seen_at[model]

@@ -145,12 +145,10 @@ async def test_a_form_names_the_model_that_serves(nats_server):
                     assert answer.status == status, await answer.text()
 
 
-async def test_a_router_that_has_just_started_waits_for_models_that_it_may_hear_of(
-    nats_server, monkeypatch
-):
+async def test_a_router_that_has_just_started_waits_for_models_that_it_may_hear_of(nats_server):
     engines = scripted_engine(), scripted_engine("other")
     async with engines[0] as first, engines[1] as second, small_mesh({"us": nats_server}) as mesh:
-        monkeypatch.setattr("mesh.core.membership.known_models.LISTENS_S", PATIENCE_S)
+        mesh.listens_s = PATIENCE_S
         await mesh.router("us")
         await mesh.agent("us", "us-0", first)
         await mesh.until_ready("us", 1)
