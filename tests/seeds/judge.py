@@ -505,6 +505,7 @@ class Judge:
 
     def _orders_hold(self) -> None:
         """A drained replica is given nothing that came after its drain."""
+        clients = {client.number: client for client in self.seen.clients}
         for begin in self.seen.orders:
             at, line, is_begin = begin
             if not is_begin or line.what != "drain":
@@ -526,10 +527,14 @@ class Judge:
                     troubles = self.troubles.near(
                         at - 20, answer.at, names, (*ORDER, "engine_mode", "clock_steps")
                     )
+                    # It may have been taken before, and its body came late from a router that stood.
+                    asked = clients.get(answer.number)
+                    own = asked and asked.sent_at < at + ORDERED_S and asked.ask.of["router"]
                     routers = [
                         one
                         for one in self.troubles.between(at - 20, answer.at)
-                        if one.of.get("router", "").startswith(line.of["region"])
+                        if (name := one.of.get("router", "")).startswith(line.of["region"])
+                        or (own and name == own)
                     ]
                     if not troubles and not routers:
                         what = f"{answer.engine}, drained at {at:.3f}, was given {answer.number}"
