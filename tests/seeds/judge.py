@@ -527,7 +527,7 @@ class Judge:
                     troubles = self.troubles.near(
                         at - 20, answer.at, names, (*ORDER, "engine_mode", "clock_steps")
                     )
-                    # It may have been taken before, and its body came late from a router that stood.
+                    # Taken before, while its body came late from a router that stood?
                     asked = clients.get(answer.number)
                     own = asked and asked.sent_at < at + ORDERED_S and asked.ask.of["router"]
                     routers = [
