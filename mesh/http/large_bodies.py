@@ -116,13 +116,20 @@ class LargeBodies:
         self, path: str, chunks: list[bytes], content_type: str
     ) -> tuple[bytes, BodyFields]:
         body = await asyncio.to_thread(b"".join, chunks)
+        asking = asyncio.create_task(self._ask(path, body, content_type))
         try:
-            async with asyncio.timeout(READ_S_MAX):
-                return body, await self._ask(path, body, content_type)
+            # While this process is suspended the other one reads on: that costs one half at most.
+            for _ in range(2):
+                await asyncio.wait([asking], timeout=READ_S_MAX / 2)
+            if not asking.done():
+                asking.cancel()
+                raise TimeoutError
+            return body, await asking
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._end()  # it is out of time or memory
             raise too_complex() from error
         except asyncio.CancelledError:
+            asking.cancel()
             await self._end()
             raise
 

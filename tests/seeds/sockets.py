@@ -11,6 +11,7 @@ from tests.seeds.loop import Process, VirtualLoop, this_process
 
 DELAY_S = 0.0002
 KERNEL_BYTES = 64 * 1024  # that a connection takes before its writer notices
+READ_BYTES = 64 * 1024
 
 
 class Socket(asyncio.Transport):
@@ -67,6 +68,8 @@ class Socket(asyncio.Transport):
                 self.protocol.eof_received()
                 self._lost(None)
                 return
+            while self._arrived and self._arrived[0] and len(data) < READ_BYTES:
+                data += self._arrived.popleft() or b""  # one read takes all that is there
             self._unread -= len(data)
             other = self.other
             if other._is_pausing and self._unread <= KERNEL_BYTES:

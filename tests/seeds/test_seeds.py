@@ -50,6 +50,17 @@ def test_a_stream_is_cancelled_whose_first_frames_were_lost():
     assert broken(parse(f"seed 3{story}")) == []
 
 
+def test_a_large_body_is_read_though_its_router_is_suspended_meanwhile():
+    """The time that it was suspended counted as the body's, which was refused as too complex."""
+    story = """
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a
+    3.913 ask n=1 router=us.r1 model=a pad=300000
+    3.914 router_stops router=us.r1 for=11
+    """
+    assert broken(parse(f"seed 3{story}")) == []
+
+
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():
     story = parse("""
     seed 3

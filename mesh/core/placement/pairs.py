@@ -81,6 +81,14 @@ class Pairs:
                 busy.append((target, NO_PREFILL))
         return CandidateLayer(layer.kind, pairs + free, busy)
 
+    def are_all_for(self, request: Request) -> bool:
+        """Whether the model's replicas answer in pairs alone, and the request never may."""
+        if request.is_whole_here and request.kind.may_pair:
+            return False
+        replicas = self._replicas.serving(request.model)
+        in_pairs = (_decode_kind(one, request.model) and not _takes_whole(one) for one in replicas)
+        return bool(replicas) and all(in_pairs)
+
     def _prefill(
         self,
         request: Request,

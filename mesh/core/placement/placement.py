@@ -212,7 +212,9 @@ class Placer:
 
     def forbids_here(self, request: Request) -> Refusal | None:
         """The refusal of a peer's request that no replica here may serve, free or not."""
-        return self.residency.refuses_here(request, self._replicas)
+        why = self.residency.refuses_here(request, self._replicas)
+        never = why is None and self._pairings.are_all_for(request)
+        return Refusal.NO_REPLICA if never else why
 
     def place(
         self,

@@ -10,6 +10,7 @@ from mesh.core.model.request import Served
 from mesh.core.policies import POLICIES
 from mesh.core.requests.fair_shares import FairShares
 from schemas.decision import candidate_name, chosen_of, place_name
+from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ReplicaId
 from schemas.residency import Label, ground
@@ -412,6 +413,17 @@ def test_a_peers_request_is_placed_again_after_its_prefill_stage_failed(nixl):
 def test_a_peers_request_whose_body_is_elsewhere_is_not_computed_in_stages(nixl):
     [whole] = only(nixl.asks(1, foreign=True, is_whole_here=False), fx.Dispatch)
     assert whole.pair is None
+
+
+def test_a_peers_request_whose_body_is_elsewhere_does_not_wait_for_a_pair():
+    """It would wait for as long as any may, and clients' requests behind it."""
+    region = Region("mesh")
+    region.says("p", part("prefill", "sglang"))
+    region.says("d", part("decode", "sglang", address=None))
+    [refused] = only(region.asks(1, foreign=True, is_whole_here=False), fx.RefusePeer)
+    assert refused.reason is Refusal.NO_REPLICA and not region.core.inflight
+    region.says("whole")
+    assert only(region.asks(2, foreign=True, is_whole_here=False), fx.Dispatch)
 
 
 def test_a_peer_is_told_when_the_prefill_stage_of_an_answer_under_way_fails():
