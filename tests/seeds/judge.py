@@ -342,6 +342,10 @@ class Judge:
             and other.sent_at <= client.ended_at
             and other.ended_at >= client.sent_at
         ]
+        if any(
+            self._is_in_the_way(other.ask, client.ask, line) for other in others for line in able
+        ):
+            return True
         lines = sum(
             int(job.line.number("lines", 1))
             for job in self.seen.jobs
@@ -350,6 +354,15 @@ class Judge:
         all_of = [one for line in able for one in (line, *self._others(line))]
         places = min(line.number("slots", 8) for line in all_of)
         return len(others) + lines > min(places, self.outstanding_max)
+
+    def _is_in_the_way(self, other: Line, ask: Line, line: Line) -> bool:
+        """Whether it uses another adapter of that engine, which has room for few."""
+        used, wanted = (
+            set(self.aliases.get(one.of["model"], (one.of["model"],)))
+            & set(line.labels("adapters"))
+            for one in (other, ask)
+        )
+        return bool(wanted and used - wanted)
 
     # Engines.
 
