@@ -11,7 +11,7 @@ import click
 import nats.errors
 import uvloop
 
-from agents.adapters.bus import ReplicaNameTaken
+from agents.adapters.name_guard import ReplicaNameTaken
 from agents.config import BOTH, ENGINE_KEY, AgentConfig, offline_profile
 from agents.core.offline_profile import OfflineProfile, ProfileInvalid
 from agents.engine_options import checked, engine_options, read_engine_key

@@ -6,10 +6,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
+from agents.adapters.bus import AgentBus, BusAuthorization
 from agents.adapters.engine import EngineClient, EngineOptions
 from agents.adapters.engine_kinds import KINDS, EngineDialect
 from agents.adapters.kv_events import KvEventSource
+from agents.adapters.name_guard import NameGuard
 from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from agents.adapters import bus as own_name
-from agents.adapters.bus import EPOCH, NameGuard, ReplicaNameTaken
+from agents.adapters import name_guard as own_name
+from agents.adapters.name_guard import EPOCH, NameGuard, ReplicaNameTaken
 from agents.core.name_claim import CLAIM_S
 from infra.topology import parse
 from schemas import subjects

@@ -14,7 +14,7 @@ import nats.errors
 import pytest
 from click.testing import CliRunner
 
-from agents.adapters.bus import ReplicaNameTaken
+from agents.adapters.name_guard import ReplicaNameTaken
 from agents.core.offline_profile import encode_profile
 from agents.runtime.command import command, expected_cause
 from infra.bus import BusUnreachable

@@ -10,7 +10,8 @@ import orjson
 import pytest
 from nats.aio.msg import Msg
 
-from agents.adapters.bus import AgentBus, ReplicaNameTaken
+from agents.adapters.bus import AgentBus
+from agents.adapters.name_guard import ReplicaNameTaken
 from agents.adapters.outbox import Outbox
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
@@ -328,7 +329,7 @@ async def test_without_a_bus_there_is_no_agent(monkeypatch) -> None:
 async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agents.adapters.bus.CLAIM_S", 20.0)  # for the first one to answer
+    monkeypatch.setattr("agents.adapters.name_guard.CLAIM_S", 20.0)  # for the first one to answer
     async with scene(nats_server, hello) as on:
         config = AgentConfig(
             region=REGION,
