@@ -22,6 +22,7 @@ from agents.adapters.moved_turns import moves_system_turns
 from agents.adapters.optional_paths import OptionalPaths, smallest_request
 from agents.adapters.served_models import ServedModels
 from agents.core.engine_pages import EnginePages, FaultKind, Look, PageFault, ScrapeResult
+from agents.core.engine_results import ClientErrors
 from agents.core.events import (
     NO_USAGE,
     NOTHING_KNOWN,
@@ -44,9 +45,6 @@ MODELS_EVERY_S = 1.0
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 SILENT = (FaultKind.NO_CONNECTION, FaultKind.TIMED_OUT)
-CLIENT_ERRORS_BELIEVED = 1  # one after the other, before they may be the engine's own fault
-# Of the engine's key, model or route, and hardly of the body: never believed.
-CLIENT_ERRORS_OF_ENGINE = (401, 403, 404)
 UNREADABLE = PageFault(FaultKind.UNREADABLE, "no series of the engine's kind")
 NONE_CACHED = TokenUsage(cached_tokens=0)
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
@@ -137,7 +135,7 @@ class EngineClient:
         self._has_refused_key = False
         # Relays write these:
         self.last_content_at = float("-inf")  # when a good response last brought content
-        self.client_errors = 0  # of the last requests, one after the other
+        self.client_errors = ClientErrors()
         self.held: set[str] = set()  # inboxes of paused responses
 
     def close(self) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents.adapters.engine import (
-    CLIENT_ERRORS_BELIEVED,
-    CLIENT_ERRORS_OF_ENGINE,
     KEY_REQUIRED,
     EngineClient,
 )
@@ -38,12 +36,10 @@ from agents.core.usage import UsageEventRemoval
 from schemas.engine_routes import GENERATING_PATHS, OPTIONAL_PATHS, PLAIN_PATHS
 from schemas.exchange import H_KEEPER, End, Frame, Head, Outcome, Refusal, Refused
 from schemas.http_statuses import (
-    CLIENT_ERRORS,
     NOT_FOUND,
     NOT_IMPLEMENTED,
     PATH_UNKNOWN,
     SUCCESS,
-    TOO_MANY,
     UNAUTHORIZED,
 )
 from schemas.ids import ModelId
@@ -367,29 +363,21 @@ class Relay:
 
     async def _send_head(self, head: ResponseHead) -> None:
         self._first_byte_at = self._clock()
+        is_doubted = False
+        if self._answer.is_good:
+            self._engine.client_errors.in_a_row = 0
+        elif self._call is None and not self._goes_on:  # it may be of its body
+            is_doubted = self._engine.client_errors.are_doubted(head.status)
         message = Head(
             status=head.status,
             content_type=head.content_type[:TEXT_MAX],
             region=self._site.region,
             replica=self._site.replica,
             headers=head.headers,
-            doubted=self._is_doubted(head.status),
+            doubted=int(is_doubted),
         )
         self._frames.send(Frame.HEAD, encode(message))
         await self._began(RelayBegan(self._inbox, self._answer.is_good))
-
-    def _is_doubted(self, status: int) -> int:
-        """1 for a client error where the engine gave one to each of its last requests, too, or that
-        is hardly of the request."""
-        if self._answer.is_good:
-            self._engine.client_errors = 0
-            return 0
-        is_of_body = self._call is None and not self._goes_on
-        if status not in CLIENT_ERRORS or status == TOO_MANY or not is_of_body:
-            return 0
-        self._engine.client_errors += 1
-        is_engines = status in CLIENT_ERRORS_OF_ENGINE
-        return int(is_engines or self._engine.client_errors > CLIENT_ERRORS_BELIEVED)
 
     def _pass_on(self, chunk: bytes) -> None:
         if self._shows_work(chunk):

@@ -4,7 +4,8 @@ not in its pages.
 Counted are the last RESULTS_MAX that it answered or failed in the last WINDOW_S, of clients and of
 batch jobs; what it has failed since its last answer counts until it answers, as routers send it
 little meanwhile. What says nothing about the engine is not counted: a client that left, a deadline,
-4xx and 501, which the request may deserve, and 429 (`agents.core.engine_limit`).
+4xx and 501, which the request may deserve, and 429 (`agents.core.engine_limit`). 4xx that may be
+the engine's own are doubted (`ClientErrors`): the router that reads that tries another engine.
 """
 
 from collections import deque
@@ -12,11 +13,20 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
-from schemas.http_statuses import NOT_IMPLEMENTED, SERVER_ERROR, TOO_MANY
+from schemas.http_statuses import (
+    CLIENT_ERRORS,
+    LOGINS,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    SERVER_ERROR,
+    TOO_MANY,
+)
 from schemas.state import FAILING_IN_A_ROW, FAILURE_CHARS_MAX, RESULTS_MAX, EngineResults
 
 WINDOW_S = 30.0
 LOG_EVERY_S = 60.0
+BELIEVED_IN_A_ROW = 1  # client errors
+OF_ENGINE = (*LOGINS, NOT_FOUND)  # of its key, model or route: never believed
 
 # How an engine fails a request, for people.
 NO_CONNECTION = "no connection"
@@ -48,6 +58,21 @@ def by_status(status: int, failure: str, retry_after_s: float) -> Verdict:
     if status < SERVER_ERROR or status == NOT_IMPLEMENTED:
         return NOTHING_SAID
     return Verdict(failure=failure)
+
+
+class ClientErrors:
+    """Of one engine, to requests with a body."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0  # since its last good answer
+
+    def are_doubted(self, status: int) -> bool:
+        """Whether that status is a client error that may be the engine's own: it gave one to the
+        request before, too, or it is hardly of a body."""
+        if status not in CLIENT_ERRORS or status == TOO_MANY:
+            return False
+        self.in_a_row += 1
+        return status in OF_ENGINE or self.in_a_row > BELIEVED_IN_A_ROW
 
 
 class _Failure(NamedTuple):
