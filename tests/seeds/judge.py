@@ -458,9 +458,13 @@ class Judge:
                 is_for = ask is None or self._is_for(ask, self.lines[answer.engine])
                 if not is_for and not self._had_another(answer):
                     self.say("by its model", f"{answer.engine} computed {answer.number}: {ask}")
-                if answer.goes_on and not any(
-                    other.model == answer.model and other.tokens and other.at < answer.at
-                    for other in answers
+                if (
+                    answer.goes_on
+                    and not self._had_another(answer)
+                    and not any(
+                        other.model == answer.model and other.tokens and other.at < answer.at
+                        for other in answers
+                    )
                 ):
                     self.say("by its model", f"{answer.engine} went on with {answer.number}")
 
