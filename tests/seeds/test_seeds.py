@@ -50,6 +50,19 @@ def test_a_stream_is_cancelled_whose_first_frames_were_lost():
     assert broken(parse(f"seed 3{story}")) == []
 
 
+def test_a_stream_is_cancelled_again_whose_cancel_was_lost():
+    """It was computed until its flow control stopped it, as its frames name no agent."""
+    story = """
+    0 region name=us routers=1
+    0 region name=eu routers=1
+    0 replica name=eu-1 region=eu model=a
+    2 ask n=1 router=us.r1 model=a tokens=400 gap=0.1 leaves=7.05
+    9 cut_one_way one=us other=eu for=0.1
+    25 ask n=2 router=us.r1 model=a
+    """
+    assert broken(parse(f"seed 3{story}")) == []
+
+
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():
     story = parse("""
     seed 3
