@@ -63,6 +63,21 @@ def test_a_stream_is_cancelled_again_whose_cancel_was_lost():
     assert broken(parse(f"seed 3{story}")) == []
 
 
+def test_streams_move_though_requests_wait_that_no_replica_may_serve():
+    """Those wait for a label that the drained replica alone carries."""
+    story = """
+    0 mesh hold_s_max=15
+    0 region name=us routers=1 labels=gdpr
+    0 replica name=us-0 region=us model=a
+    0 replica name=us-1 region=us model=a labels=none
+    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
+    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
+    4 drain region=us replica=us-0 move=1 for=15
+    5 ask n=3 router=us.r1 model=a wants=gdpr
+    """
+    assert broken(parse(f"seed 3{story}")) == []
+
+
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():
     story = parse("""
     seed 3
