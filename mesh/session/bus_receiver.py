@@ -1,7 +1,8 @@
 """Frames of answers, from the bus to the request that they are for, and back to their senders.
 
-Credits and requests to retransmit go out from here. A frame that no attempt under way waits for is
-a stray: its sender gets a cancel.
+Credits, requests to retransmit and cancels go out from here. A frame that no attempt under way
+waits for is a stray: its sender gets a cancel, and another one CANCEL_AGAIN_S later if strays still
+come, as the bus may lose a cancel like any other message.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from mesh.session.answer import PROGRESS_S, AnswerReceiver, FramesMissing, Messa
 from mesh.session.record import Bus, Home, Observer, OpenRequest
 from schemas import exchange, wire
 from schemas.exchange import Frame
-from schemas.ids import RegionId
+from schemas.ids import RegionId, ReplicaId
 from schemas.parcels import unpack_parcel
 
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
@@ -21,6 +22,8 @@ _BODY_WANTED, _DATA, _WORKING = Frame.BODY_WANTED, Frame.DATA, Frame.WORKING
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
 REQUEST_S = 0.5  # after the first request; each wait is twice as long as the one before
 REQUESTS_MAX = 3
+CANCEL_AGAIN_S = 1.0  # several round trips of a link; what is computed meanwhile is for nobody
+CANCELLED_MAX = 1024  # answers whose end has not come; the oldest is forgotten
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class BusReceiver:
         self._over = over
         self.streams = streams
         self._missing = RetransmitRequests()
+        self._cancelled: dict[str, tuple[RegionId, ReplicaId, float]] = {}  # where, and when last
         self._look_at = -inf
 
     @property
@@ -166,10 +170,27 @@ class BusReceiver:
             elif kind is Frame.HEAD:
                 sender = wire.decode_as(exchange.Head, payload)
             else:
+                self._nameless_stray(inbox, kind)
                 return
-            self._bus.send_cancel(*place_named(sender.region, sender.replica), inbox)
+            self.cancel(*place_named(sender.region, sender.replica), inbox)
         except wire.WireError as error:
             self._unreadable_frame(inbox, error)
+
+    def _nameless_stray(self, inbox: str, kind: Frame) -> None:
+        if kind is Frame.END:
+            self._cancelled.pop(inbox, None)
+        elif (known := self._cancelled.get(inbox)) is not None:
+            region, replica, told_at = known
+            if self._clock() - told_at >= CANCEL_AGAIN_S:
+                self.cancel(region, replica, inbox)
+
+    def cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        """That agent's answer is not wanted any more."""
+        self._bus.send_cancel(region, replica, inbox)
+        self._cancelled.pop(inbox, None)
+        if len(self._cancelled) >= CANCELLED_MAX:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[inbox] = region, replica, self._clock()
 
     def no_subscriber(self, inbox: str) -> bool:
         """The bus reports that a message with this reply subject had no subscriber. False if no

@@ -343,7 +343,7 @@ class Session:
         stage = self._prefills.pop(effect.key, None)
         if stage is not None and stage.answer is not None:
             self.stop_listening(stage)
-            self._bus.send_cancel(self.region, effect.replica, stage.answer.inbox)
+            self.answers.cancel(self.region, effect.replica, stage.answer.inbox)
             if stage.stage_of is not None and stage.stage_of.spans.is_traced:
                 stage.stage_of.spans.prefill_ended(stage.answer.attempt, None)
 
@@ -398,7 +398,7 @@ class Session:
         if effect.replica is not None:
             # A peer may have placed it on a replica of a region that it has adopted.
             region = record.answer.region or effect.region
-            self._bus.send_cancel(region, effect.replica, record.answer.inbox)
+            self.answers.cancel(region, effect.replica, record.answer.inbox)
 
     def _fail(self, effect: fx.Fail) -> None:
         if effect.fault is Fault.RESIDENCY:

@@ -57,6 +57,32 @@ def test_a_large_body_is_read_though_its_router_is_suspended_meanwhile():
     0 replica name=us-0 region=us model=a
     3.913 ask n=1 router=us.r1 model=a pad=300000
     3.914 router_stops router=us.r1 for=11
+
+
+def test_a_stream_is_cancelled_again_whose_cancel_was_lost():
+    """It was computed until its flow control stopped it, as its frames name no agent."""
+    story = """
+    0 region name=us routers=1
+    0 region name=eu routers=1
+    0 replica name=eu-1 region=eu model=a
+    2 ask n=1 router=us.r1 model=a tokens=400 gap=0.1 leaves=7.05
+    9 cut_one_way one=us other=eu for=0.1
+    25 ask n=2 router=us.r1 model=a
+    """
+    assert broken(parse(f"seed 3{story}")) == []
+
+
+def test_streams_move_though_requests_wait_that_no_replica_may_serve():
+    """Those wait for a label that the drained replica alone carries."""
+    story = """
+    0 mesh hold_s_max=15
+    0 region name=us routers=1 labels=gdpr
+    0 replica name=us-0 region=us model=a
+    0 replica name=us-1 region=us model=a labels=none
+    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
+    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
+    4 drain region=us replica=us-0 move=1 for=15
+    5 ask n=3 router=us.r1 model=a wants=gdpr
     """
     assert broken(parse(f"seed 3{story}")) == []
 

@@ -8,7 +8,8 @@ exactly, the stream ends with its error event.
 
 A replica that operators want empty (`mesh drain --move`) is drained; its streams that have taken
 LONG_S go on in the same way, a few at a time, so that the pauses are short, and none while requests
-for their model wait for room. A stream that flows has more to lose than one that broke: the edge is
+for their model wait for room; those that no replica may serve, by their labels, wait for none. A
+stream that flows has more to lose than one that broke: the edge is
 asked first whether it may go on, and the stream stays where it is unless another place is there.
 
 Reads: held, inflight, peers, replicas, settings.
@@ -78,9 +79,9 @@ def move(state: RouterState, now: float) -> None:
         for digest in peer.digests.values()
         for name in digest.moving
     }
-    if not places:
+    if not places or state.replicas.bus.lost_at is not None:
         return
-    waits = {request.model for request in state.held}
+    waits = {need[0] for need in state.held.held_needs if timeouts.serving(state, need, now)}
     under_way = [
         one for one in state.inflight.values() if one.continuations and not one.has_started
     ]

@@ -8,7 +8,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import EVENT_STREAM, WORKING, Held
-from mesh.session.bus_receiver import REQUEST_S
+from mesh.session.bus_receiver import CANCEL_AGAIN_S, CANCELLED_MAX, REQUEST_S
 from mesh.session.record import Home, Identifiers, Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, wire
@@ -202,6 +202,35 @@ def test_whoever_sends_a_stray_is_told_to_stop():
     router = Router()
     router.session.answers.receive_stray("inbox", pack_frame(Frame.HEAD, 0, wire.encode(HEAD)))
     assert router.sent == [("send_cancel", "us", "us-0", "inbox")]
+
+
+def test_a_cancel_is_sent_again_while_frames_come_that_name_nobody():
+    router = Router(RequestArrived=[PLACE], ClientGone=[fx.CancelAttempt(1, 1, US, PLACE.replica)])
+    record, answers = router.admitted(), router.session.answers
+    inbox = record.answer.inbox
+    data, end = pack_frame(Frame.DATA, 4, b"x"), pack_frame(Frame.END, 5, wire.encode(END))
+    answers.receive_stray(inbox, data)  # another inbox's sender is not known
+    router.session.feed(ev.ClientGone(1))
+    cancel = ("send_cancel", US, PLACE.replica, inbox)
+    for router.now, sent in ((5.9, 1), (6.0, 2), (6.9, 2), (7.0, 3)):
+        answers.receive_stray(inbox, data)
+        assert router.sent[1:] == [cancel] * sent
+    answers.receive_stray(inbox, end)
+    router.now = 9.0
+    answers.receive_stray(inbox, data)
+    assert router.sent[1:] == [cancel] * 3, "it has ended"
+
+
+def test_of_many_answers_that_go_on_the_first_are_not_cancelled_again():
+    router = Router()
+    answers = router.session.answers
+    for number in range(CANCELLED_MAX + 1):
+        answers.cancel(US, PLACE.replica, f"inbox-{number}")
+    router.sent.clear()
+    router.now += CANCEL_AGAIN_S
+    for number in (0, 1, CANCELLED_MAX):
+        answers.receive_stray(f"inbox-{number}", pack_frame(Frame.DATA, 4, b"x"))
+    assert [inbox for *_, inbox in router.sent] == ["inbox-1", f"inbox-{CANCELLED_MAX}"]
 
 
 def test_a_peer_is_told_who_will_answer_before_anybody_can():

@@ -6,6 +6,7 @@ from mesh.core.lifecycle.continued_streams import LONG_S, MOVES_AT_ONCE
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
+from schemas.residency import OPEN_GROUND, Ground, Label, ground
 from schemas.state import ReplicaState
 from tests.mesh.core import build
 from tests.mesh.core.lifecycle.test_continued_streams import LONGER, Story
@@ -15,9 +16,13 @@ EMPTY = ev.MoveStreams(everywhere=True)
 PATIENT = {"heartbeat_late_s": 240.0, "heartbeat_lost_s": 240.0}
 
 
-def drained(engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), order: ev.Event = EMPTY) -> Story:
+def drained(
+    engines: tuple[str, ...] = ("vllm", "vllm", "vllm"),
+    order: ev.Event = EMPTY,
+    where: Ground = OPEN_GROUND,
+) -> Story:
     """A stream that has taken LONG_S on a replica that is drained since, under that order."""
-    story = Story(engines, PATIENT)
+    story = Story(engines, {**PATIENT, "ground": where})
     story.started()
     story.feed(order)
     story.beat(story.replica, state=DRAINING, outstanding=1, engine=engines[int(story.replica[-1])])
@@ -100,6 +105,24 @@ def test_a_few_are_moved_at_once_and_none_while_requests_for_their_model_wait() 
     assert asked(story.feed(ev.Tick())) == []
     story.feed(ev.ClientGone(99))
     assert len(asked(story.feed(ev.Tick()))) == MOVES_AT_ONCE
+
+
+def test_none_is_held_up_by_requests_that_no_replica_may_serve() -> None:
+    story = drained(where=ground({build.US: ("gdpr",)}))
+    for name in {"us-0", "us-1", "us-2"} - {story.replica}:
+        story.beat(name, residency=())
+    wanted = build.request(9, arrived_at=story.now, residency=(Label("gdpr"),))
+    story.feed(ev.RequestArrived(wanted))
+    assert story.core.inflight[9].held_since is not None, "the drained replica may come back"
+    assert asked(story.feed(ev.Tick())) == [1]
+
+
+def test_none_is_moved_while_the_bus_is_away() -> None:
+    story = drained()
+    story.feed(ev.BusLost())
+    assert asked(story.feed(ev.Tick())) == []
+    story.feed(ev.BusReturned())
+    assert asked(story.feed(ev.Tick())) == [1]
 
 
 def test_streams_of_other_regions_clients_go_on_too() -> None:
