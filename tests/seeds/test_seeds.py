@@ -5,6 +5,7 @@ import pytest
 from tests.seeds.__main__ import broken, promises
 from tests.seeds.planted import planted
 from tests.seeds.small import FIRST_ONES, no_promise_is_broken
+from tests.seeds.stage import play
 from tests.seeds.world import parse, world_of
 
 
@@ -48,6 +49,20 @@ def test_a_stream_is_cancelled_whose_first_frames_were_lost():
     20 ask n=2 router=us.r1 model=a
     """
     assert broken(parse(f"seed 3{story}")) == []
+
+
+def test_a_request_goes_before_lines_that_wait_in_the_engine():
+    """It waited for all that the engine had taken: nobody knew that it has one place."""
+    story = parse("""
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a slots=1
+    0 runner name=us.b1
+    2 job n=1 router=us.r1 model=a lines=10 tokens=10 gap=0.3
+    4 ask n=1 router=us.r1 model=a
+    """)
+    [took_s] = play(story, lambda seen: [one.ended_at - one.sent_at for one in seen.clients])
+    assert took_s < 3
+    assert broken(story) == []
 
 
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():
