@@ -18,8 +18,10 @@ not begun, leaves at once. One whose prompt is being computed stays if what is l
 for each online request that waits behind it, than what is done would take to compute anew; one that
 decodes while iterations exceed the budget stays if that costs the online requests less than its
 recomputation would cost the engine. While online requests wait in the engine's queue and its memory
-or batch is full, as many of the newest offline requests leave with each scrape. What waits here is
-given back when the replica is full, or has had no room beside its online requests for CROWDED_S.
+or batch is full, the newest offline requests leave with each scrape: as many as online ones wait,
+or as wait there themselves. A batch of unknown size is full once online requests have waited for
+CROWDED_S. What waits here is given back when the replica is full, or has had no room beside its
+online requests for so long.
 """
 
 from collections import deque
@@ -71,6 +73,7 @@ class OfflineAdmission:
         self._saved_at = 0.0  # iterations by then
         self._is_full = False
         self._online_waiting = 0  # in the engine's queue, by the last scrape
+        self._online_waits_since = inf
         self.admitted_total = 0
         self.given_back_total = 0
         self.aborted_total = 0
@@ -168,6 +171,7 @@ class OfflineAdmission:
         self._advance(now)
         self._reading = reading
         self._online_waiting = online_waiting
+        self._online_waits_since = min(self._online_waits_since, now) if online_waiting else inf
         self._scrape_answered = False
         self._sent_since.clear()
 
@@ -177,6 +181,8 @@ class OfflineAdmission:
         self._saved_at = self._batch.steps
         if self._crowded_since < inf:
             self._crowded_since = now
+        if self._online_waits_since < inf:
+            self._online_waits_since = now
 
     # What to do.
 
@@ -187,7 +193,7 @@ class OfflineAdmission:
         if not self._queue and not self._running:
             self._crowd(now)
             return []
-        done = list(self._preempt(full))
+        done = list(self._preempt(now, full))
         self._crowd(now)
         admitted = [] if full else self._admit(now)
         return [*done, *admitted, *self._give_back(now, full)]
@@ -225,12 +231,12 @@ class OfflineAdmission:
 
     # Preemption.
 
-    def _preempt(self, full: bool) -> Iterable[Decision]:
+    def _preempt(self, now: float, full: bool) -> Iterable[Decision]:
         if not self._running or (not self._batch.online and not full):
             return
         yield from self._leave(self._before_online())
         yield from self._leave(self._too_slow())
-        yield from self._leave(self._for_the_queue(full))
+        yield from self._leave(self._for_the_queue(now, full))
 
     def _leave(self, members: Iterable[EngineMember]) -> Iterable[Decision]:
         for member in members:
@@ -290,16 +296,25 @@ class OfflineAdmission:
                 break
         return leaving
 
-    def _for_the_queue(self, full: bool) -> list[EngineMember]:
-        """With each scrape as many of the newest ones as online requests wait in the engine."""
+    def _for_the_queue(self, now: float, full: bool) -> list[EngineMember]:
+        """With each scrape as many of the newest ones as online requests wait in the engine, or as
+        wait there themselves: these have not begun."""
         waits = full and self._online_waiting and not self._scrape_answered
-        if not waits or not may_be_packed(self._reading, KV_FREE_SHARE):
+        if not waits or not self._is_packed(now):
             return []
         staying = [member for member in self._at_engine() if not member.leaving]
         if not staying:
             return []
         self._scrape_answered = True
-        return staying[: -1 - self._online_waiting : -1]
+        unbegun = (self._reading.waiting or 0) - self._online_waiting
+        return staying[: -1 - max(self._online_waiting, unbegun) : -1]
+
+    def _is_packed(self, now: float) -> bool:
+        """Whether online requests wait for memory or for a place in the batch. Of a batch of
+        unknown size they show that by waiting for longer than prompts before them take."""
+        if self._reading.batch_max is None and now - self._online_waits_since >= CROWDED_S:
+            return True
+        return may_be_packed(self._reading, KV_FREE_SHARE)
 
     def _at_engine(self) -> list[EngineMember]:
         members = self._batch.members

@@ -56,13 +56,14 @@ from tests.support.batch_mesh import EASY
 UNIX_S = 1_800_000_000.0
 LARGE_S = 0.02  # until a large body is read
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
-JOBS_S = 120.0  # for batch jobs to end: lines of a runner that died are free after 30
+JOBS_S = 120.0  # for batch jobs to end beside their work: lines of a dead runner are free after 30
 QUIET_S = 1.5  # after the last client
 PROFILES = {  # "tight": two at once, two more wait
     "easy": EASY,
     "tight": replace(
         EASY,
         computing=(0.01, 1e-9, 1e-9, 0.0, 0.0, 1e-9, 5e-3),
+        waiting=(0.01, 0.0, 1e-9, 0.0, 0.0, 0.0, 5e-3),
         latency_budget_s=0.022,
         queued_requests_max=2,
     ),
@@ -348,7 +349,7 @@ class Stage:
         last = max([line.ends_at for line in world.lines], default=0.0)
         await asyncio.sleep(max(last, world.healed_at + HEALS_S))
         limit = loop.time() + (JOBS_S if self.seen.jobs else 60.0)
-        while loop.time() < limit and not self._all_have_ended():
+        while loop.time() < limit + self._lines_s() and not self._all_have_ended():
             await asyncio.sleep(0.5)
         await asyncio.sleep(QUIET_S)
         self.seen.ended_at = loop.time()
@@ -357,6 +358,11 @@ class Stage:
     def _all_have_ended(self) -> bool:
         clients = all(client.outcome is not None for client in self.seen.clients)
         return clients and all(job.is_read for job in self.seen.jobs)
+
+    def _lines_s(self) -> float:
+        """Besides, for jobs once all clients have ended: an engine may have one place."""
+        waits = any(client.outcome is None for client in self.seen.clients)
+        return 0.0 if waits else sum(job.lines_s for job in self.seen.jobs)
 
     def _ask(self, ask: Line) -> None:
         before = (one for one in self.seen.clients if one.ask.of["n"] == ask.of.get("previous"))

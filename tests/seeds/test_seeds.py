@@ -5,6 +5,7 @@ import pytest
 from tests.seeds.__main__ import broken, promises
 from tests.seeds.planted import planted
 from tests.seeds.small import FIRST_ONES, no_promise_is_broken
+from tests.seeds.stage import play
 from tests.seeds.world import parse, world_of
 
 
@@ -57,6 +58,31 @@ def test_a_large_body_is_read_though_its_router_is_suspended_meanwhile():
     0 replica name=us-0 region=us model=a
     3.913 ask n=1 router=us.r1 model=a pad=300000
     3.914 router_stops router=us.r1 for=11
+    """
+    assert broken(parse(f"seed 3{story}")) == []
+
+
+def test_the_judge_sees_streams_that_stay_where_operators_want_none():
+    story = parse("""
+    seed 3
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a
+    0 replica name=us-1 region=us model=a
+    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
+    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
+    4 drain region=us replica=us-0 move=1 for=15
+    """)
+    assert broken(story) == []
+    with planted("streams stay where operators want none"):
+        assert promises(broken(story)) == {"an order holds"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["a piece of an answer comes twice", "two runs differ"])
+def test_the_judge_sees(name):
+    """Of faults put in for it; `make seeds PLANTED=1` tries all."""
+    with planted(name):
+        assert any(broken(world_of(seed), twice="two runs" in name) for seed in range(1, 20))
 
 
 def test_a_stream_is_cancelled_again_whose_cancel_was_lost():
@@ -87,24 +113,15 @@ def test_streams_move_though_requests_wait_that_no_replica_may_serve():
     assert broken(parse(f"seed 3{story}")) == []
 
 
-def test_the_judge_sees_streams_that_stay_where_operators_want_none():
+def test_a_request_goes_before_lines_that_wait_in_the_engine():
+    """It waited for all that the engine had taken: nobody knew that it has one place."""
     story = parse("""
-    seed 3
     0 region name=us routers=1
-    0 replica name=us-0 region=us model=a
-    0 replica name=us-1 region=us model=a
-    2 ask n=1 router=us.r1 model=a tokens=150 gap=0.15
-    3 ask n=2 router=us.r1 model=a tokens=150 gap=0.15
-    4 drain region=us replica=us-0 move=1 for=15
+    0 replica name=us-0 region=us model=a slots=1
+    0 runner name=us.b1
+    2 job n=1 router=us.r1 model=a lines=10 tokens=10 gap=0.3
+    4 ask n=1 router=us.r1 model=a
     """)
+    [took_s] = play(story, lambda seen: [one.ended_at - one.sent_at for one in seen.clients])
+    assert took_s < 3
     assert broken(story) == []
-    with planted("streams stay where operators want none"):
-        assert promises(broken(story)) == {"an order holds"}
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["a piece of an answer comes twice", "two runs differ"])
-def test_the_judge_sees(name):
-    """Of faults put in for it; `make seeds PLANTED=1` tries all."""
-    with planted(name):
-        assert any(broken(world_of(seed), twice="two runs" in name) for seed in range(1, 20))

@@ -294,6 +294,35 @@ def test_the_newest_leave_with_each_scrape_while_online_requests_queue(
     assert desk.decide() == []
 
 
+UNSIZED = replace(KV, kv_used_ratio=0.1, running=2, batch_max=None)
+
+
+def test_a_batch_of_unknown_size_is_full_while_online_requests_wait_on(desk) -> None:
+    for key in range(4):
+        desk.offer(key)
+    desk.decide()
+    desk.full = True
+    desk.scrape(UNSIZED, online_waiting=1)
+    assert desk.decide(CROWDED_S / 2) == []
+    desk.scrape(UNSIZED)  # they wait no more
+    desk.scrape(UNSIZED, online_waiting=1)
+    assert desk.decide(CROWDED_S / 2) == []
+    desk.admission.restart_clock(desk.now)
+    desk.scrape(UNSIZED, online_waiting=1)
+    assert desk.decide(CROWDED_S / 2) == []
+    desk.scrape(UNSIZED, online_waiting=1)
+    assert desk.decide(CROWDED_S / 2) == [Abort(3)]
+
+
+def test_those_that_wait_in_the_engine_before_online_ones_leave_together(desk) -> None:
+    for key in range(4):
+        desk.offer(key)
+    desk.decide()
+    desk.full = True
+    desk.scrape(replace(PACKED, waiting=4), online_waiting=1)
+    assert desk.decide() == [Abort(3), Abort(2), Abort(1)]
+
+
 # The pace.
 
 
