@@ -19,9 +19,9 @@ for each online request that waits behind it, than what is done would take to co
 decodes while iterations exceed the budget stays if that costs the online requests less than its
 recomputation would cost the engine. While online requests wait in the engine's queue and its memory
 or batch is full, the newest offline requests leave with each scrape: as many as online ones wait,
-or as wait there themselves. A batch of unknown size is full once online requests have waited for
-CROWDED_S. What waits here is given back when the replica is full, or has had no room beside its
-online requests for so long.
+or as wait there themselves. Where the batch's size is not known and online requests have waited for
+CROWDED_S, those leave that wait there themselves. What waits here is given back when the replica is
+full, or has had no room beside its online requests for so long.
 """
 
 from collections import deque
@@ -297,24 +297,26 @@ class OfflineAdmission:
         return leaving
 
     def _for_the_queue(self, now: float, full: bool) -> list[EngineMember]:
-        """With each scrape as many of the newest ones as online requests wait in the engine, or as
-        wait there themselves: these have not begun."""
+        """With each scrape the newest ones: as many as wait in the engine, since these have not
+        begun, and at least as many as online requests wait there for memory or a place."""
         waits = full and self._online_waiting and not self._scrape_answered
-        if not waits or not self._is_packed(now):
+        is_packed = may_be_packed(self._reading, KV_FREE_SHARE)
+        if not waits or not (is_packed or self._may_lack_a_place(now)):
             return []
-        staying = [member for member in self._at_engine() if not member.leaving]
+        here = self._at_engine()
+        staying = [member for member in here if not member.leaving]
         if not staying:
             return []
         self._scrape_answered = True
-        unbegun = (self._reading.waiting or 0) - self._online_waiting
-        return staying[: -1 - max(self._online_waiting, unbegun) : -1]
+        leaving = len(here) - len(staying)  # they may still be among those that wait
+        unbegun = max(0, (self._reading.waiting or 0) - self._online_waiting - leaving)
+        most = max(self._online_waiting, unbegun) if is_packed else unbegun
+        return staying[: -1 - most : -1]
 
-    def _is_packed(self, now: float) -> bool:
-        """Whether online requests wait for memory or for a place in the batch. Of a batch of
-        unknown size they show that by waiting for longer than prompts before them take."""
-        if self._reading.batch_max is None and now - self._online_waits_since >= CROWDED_S:
-            return True
-        return may_be_packed(self._reading, KV_FREE_SHARE)
+    def _may_lack_a_place(self, now: float) -> bool:
+        """Whether online requests have waited for a while, and the batch's size is not known: they
+        may wait for prompts before them alone, so no line that has begun leaves for that."""
+        return self._reading.batch_max is None and now - self._online_waits_since >= CROWDED_S
 
     def _at_engine(self) -> list[EngineMember]:
         members = self._batch.members

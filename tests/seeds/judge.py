@@ -342,8 +342,9 @@ class Judge:
             and other.sent_at <= client.ended_at
             and other.ended_at >= client.sent_at
         ]
-        if any(
-            self._is_in_the_way(other.ask, client.ask, line) for other in others for line in able
+        if all(
+            any(self._is_in_the_way(other.ask, client.ask, line) for other in others)
+            for line in able
         ):
             return True
         lines = sum(

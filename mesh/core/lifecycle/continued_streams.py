@@ -8,9 +8,9 @@ exactly, the stream ends with its error event.
 
 A replica that operators want empty (`mesh drain --move`) is drained; its streams that have taken
 LONG_S go on in the same way, a few at a time, so that the pauses are short, and none while requests
-for their model wait for room; those that no replica may serve, by their labels, wait for none. A
-stream that flows has more to lose than one that broke: the edge is
-asked first whether it may go on, and the stream stays where it is unless another place is there.
+for their model wait for room (requests that no ready replica may serve don't count). A stream that
+flows has more to lose than one that broke: the edge is asked first whether it may go on, and the
+stream stays where it is unless another place is there.
 
 Reads: held, inflight, peers, replicas, settings.
 Writes: nothing.

@@ -71,7 +71,8 @@ def on_refused(
             return
     if event.prefill and not record.is_prefilling:
         attempts.cancel(state, record)  # the other stage was sent at once
-    if record.continuations and record.peer is not None:
+    is_for_none_there = event.reason == Refusal.WRONG_MODEL and event.replica is None
+    if record.peer is not None and (record.continuations or is_for_none_there):
         record.avoid_peer()
     elif event.reason != Refusal.ELSEWHERE:  # for others it may be the right place
         attempts.rest(state, record, now, in_prefill=event.prefill)

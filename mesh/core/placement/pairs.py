@@ -85,7 +85,8 @@ class Pairs:
         """Whether the model's replicas answer in pairs alone, and the request never may."""
         if request.is_whole_here and request.kind.may_pair:
             return False
-        replicas = self._replicas.serving(request.model)
+        wanted, serving = self._residency.wanted(request), self._replicas.serving(request.model)
+        replicas = [one for one in serving if self._residency.takes_replica(wanted, one)]
         in_pairs = (_decode_kind(one, request.model) and not _takes_whole(one) for one in replicas)
         return bool(replicas) and all(in_pairs)
 

@@ -214,7 +214,7 @@ class Placer:
         """The refusal of a peer's request that no replica here may serve, free or not."""
         why = self.residency.refuses_here(request, self._replicas)
         never = why is None and self._pairings.are_all_for(request)
-        return Refusal.NO_REPLICA if never else why
+        return Refusal.WRONG_MODEL if never else why
 
     def place(
         self,

@@ -361,7 +361,8 @@ class RequestRecord(Failures):
         self.avoid = self.broken_at | unable
 
     def avoid_peer(self) -> None:
-        """The peer that refused it may have chosen an engine that can't go on with a turn."""
+        """No engine of the peer that refused it may serve it, or the one that it chose can't go on
+        with a turn."""
         if self.peer is not None:
             self.avoid |= {self.peer}
 

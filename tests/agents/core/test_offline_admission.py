@@ -297,7 +297,7 @@ def test_the_newest_leave_with_each_scrape_while_online_requests_queue(
 UNSIZED = replace(KV, kv_used_ratio=0.1, running=2, batch_max=None)
 
 
-def test_a_batch_of_unknown_size_is_full_while_online_requests_wait_on(desk) -> None:
+def test_lines_that_have_not_begun_leave_a_batch_of_unknown_size_for_online_requests(desk) -> None:
     for key in range(4):
         desk.offer(key)
     desk.decide()
@@ -311,7 +311,11 @@ def test_a_batch_of_unknown_size_is_full_while_online_requests_wait_on(desk) -> 
     desk.scrape(UNSIZED, online_waiting=1)
     assert desk.decide(CROWDED_S / 2) == []
     desk.scrape(UNSIZED, online_waiting=1)
-    assert desk.decide(CROWDED_S / 2) == [Abort(3)]
+    assert desk.decide(CROWDED_S / 2) == [], "all lines have begun"
+    desk.scrape(replace(UNSIZED, waiting=2), online_waiting=1)
+    assert desk.decide() == [Abort(3)]
+    desk.scrape(replace(UNSIZED, waiting=2), online_waiting=1)
+    assert desk.decide() == [], "it still counts as one that waits"
 
 
 def test_those_that_wait_in_the_engine_before_online_ones_leave_together(desk) -> None:

@@ -14,7 +14,7 @@ from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ReplicaId
 from schemas.residency import Label, ground
-from schemas.state import ReplicaState
+from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
 from tests.mesh.core.pair_region import ENDS, Region, only, part
 
@@ -421,9 +421,22 @@ def test_a_peers_request_whose_body_is_elsewhere_does_not_wait_for_a_pair():
     region.says("p", part("prefill", "sglang"))
     region.says("d", part("decode", "sglang", address=None))
     [refused] = only(region.asks(1, foreign=True, is_whole_here=False), fx.RefusePeer)
-    assert refused.reason is Refusal.NO_REPLICA and not region.core.inflight
+    assert refused.reason is Refusal.WRONG_MODEL and not region.core.inflight
     region.says("whole")
     assert only(region.asks(2, foreign=True, is_whole_here=False), fx.Dispatch)
+
+
+def test_a_peer_whose_engines_can_not_serve_a_request_is_asked_for_others():
+    region = Region("mesh")
+    known = {build.MODEL: ModelCapacity(ready=1, free=1)}
+    region.feed(ev.DigestSeen(build.digest(build.EU, models=known)))
+    for key, refused in ((1, True), (2, False)):
+        assert only(region.asks(key), fx.Forward)
+        if refused:
+            never = ev.AttemptRefused(key, 1, Refusal.WRONG_MODEL, build.EU, None, -1, -1)
+            assert not only(region.feed(never), fx.Forward)
+    region.feed(ev.DigestSeen(build.digest(build.EU, 2, models=known)))
+    assert region.core.inflight[1].held_since is not None, "not asked for it again"
 
 
 def test_a_peer_is_told_when_the_prefill_stage_of_an_answer_under_way_fails():
