@@ -107,6 +107,7 @@ class AnswerReceiver:
     head: exchange.Head | None = None
     passed: Mapping[str, str] = field(default_factory=dict)  # the engine's headers, for the client
     end: exchange.End | None = None
+    has_ended: bool = False  # its agent has said so, whatever the outcome
     failed_as: str = ""  # the outcome that its agent named, of an answer that is not whole
     engine_error: EngineError | None = None
     region: RegionId | None = None  # who answers, as soon as it is known
@@ -437,6 +438,7 @@ class AnswerReceiver:
         return self._progressed(now)
 
     def _end(self, end: exchange.End) -> ev.Event:
+        self.has_ended = True
         counts = end.prompt_tokens, end.cached_tokens, end.completion_tokens
         if max(counts) > exchange.TOKENS_MAX:  # accounts would add up what nobody computed
             prompt, cached, output = (

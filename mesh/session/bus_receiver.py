@@ -202,7 +202,7 @@ class BusReceiver:
         answer = record.answer
         place = answer.region or self._region, answer.replica
         event = ev.AttemptRefused(answer.key, answer.attempt, NOBODY_LISTENS, *place, -1, -1)
-        self._over(record, answer, event)
+        self._attempt_over(record, answer, event)
         return True
 
     def _frame(self, record: OpenRequest, data: bytes, now: float) -> None:
@@ -219,9 +219,8 @@ class BusReceiver:
             if kind is _BODY_WANTED and not answer.body_sent:
                 answer.body_sent = True
                 if why_not := self._send_body(record, answer, payload):
-                    self._over(
-                        record, answer, ev.AttemptFailed(answer.key, answer.attempt, why_not)
-                    )
+                    failed = ev.AttemptFailed(answer.key, answer.attempt, why_not)
+                    self._attempt_over(record, answer, failed)
                     return
             if event is not None:
                 self._received(record, answer, event)
@@ -234,18 +233,25 @@ class BusReceiver:
             self._unreadable_frame(answer.inbox, error)
             detail = "the replica sent a frame that can't be read"
             failed = ev.AttemptFailed(answer.key, answer.attempt, detail)
-            self._over(record, answer, failed)
+            self._attempt_over(record, answer, failed)
 
     def _unreadable_frame(self, inbox: str, error: wire.WireError) -> None:
         self._observer.unreadable("frame", "frame on %s: %.300s", inbox, error)
 
     def _received(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         if not isinstance(event, _GOES_ON):
-            self._over(record, answer, event)
+            self._attempt_over(record, answer, event)
             return
         if isinstance(event, ev.PlacedByPeer) and answer.region:
             self._observer.placed_by_peer(record, answer)
         self._feed(event)
+
+    def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
+        """An agent that has not ended its answer itself gets a cancel."""
+        goes_on = isinstance(event, ev.AttemptFailed) and not answer.has_ended
+        if goes_on and answer.region is not None and answer.replica is not None:
+            self.cancel(answer.region, answer.replica, answer.inbox)
+        self._over(record, answer, event)
 
     def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> str:
         """To an agent that requests the body's parts, perhaps of a region that we did not choose.
@@ -329,7 +335,7 @@ class BusReceiver:
                 self._request_again(self._missing.enter(missing.inbox, number, now), now)
         elif missing.is_lost:
             self._missing.drop(missing)
-            self._over(record, answer, answer.lost(missing.number))
+            self._attempt_over(record, answer, answer.lost(missing.number))
         elif self._bus.is_connected:
             self._send_again(answer, missing.number)
             missing.was_requested(now)

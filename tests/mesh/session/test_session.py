@@ -8,7 +8,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import EVENT_STREAM, WORKING, Held
-from mesh.session.bus_receiver import CANCEL_AGAIN_S, CANCELLED_MAX, REQUEST_S
+from mesh.session.bus_receiver import CANCEL_AGAIN_S, CANCELLED_MAX, REQUEST_S, REQUESTS_MAX
 from mesh.session.record import Home, Identifiers, Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, wire
@@ -202,6 +202,34 @@ def test_whoever_sends_a_stray_is_told_to_stop():
     router = Router()
     router.session.answers.receive_stray("inbox", pack_frame(Frame.HEAD, 0, wire.encode(HEAD)))
     assert router.sent == [("send_cancel", "us", "us-0", "inbox")]
+
+
+HEAD_FRAME = pack_frame(Frame.HEAD, 0, wire.encode(HEAD))
+FAILED_END = exchange.End(Outcome.CANCELLED, "", -1, -1, -1, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("second", "cancels"),
+    [
+        (pack_frame(Frame.HEAD, 1, wire.encode(HEAD)), 1),  # a second one
+        (pack_frame(Frame.END, 1, b"no message pack"), 1),
+        (pack_frame(Frame.DATA, 2, b"2\n\n"), 1),  # frame 1 never comes
+        (pack_frame(Frame.END, 1, wire.encode(FAILED_END)), 0),
+    ],
+    ids=["two heads", "unreadable", "lost", "it says so itself"],
+)
+def test_an_agent_whose_answer_the_router_gives_up_is_told_to_stop(second, cancels):
+    router = Router(RequestArrived=[PLACE])
+    record, answers = router.admitted(), router.session.answers
+    inbox = record.answer.inbox
+    for frame in (HEAD_FRAME, second):
+        answers.receive_frame(inbox, frame)
+    for _ in range(REQUESTS_MAX):
+        router.now += REQUEST_S * 2**REQUESTS_MAX
+        answers.tick()
+    assert isinstance(router.events[-1], ev.AttemptFailed)
+    cancelled = [args for name, *args in router.sent if name == "send_cancel"]
+    assert cancelled == [[US, PLACE.replica, inbox]] * cancels
 
 
 def test_a_cancel_is_sent_again_while_frames_come_that_name_nobody():
