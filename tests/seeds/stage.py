@@ -348,8 +348,8 @@ class Stage:
             self.at(line.at, lambda job: loop.create_task(job.run()), job)
         last = max([line.ends_at for line in world.lines], default=0.0)
         await asyncio.sleep(max(last, world.healed_at + HEALS_S))
-        limit = loop.time() + (JOBS_S if self.seen.jobs else 60.0)
-        while loop.time() < limit + self._lines_s() and not self._all_have_ended():
+        limit = loop.time() + (JOBS_S if self.seen.jobs else 60.0) + self._work_s()
+        while loop.time() < limit and not self._all_have_ended():
             await asyncio.sleep(0.5)
         await asyncio.sleep(QUIET_S)
         self.seen.ended_at = loop.time()
@@ -359,10 +359,11 @@ class Stage:
         clients = all(client.outcome is not None for client in self.seen.clients)
         return clients and all(job.is_read for job in self.seen.jobs)
 
-    def _lines_s(self) -> float:
-        """Besides, for jobs once all clients have ended: an engine may have one place."""
-        waits = any(client.outcome is None for client in self.seen.clients)
-        return 0.0 if waits else sum(job.lines_s for job in self.seen.jobs)
+    def _work_s(self) -> float:
+        """What all tokens take one after another: an engine may have one place."""
+        staying = (ask for ask in self.world.asks if "leaves" not in ask.of)
+        streams_s = sum(ask.number("tokens", 3) * ask.number("gap", 0.01) for ask in staying)
+        return streams_s + sum(job.lines_s for job in self.seen.jobs)
 
     def _ask(self, ask: Line) -> None:
         before = (one for one in self.seen.clients if one.ask.of["n"] == ask.of.get("previous"))
