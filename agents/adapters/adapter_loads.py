@@ -11,7 +11,7 @@ from collections.abc import Callable
 import orjson
 
 from agents.adapters.engine import EngineClient
-from agents.adapters.exchange import UnexpectedAnswer, exchange
+from agents.adapters.engine_call import UnexpectedAnswer, call_engine
 from agents.adapters.http_client import HttpBroken
 from agents.adapters.listed_models import MODELS_PATH
 from agents.adapters.listed_models import served as read_models
@@ -63,7 +63,7 @@ async def _unload(engine: EngineClient, adapter: ModelId) -> str | None:
 async def _called(engine: EngineClient, path: str, fields: dict[str, str]) -> str | None:
     body = orjson.dumps(fields)
     try:
-        status, page = await exchange(engine.api, "POST", path, LOAD_TIMEOUT_S, body)
+        status, page = await call_engine(engine.api, "POST", path, LOAD_TIMEOUT_S, body)
     except TimeoutError:
         return f"no answer on {path} within {LOAD_TIMEOUT_S:g} s"
     except (OSError, HttpBroken, UnexpectedAnswer) as error:
@@ -75,7 +75,7 @@ async def _called(engine: EngineClient, path: str, fields: dict[str, str]) -> st
 
 async def _has(engine: EngineClient, adapter: ModelId) -> bool:
     try:
-        _, page = await exchange(engine.api, "GET", MODELS_PATH, LIST_TIMEOUT_S)
+        _, page = await call_engine(engine.api, "GET", MODELS_PATH, LIST_TIMEOUT_S)
         return adapter in read_models(page, engine.api.url).adapters
     except (OSError, HttpBroken, UnexpectedAnswer):
         return False

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from agents.adapters.engine_call import UnexpectedAnswer, UnexpectedStatus, call_engine
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage, kind_of_page, looks_like
-from agents.adapters.exchange import UnexpectedAnswer, UnexpectedStatus, exchange
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
 from agents.adapters.listed_models import MODELS_PATH, NO_CARDS, NOT_READ, ListedModels, served
 from agents.adapters.loaded_pages import LoadedPages
@@ -168,7 +168,7 @@ class EngineClient:
         """
         headers, body = self.addressed(*smallest_request(path, model))
         try:
-            status, _ = await exchange(self.api, "POST", path, timeout_s, body, headers)
+            status, _ = await call_engine(self.api, "POST", path, timeout_s, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         if status in SUCCESS:
@@ -333,7 +333,7 @@ class EngineClient:
     async def _get_quietly(self, path: str) -> bytes | None:
         """A page that it may have; empty if it hasn't, None if that isn't known."""
         try:
-            status, page = await exchange(self.api, "GET", path, self._scrape_timeout_s)
+            status, page = await call_engine(self.api, "GET", path, self._scrape_timeout_s)
         except (OSError, HttpBroken, UnexpectedAnswer):
             return None
         return page if status == OK else b"" if status in PATH_UNKNOWN else None
@@ -391,7 +391,7 @@ class EngineClient:
             self._batch_max = self.kind.batch_max(page, self._options.rank) or self._batch_max
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
-        status, page = await exchange(client, "GET", path, self._scrape_timeout_s)
+        status, page = await call_engine(client, "GET", path, self._scrape_timeout_s)
         url = client.url + path
         if status == UNAUTHORIZED:
             raise UnexpectedStatus(f"{url} {KEY_REQUIRED}", status)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 import orjson
 
 from agents.adapters.engine import EngineClient, EngineOptions
+from agents.adapters.engine_call import UnexpectedAnswer, call_engine, fetched
 from agents.adapters.engine_kinds import KINDS, kind_of_page, read_object
-from agents.adapters.exchange import UnexpectedAnswer, exchange, fetched
 from agents.adapters.http_client import HttpBroken, origin
 from agents.adapters.listed_models import MODELS_PATH, ListsNoModel, served
 from agents.adapters.optional_paths import PATIENCE_S, smallest_request
@@ -269,7 +269,7 @@ async def _tried(client: EngineClient, model: ModelId, timeout_s: float) -> Tria
     for path in TRIED:
         headers, body = smallest_request(path, model)
         try:
-            status, page = await exchange(client.api, "POST", path, timeout_s, body, headers)
+            status, page = await call_engine(client.api, "POST", path, timeout_s, body, headers)
         except TimeoutError:
             return Trial(model, None, path, f"no answer within {timeout_s:g} s")
         except (OSError, HttpBroken, UnexpectedAnswer) as error:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agents.adapters.exchange import UnexpectedAnswer
+from agents.adapters.engine_call import UnexpectedAnswer
 from agents.adapters.loaded_pages import LATEST, state_of
 from agents.config import MODELS_MAX
 from agents.core.engine_pages import FaultKind

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import orjson
 
 from agents.adapters.engine import EngineClient
-from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
+from agents.adapters.engine_call import JSON_BODY, UnexpectedAnswer, call_engine
 from agents.adapters.http_client import HttpBroken
 from agents.core.answer_stream import TAIL_BYTES
 from agents.core.effects import MeasurePrompt
@@ -26,7 +26,9 @@ async def measured(
     headers, body = engine.addressed(JSON_BODY, orjson.dumps(fields))
     sent_at = clock()
     try:
-        status, page = await exchange(engine.api, "POST", COMPLETIONS, asked.limit_s, body, headers)
+        status, page = await call_engine(
+            engine.api, "POST", COMPLETIONS, asked.limit_s, body, headers
+        )
     except TimeoutError:
         return PromptMeasured(problem=f"none within {asked.limit_s:g} s")
     except (OSError, HttpBroken, UnexpectedAnswer) as problem:

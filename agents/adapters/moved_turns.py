@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from agents.adapters.exchange import UnexpectedAnswer, exchange
+from agents.adapters.engine_call import UnexpectedAnswer, call_engine
 from agents.adapters.http_client import HttpBroken, HttpClient
 from schemas.http import TOKENIZE
 from schemas.http_statuses import INVALID, NOT_THIS_PATH, OK, UNPROCESSABLE
@@ -38,7 +38,7 @@ async def moves_system_turns(
 
 async def _status(api: HttpClient, asked: dict[str, Any], timeout_s: float) -> int | None:
     try:
-        status, _ = await exchange(api, "POST", TOKENIZE, timeout_s, orjson.dumps(asked))
+        status, _ = await call_engine(api, "POST", TOKENIZE, timeout_s, orjson.dumps(asked))
     except TimeoutError:
         raise
     except (OSError, HttpBroken, UnexpectedAnswer):

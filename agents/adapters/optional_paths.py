@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
+from agents.adapters.engine_call import JSON_BODY, UnexpectedAnswer, call_engine
 from agents.adapters.http_client import HttpBroken, HttpClient
 from agents.core.loaded_models import States, loads_on_demand
 from agents.core.model_routes import ANY, ModelRoutes, is_about_model
@@ -175,7 +175,7 @@ class OptionalPaths:
         came in time."""
         headers, body = _without_body(path) if model is None else smallest_request(path, model)
         try:
-            return await exchange(self._api, "POST", path, PATIENCE_S, body, headers)
+            return await call_engine(self._api, "POST", path, PATIENCE_S, body, headers)
         except (OSError, HttpBroken, UnexpectedAnswer):  # a timeout too
             return None
 

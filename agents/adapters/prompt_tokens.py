@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from agents.adapters.exchange import exchange
+from agents.adapters.engine_call import call_engine
 from agents.adapters.http_client import HttpBroken, HttpClient
 from schemas.http import TOKENIZE
 from schemas.http_statuses import OK
@@ -74,7 +74,7 @@ async def prompt_tokens(api: HttpClient, asked: dict[str, Any]) -> list[int] | N
     """The engine's answer; None if it has none, or not in time."""
     try:
         body = orjson.dumps(asked)  # a TypeError where it is nested deeper than 254 levels
-        status, page = await exchange(api, "POST", TOKENIZE, TOKENIZE_S, body)
+        status, page = await call_engine(api, "POST", TOKENIZE, TOKENIZE_S, body)
         tokens = orjson.loads(page).get("tokens") if status == OK else None
     except (OSError, HttpBroken, TypeError, ValueError, AttributeError):  # a timeout is an OSError
         return None

@@ -14,8 +14,8 @@ from dataclasses import replace
 import orjson
 
 from agents.adapters.engine import EngineClient, EngineOptions
+from agents.adapters.engine_call import JSON_BODY, UnexpectedAnswer, call_engine
 from agents.adapters.engine_kinds import KINDS, read_object
-from agents.adapters.exchange import JSON_BODY, UnexpectedAnswer, exchange
 from agents.adapters.http_client import Connection, HttpBroken
 from agents.config import EngineConfig
 from agents.core.events import NOTHING_KNOWN, EngineReading, ScrapeFailed
@@ -211,7 +211,7 @@ class ProfiledEngine:
         if self.kind != "llamacpp":
             return
         with contextlib.suppress(OSError, HttpBroken, UnexpectedAnswer):
-            _, page = await exchange(self._client.api, "GET", "/props", SETTINGS_TIMEOUT_S)
+            _, page = await call_engine(self._client.api, "GET", "/props", SETTINGS_TIMEOUT_S)
             slot = read_object(page).get("default_generation_settings")
             context = slot.get("n_ctx") if isinstance(slot, dict) else None
             if isinstance(context, int) and context > 0:

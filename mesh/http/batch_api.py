@@ -13,8 +13,8 @@ from mesh.adapters.refused import RequestRefused
 from mesh.batch.records import Page
 from mesh.http.batch_requests import BatchDoor
 from mesh.http.batches_api import BatchesApi
-from mesh.http.exchange import Answer, Exchange
 from mesh.http.files_api import FilesApi, Transfers
+from mesh.http.http_request import Answer, HttpRequest
 
 JSON = {"content-type": "application/json"}
 OBJECTS_AT_ONCE = 100  # of a list: half a millisecond
@@ -38,7 +38,7 @@ class BatchApi:
         self._files, self._batches = FilesApi(door, limits, metrics), BatchesApi(door)
         self._metrics = metrics
         self._lists = Transfers(LISTS_MAX, "lists")
-        self._handlers: dict[str, Callable[[Exchange], Awaitable[Any]]] = {
+        self._handlers: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
             "createFile": self._files.create,
             "listFiles": self._files.list,
             "retrieveFile": self._files.retrieve,
@@ -59,15 +59,15 @@ class BatchApi:
     async def close(self) -> None:
         await self._batches.close()
 
-    async def handle(self, name: str, exchange: Exchange, headers: Mapping[str, str]) -> Answer:
+    async def handle(self, name: str, request: HttpRequest, headers: Mapping[str, str]) -> Answer:
         """Answer with these headers, and those that the route has besides. Raises
         RequestRefused."""
         try:
             if name == CONTENT:
-                answer = await self._files.content(exchange, headers)
+                answer = await self._files.content(request, headers)
             else:
                 with self._lists.one_more() if name in LISTS else contextlib.nullcontext():
-                    body = await _json(await self._handlers[name](exchange))
+                    body = await _json(await self._handlers[name](request))
                 answer = Answer(200, {**headers, **JSON}, body)
         except RequestRefused as refused:
             self._metrics.requests.labels(name, refused.fault.value.code).inc()

@@ -15,7 +15,7 @@ from mesh.adapters.refused import RequestRefused
 from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable, StreamsMissing
 from mesh.batch.store import BatchStore
 from mesh.http.callers import owner
-from mesh.http.exchange import Exchange, Query
+from mesh.http.http_request import HttpRequest, Query
 from mesh.http.request_body import H_CONTENT_ENCODING, UPLOAD_S_MAX, WINDOW_BYTES, arriving
 from schemas.http import H_IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_CHARS_MAX, Fault
 from schemas.problems import did_you_mean
@@ -64,9 +64,9 @@ def unknown_as(fault: Fault, param: str | None = None) -> Iterator[None]:
         raise RequestRefused(fault, str(error), param) from error
 
 
-def owner_of(exchange: Exchange) -> str:
+def owner_of(request: HttpRequest) -> str:
     """Whose files and batches it makes and sees. Raises RequestRefused."""
-    return owner(exchange.caller, exchange.headers)
+    return owner(request.caller, request.headers)
 
 
 def id_in(path: str) -> str:
@@ -75,26 +75,26 @@ def id_in(path: str) -> str:
 
 
 async def upload(
-    exchange: Exchange, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
+    request: HttpRequest, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
 ) -> AsyncGenerator[bytes]:
     """The body as `arriving` gives it. Raises RequestRefused for one that is encoded, too."""
-    if exchange.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
+    if request.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
         message = f"send it without {H_CONTENT_ENCODING}"
         raise RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
-    if exchange.waits_for_continue():
-        exchange.say_continue()
-    async with contextlib.aclosing(arriving(exchange, whole_s, window_bytes)) as pieces:
+    if request.waits_for_continue():
+        request.say_continue()
+    async with contextlib.aclosing(arriving(request, whole_s, window_bytes)) as pieces:
         async for piece in pieces:
             yield piece
 
 
-async def small_body(exchange: Exchange, bytes_max: int) -> bytes:
+async def small_body(request: HttpRequest, bytes_max: int) -> bytes:
     """A body of at most so many bytes. Raises RequestRefused."""
     refused = RequestRefused(Fault.BODY_TOO_LARGE, f"the body has more than {bytes_max} bytes")
-    if (exchange.length or 0) > bytes_max:
+    if (request.length or 0) > bytes_max:
         raise refused
     body = bytearray()
-    async with contextlib.aclosing(upload(exchange)) as pieces:
+    async with contextlib.aclosing(upload(request)) as pieces:
         async for piece in pieces:
             body += piece
             if len(body) > bytes_max:
@@ -102,9 +102,9 @@ async def small_body(exchange: Exchange, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def idempotency_key(exchange: Exchange) -> str | None:
+def idempotency_key(request: HttpRequest) -> str | None:
     """What makes all requests with it one. Raises RequestRefused for one that is no key."""
-    given = exchange.lines.get(H_IDEMPOTENCY_KEY)
+    given = request.lines.get(H_IDEMPOTENCY_KEY)
     if not given:
         return None
     key = given[0]

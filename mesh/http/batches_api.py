@@ -38,8 +38,8 @@ from mesh.http.batch_requests import (
     store_errors,
     unknown_as,
 )
-from mesh.http.exchange import Exchange
 from mesh.http.files_api import find_file
+from mesh.http.http_request import HttpRequest
 from mesh.http.read_request import read_options
 from schemas.batch import BatchJob, JobStatus, Purpose, Task, window_s
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, Batch, BatchRequest, batch_of
@@ -66,7 +66,7 @@ class BatchesApi:
         self._door = door
         self._submitting: set[asyncio.Task[BatchJob]] = set()
 
-    async def create(self, request: Exchange) -> Batch:
+    async def create(self, request: HttpRequest) -> Batch:
         """Store a job and the task to check its input file; once for all repetitions of a request,
         which have its idempotency key, or a count of OpenAI's clients."""
         self._door.refuse_new()
@@ -102,11 +102,11 @@ class BatchesApi:
                 before = await self._to_its_end(_submit(store, job))
             return batch_of(before)
 
-    async def retrieve(self, request: Exchange) -> Batch:
+    async def retrieve(self, request: HttpRequest) -> Batch:
         """One job as it is now."""
         return batch_of(await self._own(self._door.batch_store(), request))
 
-    async def list(self, request: Exchange) -> Page[Batch]:
+    async def list(self, request: HttpRequest) -> Page[Batch]:
         """The tenant's jobs, the newest first."""
         store, owner = self._door.batch_store(), owner_of(request)
         query = checked_query(request.query, ("limit", "after"))
@@ -115,7 +115,7 @@ class BatchesApi:
             page = await store.jobs.list(tenant=owner, after=query.get("after", ""), limit=limit)
         return Page([batch_of(job) for job in page.items], page.has_more)
 
-    async def cancel(self, request: Exchange) -> Batch:
+    async def cancel(self, request: HttpRequest) -> Batch:
         """End a job; a second time changes nothing."""
         self._door.refuse_new()
         store = self._door.batch_store()
@@ -144,7 +144,7 @@ class BatchesApi:
             message = f"{file_id} has the purpose {info.purpose}; it must be {Purpose.BATCH}"
             raise RequestRefused(Fault.INVALID, message, INPUT_FILE)
 
-    async def _own(self, store: BatchStore, request: Exchange) -> BatchJob:
+    async def _own(self, store: BatchStore, request: HttpRequest) -> BatchJob:
         """The job that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
         owner, job_id = owner_of(request), id_in(request.path)

@@ -2,7 +2,7 @@
 
 A usual request for work (`POST /v1/chat/completions` and the like, with its length) is admitted
 here, and answered by an `AnswerWriter`, with no task and no future. Any other one (another path, a
-chunked, compressed or large body, `Expect`, `Upgrade`, a repeated header) is an `Exchange`, for
+chunked, compressed or large body, `Expect`, `Upgrade`, a repeated header) is an `HttpRequest`, for
 which the server's handler runs as a task.
 
 Heads are parsed by httptools. A connection may hold, besides the current request, HEAD_BYTES_MAX
@@ -25,7 +25,7 @@ import httptools
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.http.answer_writer import BEHIND_BYTES, AnswerWriter
-from mesh.http.exchange import Exchange, IncomingBody, Work, parsed_target, with_labels
+from mesh.http.http_request import HttpRequest, IncomingBody, Work, parsed_target, with_labels
 from mesh.http.read_request import are_known, may_be_own, request_id
 from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
 from schemas.exchange import LARGE_BYTES
@@ -81,7 +81,7 @@ class Phase(Enum):
     BODY = "body"  # the rest of a body
     ANSWER = "answer"  # the end of an answer
     NEXT = "next"  # the loop's next turn, or a client that reads
-    EXCHANGE = "exchange"  # a handler
+    HANDLED = "handled"  # a handler
     REFUSED = "refused"  # the rest of a body that was refused
     CLOSED = "closed"
 
@@ -93,7 +93,7 @@ class _RawHeaders(dict[bytes, bytes]):
 
 
 _NO_RAW_HEADERS = _RawHeaders()
-ANSWERING = frozenset((Phase.ANSWER, Phase.EXCHANGE, Phase.REFUSED))
+ANSWERING = frozenset((Phase.ANSWER, Phase.HANDLED, Phase.REFUSED))
 
 
 class _Head:
@@ -146,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
         "_caller",
         "_chunks",
         "_due_at",
-        "_exchange",
+        "_handled",
         "_headers",
         "_held",
         "_is_reading",
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         self._missing_bytes = 0  # of the current request
         self._unread_bytes = 0  # of its answer
         self._chunks: ChunkedBody | None = None  # where that is not known
-        self._exchange: Exchange | None = None
+        self._handled: HttpRequest | None = None
         self.task: asyncio.Task[None] | None = None  # its handler's
         self._wants_writing: asyncio.Future[None] | None = None
         self._writer: AnswerWriter | None = None
@@ -245,8 +245,8 @@ class ClientConnection(asyncio.Protocol):
             self._read(data)
         elif phase is Phase.BODY:
             self._body_arrived(data)
-        elif phase is Phase.EXCHANGE:
-            self._exchange_arrived(data)
+        elif phase is Phase.HANDLED:
+            self._handled_body_arrived(data)
         elif phase is Phase.ANSWER or phase is Phase.NEXT:
             self._hold(data)
         elif phase is Phase.REFUSED:
@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
             self._writer.keep_alive = False
         elif self._phase is Phase.BODY:
             self._refuse_body(RequestRefused(*SHUTTING_DOWN))
-        elif self._phase is not Phase.EXCHANGE and self._phase is not Phase.REFUSED:
+        elif self._phase is not Phase.HANDLED and self._phase is not Phase.REFUSED:
             self._close()
 
     @property
@@ -277,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request is being answered, or an answer still on its way."""
         return self._phase in ANSWERING or self.transport.get_write_buffer_size() > 0
 
-    # What an `AnswerWriter` and an `Exchange` call.
+    # What an `AnswerWriter` and an `HttpRequest` call.
 
     async def writable(self) -> None:
         """Wait until the client has read most of what was written."""
@@ -357,7 +357,7 @@ class ClientConnection(asyncio.Protocol):
             or (caller is None and routes.callers.are_told_apart)
             or (any(map(may_be_own, headers)) and not are_known(headers))
         ):
-            self._begin_exchange(data, start, size)
+            self._begin_handled(data, start, size)
             return
         if not parser.should_keep_alive():
             self.is_last = True
@@ -483,29 +483,29 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self.transport.pause_reading()
 
-    # Exchanges.
+    # Requests for handlers.
 
-    def _begin_exchange(self, data: bytes, start: int, size: int) -> None:
+    def _begin_handled(self, data: bytes, start: int, size: int) -> None:
         """The head in `data[:start]` is no usual request for work; `size`: of its body."""
         try:
-            exchange = self._parsed(data[:start], size)
+            request = self._parsed(data[:start], size)
         except _HeadRefused as refused:
             self._cut(refused.fault, str(refused))
             return
-        if "transfer-encoding" in exchange.headers:
+        if "transfer-encoding" in request.headers:
             self._chunks = ChunkedBody()
         if self.is_probe:
             self.is_last = True  # to free its place
-            if exchange.path not in self._server.probes:
+            if request.path not in self._server.probes:
                 self._server.count("connections")
-                exchange.refused = RequestRefused(Fault.OVERLOADED, FULL)
+                request.refused = RequestRefused(Fault.OVERLOADED, FULL)
         self._missing_bytes = size
-        self._phase, self._exchange = Phase.EXCHANGE, exchange
+        self._phase, self._handled = Phase.HANDLED, request
         if len(data) > start:
-            self._exchange_arrived(data[start:])
-        self.task = self._loop.create_task(self._handle(exchange))
+            self._handled_body_arrived(data[start:])
+        self.task = self._loop.create_task(self._handle(request))
 
-    def _parsed(self, data: bytes, size: int) -> Exchange:
+    def _parsed(self, data: bytes, size: int) -> HttpRequest:
         """Raises _HeadRefused."""
         head = _Head(data)
         lines = head.checked_lines()
@@ -521,15 +521,15 @@ class ClientConnection(asyncio.Protocol):
         path, problem = with_labels(path, lines)
         is_whole = size == 0 and "transfer-encoding" not in lines
         body = IncomingBody(self._read_on, is_whole=is_whole)
-        exchange = Exchange(self, method, path, query, _VERSIONS[head.version], lines, body)
-        exchange.refused = problem
-        return exchange
+        request = HttpRequest(self, method, path, query, _VERSIONS[head.version], lines, body)
+        request.refused = problem
+        return request
 
-    def _exchange_arrived(self, data: bytes) -> None:
-        """Bytes of the body of the exchange's request, and perhaps of the next request."""
-        exchange = self._exchange
-        assert exchange is not None
-        body = exchange.body
+    def _handled_body_arrived(self, data: bytes) -> None:
+        """Bytes of the body of the handled request, and perhaps of the next request."""
+        request = self._handled
+        assert request is not None
+        body = request.body
         if body.is_whole:
             self._hold(data)
             return
@@ -553,34 +553,34 @@ class ClientConnection(asyncio.Protocol):
         if end < len(data):
             self._hold(data[end:])
 
-    async def _handle(self, exchange: Exchange) -> None:
+    async def _handle(self, request: HttpRequest) -> None:
         """Have the request answered, or placed. Cancelled when the client is gone."""
         try:
-            done = await self._server.handler(exchange)
-            self._exchange = self.task = None
-            if not exchange.body.is_whole:
+            done = await self._server.handler(request)
+            self._handled = self.task = None
+            if not request.body.is_whole:
                 self.is_last = True
             if isinstance(done, Work):
-                self._place(exchange, done)
+                self._place(request, done)
                 return
-            if not exchange.has_begun:
-                exchange.begin(done)
+            if not request.has_begun:
+                request.begin(done)
         except Exception as error:  # the answer had begun, or could not be made
-            log.error("the answer to %s %s is cut", exchange.method, exchange.path, exc_info=error)
+            log.error("the answer to %s %s is cut", request.method, request.path, exc_info=error)
             self.transport.abort()
             return
-        if exchange.keep_alive:  # as its head said
+        if request.keep_alive:  # as its head said
             self._next()
         else:
             self._end()
 
-    def _place(self, exchange: Exchange, work: Work) -> None:
+    def _place(self, request: HttpRequest, work: Work) -> None:
         parsed, headers = work.parsed, work.headers
         routes = self._routes
         assert routes is not None
-        writer = self._begin_answer(parsed.request_id, headers, exchange.minor)
+        writer = self._begin_answer(parsed.request_id, headers, request.minor)
         try:
-            writer.begin(routes.door.admit(parsed, headers, exchange.caller, writer.changed))
+            writer.begin(routes.door.admit(parsed, headers, request.caller, writer.changed))
         except RequestRefused as refused:
             writer.refuse(refused, parsed.path)
         except Exception as error:
@@ -606,7 +606,7 @@ class ClientConnection(asyncio.Protocol):
             self.wake_by(now + self._server.times.headers_s)
         elif phase is Phase.CLOSED:
             self.transport.abort()
-        elif phase is not Phase.EXCHANGE:
+        elif phase is not Phase.HANDLED:
             self._close()
 
     def _has_read_on(self) -> bool:

@@ -42,8 +42,8 @@ from mesh.http.batch_requests import (
     unknown_as,
     upload,
 )
-from mesh.http.exchange import Answer, Exchange
 from mesh.http.form_parts import STEP_BYTES, FormInvalid, FormParts, broken, form_text
+from mesh.http.http_request import Answer, HttpRequest
 from schemas import http
 from schemas.batch import Purpose
 from schemas.batch_http import FILES_MAX, ExpiresAfter, FileDeleted, FileObject
@@ -255,7 +255,7 @@ class FilesApi:
         self.downloads = Transfers(DOWNLOADS_MAX, "downloads")
         self._pace = Pace(TRANSFER_BYTES_PER_S)
 
-    async def create(self, request: Exchange) -> FileObject:
+    async def create(self, request: HttpRequest) -> FileObject:
         """Store the file of a form as it comes; nothing is left of one that breaks off."""
         self._door.refuse_new()
         checked_query(request.query, ())
@@ -284,7 +284,7 @@ class FilesApi:
                 raise RequestRefused(Fault.STORE_FULL, message) from error
         return _object(info)
 
-    async def list(self, request: Exchange) -> Page[FileObject]:
+    async def list(self, request: HttpRequest) -> Page[FileObject]:
         """The tenant's files, the newest first unless `order` is asc."""
         store, owner = self._door.batch_store(), owner_of(request)
         query = checked_query(request.query, ("purpose", "limit", "order", "after"))
@@ -305,11 +305,11 @@ class FilesApi:
             )
         return Page([_object(info) for info in page.items], page.has_more)
 
-    async def retrieve(self, request: Exchange) -> FileObject:
+    async def retrieve(self, request: HttpRequest) -> FileObject:
         """What is known of one."""
         return _object(await self._own(self._door.batch_store(), request))
 
-    async def delete(self, request: Exchange) -> FileDeleted:
+    async def delete(self, request: HttpRequest) -> FileDeleted:
         """Delete it; a batch that has read it goes on."""
         store = self._door.batch_store()
         info = await self._own(store, request)
@@ -317,7 +317,7 @@ class FilesApi:
             await store.files.delete(info.id)
         return FileDeleted(id=info.id)
 
-    async def content(self, request: Exchange, headers: Mapping[str, str]) -> Answer:
+    async def content(self, request: HttpRequest, headers: Mapping[str, str]) -> Answer:
         """Its bytes, or the range of them that is asked for."""
         store = self._door.batch_store()
         with self.downloads.one_more():
@@ -337,7 +337,7 @@ class FilesApi:
         return answer
 
     async def _send(
-        self, store: BatchStore, info: FileInfo, part: ByteRange, request: Exchange
+        self, store: BatchStore, info: FileInfo, part: ByteRange, request: HttpRequest
     ) -> None:
         """Send that part as fast as the client takes it; one that can't go on is cut."""
         clock, waited_s = asyncio.get_running_loop().time, 0.0
@@ -358,7 +358,7 @@ class FilesApi:
             log.warning("the download of %s is cut: %s", info.id, why)
             request.cut()
 
-    async def _pieces(self, request: Exchange, form: UploadForm) -> AsyncGenerator[bytes]:
+    async def _pieces(self, request: HttpRequest, form: UploadForm) -> AsyncGenerator[bytes]:
         """The file's bytes as they come. Raises RequestRefused for a form that is of no use."""
         async with contextlib.aclosing(upload(request, UPLOAD_S_MAX, UPLOAD_WINDOW_BYTES)) as body:
             async for arrived in body:
@@ -378,7 +378,7 @@ class FilesApi:
         filename = form.filename or FILE
         return replace(new, filename=filename, expires_at=int(now) + kept_s)
 
-    async def _own(self, store: BatchStore, request: Exchange) -> FileInfo:
+    async def _own(self, store: BatchStore, request: HttpRequest) -> FileInfo:
         """The file that the path names, if it is the tenant's. Raises RequestRefused."""
         checked_query(request.query, ())
         owner = owner_of(request)
@@ -415,12 +415,12 @@ async def _fed(form: UploadForm, piece: bytes) -> bytes:
     return b"".join(of_file)
 
 
-def _announced(request: Exchange) -> int:
+def _announced(request: HttpRequest) -> int:
     """The file's size, less what its form has besides; 0 where the client does not say."""
     return max(0, (request.length or 0) - BESIDE_BYTES_MAX)
 
 
-def _wanted(request: Exchange, info: FileInfo, etag: str) -> ByteRange | None:
+def _wanted(request: HttpRequest, info: FileInfo, etag: str) -> ByteRange | None:
     """The range that is asked for; None for the whole. Raises RequestRefused."""
     if request.method != "GET" or request.headers.get(http.H_IF_RANGE, etag) != etag:
         return None

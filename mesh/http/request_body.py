@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.http.exchange import BodyBroken, Exchange
 from mesh.http.front_door import FrontDoor
+from mesh.http.http_request import BodyBroken, HttpRequest
 from mesh.http.large_bodies import LargeBodies
 from mesh.http.read_request import (
     BodyBudget,
@@ -279,7 +279,7 @@ class Upload:
 
 
 class BodyReader:
-    """Reads requests for work of an exchange: large, compressed or still on their way."""
+    """Reads requests for work of an request: large, compressed or still on their way."""
 
     def __init__(self, reader: RequestReader, door: FrontDoor) -> None:
         self._reader, self._door = reader, door
@@ -287,17 +287,17 @@ class BodyReader:
         self._decoding = asyncio.Lock()
 
     async def read(
-        self, exchange: Exchange, path: str, headers: LowerHeaders, known_id: RequestId
+        self, request: HttpRequest, path: str, headers: LowerHeaders, known_id: RequestId
     ) -> ParsedRequest:
         """Read the body as it comes; else as `RequestReader.read`."""
-        body, first = exchange.body, b""
+        body, first = request.body, b""
         if body.is_whole and H_CONTENT_ENCODING not in headers and H_EXPECT not in headers:
             first = body.taken()
             if len(first) <= LARGE_BYTES:
                 return self._reader.read(path, headers, first, known_id)
         charged = 0
         try:
-            whole, fields, charged = await self._uploaded(exchange, path, headers, first)
+            whole, fields, charged = await self._uploaded(request, path, headers, first)
             return parsed_request(path, headers, whole, fields, known_id)
         except BaseException as error:
             self._reader.refused(error, charged)
@@ -313,17 +313,17 @@ class BodyReader:
             raise no_room()
 
     async def _uploaded(
-        self, exchange: Exchange, path: str, headers: LowerHeaders, first: bytes
+        self, request: HttpRequest, path: str, headers: LowerHeaders, first: bytes
     ) -> tuple[bytes, BodyFields, int]:
-        upload = Upload(self._reader.bodies, headers.get(H_CONTENT_ENCODING), exchange.length)
+        upload = Upload(self._reader.bodies, headers.get(H_CONTENT_ENCODING), request.length)
         try:
             if first:
                 upload.arrived(first)
             else:
-                if exchange.waits_for_continue():
-                    self._precheck(headers, exchange.caller)
-                    exchange.say_continue()
-                await self._arrival(exchange, upload)
+                if request.waits_for_continue():
+                    self._precheck(headers, request.caller)
+                    request.say_continue()
+                await self._arrival(request, upload)
             body, fields = await self._large.read(
                 path, upload.chunks(), headers.get(CONTENT_TYPE, "")
             )
@@ -335,9 +335,9 @@ class BodyReader:
             raise
         return body, fields, upload.taken
 
-    async def _arrival(self, exchange: Exchange, upload: Upload) -> None:
+    async def _arrival(self, request: HttpRequest, upload: Upload) -> None:
         """Take in the body as it comes. Raises RequestRefused."""
-        async with contextlib.aclosing(arriving(exchange)) as pieces:
+        async with contextlib.aclosing(arriving(request)) as pieces:
             async for piece in pieces:
                 if upload.arrived(piece):
                     await self._decode(upload)
@@ -351,7 +351,7 @@ class BodyReader:
 
 
 async def arriving(
-    exchange: Exchange, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
+    request: HttpRequest, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
 ) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises RequestRefused for one that is broken or too slow.
 
@@ -363,7 +363,7 @@ async def arriving(
     try:
         while True:
             async with asyncio.timeout_at(rate.due_at):
-                piece = await exchange.body.next()
+                piece = await request.body.next()
             if not piece:
                 return
             began_at = clock()

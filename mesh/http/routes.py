@@ -1,4 +1,4 @@
-"""The OpenAI-compatible routes of a region, as handlers of an `Exchange`.
+"""The OpenAI-compatible routes of a region, as handlers of an `HttpRequest`.
 
 A request for work is read and checked here where it is unusual, and else by its connection.
 """
@@ -24,8 +24,8 @@ from mesh.http.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
 from mesh.http.callers import Callers, models_for
 from mesh.http.connection import FULL
 from mesh.http.cors import Cors
-from mesh.http.exchange import Answer, Exchange, Query, Work
 from mesh.http.front_door import FrontDoor
+from mesh.http.http_request import Answer, HttpRequest, Query, Work
 from mesh.http.read_request import (
     ParsedRequest,
     RequestReader,
@@ -50,7 +50,7 @@ from schemas.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-RouteHandler = Callable[[Exchange, RequestId], Awaitable[Answer | Work]]
+RouteHandler = Callable[[HttpRequest, RequestId], Awaitable[Answer | Work]]
 
 OTHER_WORK = (
     *("createResponse", "rerank", "score", "classify", "pool", "tokenize", "detokenize"),
@@ -155,39 +155,39 @@ class HttpApi:
     async def close(self) -> None:
         await self._bodies.close()
 
-    async def handle(self, exchange: Exchange) -> Answer | Work:
+    async def handle(self, request: HttpRequest) -> Answer | Work:
         """Answer one request, whatever it is; it is logged, unless it is work to be placed."""
-        known_id, arrived_at = request_id(exchange.headers), asyncio.get_running_loop().time()
+        known_id, arrived_at = request_id(request.headers), asyncio.get_running_loop().time()
         try:
-            answer = await self._answered(exchange, known_id)
+            answer = await self._answered(request, known_id)
         except asyncio.CancelledError:
-            route, method = self._route(exchange), exchange.method
+            route, method = self._route(request), request.method
             self._door.ended.client_gone(known_id, route, method, arrived_at)
             raise
         except Exception:  # the answer had begun: its client sees that it is cut
-            self._log(exchange, known_id, Answer(500, {}, fault=Fault.INTERNAL), arrived_at)
+            self._log(request, known_id, Answer(500, {}, fault=Fault.INTERNAL), arrived_at)
             raise
         if isinstance(answer, Answer):
-            self._log(exchange, known_id, answer, arrived_at)
+            self._log(request, known_id, answer, arrived_at)
         return answer
 
     def _log(
-        self, exchange: Exchange, known_id: RequestId, answer: Answer, arrived_at: float
+        self, request: HttpRequest, known_id: RequestId, answer: Answer, arrived_at: float
     ) -> None:
         """Log a request that was not admitted; of probes the first that fails in a row."""
-        route = self._route(exchange)
+        route = self._route(request)
         if self._is_usual_probe(route, answer.status):
             return
         self._door.ended.of_http(
             known_id,
             route=route,
             status=answer.status,
-            method=exchange.method,
+            method=request.method,
             fault=answer.fault,
             model=answer.model,
             tenant=answer.tenant,
             detail=answer.detail,
-            sent_bytes=exchange.sent_bytes if exchange.has_begun else len(answer.body),
+            sent_bytes=request.sent_bytes if request.has_begun else len(answer.body),
             arrived_at=arrived_at,
         )
 
@@ -199,49 +199,49 @@ class HttpApi:
         before, self._probed[route] = self._probed.get(route), status
         return status < HTTPStatus.BAD_REQUEST or status == before
 
-    async def _answered(self, exchange: Exchange, known_id: RequestId) -> Answer | Work:
+    async def _answered(self, request: HttpRequest, known_id: RequestId) -> Answer | Work:
         try:
-            if exchange.refused is not None:
-                raise exchange.refused
-            handler = self._handler(exchange)
-            check_header_names(exchange.headers)
-            check_given_once(exchange.lines)
-            await self._identify(exchange, handler)
-            return await handler(exchange, known_id)
+            if request.refused is not None:
+                raise request.refused
+            handler = self._handler(request)
+            check_header_names(request.headers)
+            check_given_once(request.lines)
+            await self._identify(request, handler)
+            return await handler(request, known_id)
         except RequestRefused as problem:
-            headers = self._headers(exchange, known_id) | problem.headers
-            path = _path(exchange)
+            headers = self._headers(request, known_id) | problem.headers
+            path = _path(request)
             answer = _error(problem.fault, problem.message, headers, path, problem.param)
             answer.model, answer.tenant = problem.model, problem.tenant
             answer.detail = problem.detail
             return answer
         except Exception as error:
-            if exchange.has_begun:
+            if request.has_begun:
                 raise  # the connection is cut
             log.error("request failed inside the router", exc_info=error)
-            headers = self._headers(exchange, known_id)
-            answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(exchange))
+            headers = self._headers(request, known_id)
+            answer = _error(Fault.INTERNAL, ROUTER_FAILED, headers, _path(request))
             answer.closes = True
             return answer
 
-    async def _identify(self, exchange: Exchange, handler: RouteHandler) -> None:
+    async def _identify(self, request: HttpRequest, handler: RouteHandler) -> None:
         """Find out who asks, where the route is not for everybody. Raises RequestRefused."""
         if (scope := self._scopes.get(handler)) is not None:
-            peer = exchange.socket.transport.get_extra_info("peername") or ("",)
+            peer = request.socket.transport.get_extra_info("peername") or ("",)
             address = str(peer[0])
-            exchange.caller = await self._callers.identified(exchange.headers, scope, address)
+            request.caller = await self._callers.identified(request.headers, scope, address)
 
-    def _handler(self, exchange: Exchange) -> RouteHandler:
-        path = _path(exchange)
-        if exchange.headers.get("upgrade", "").lower() == "websocket":
+    def _handler(self, request: HttpRequest) -> RouteHandler:
+        path = _path(request)
+        if request.headers.get("upgrade", "").lower() == "websocket":
             message = 'websockets are not served here; use HTTP, with "stream": true for events'
             raise RequestRefused(Fault.UPGRADE, message, "upgrade", headers=SERVED_INSTEAD)
-        methods = self._by_path.get(self._route(exchange))
+        methods = self._by_path.get(self._route(request))
         if methods is None:
             message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"
             raise RequestRefused(Fault.PATH_UNKNOWN, message)
-        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
-        if handler is None and exchange.method == "OPTIONS" and self._cors is not None:
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None and request.method == "OPTIONS" and self._cors is not None:
             return self._preflight
         if handler is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
@@ -249,32 +249,32 @@ class HttpApi:
             raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
 
-    def _route(self, exchange: Exchange) -> str:
+    def _route(self, request: HttpRequest) -> str:
         """The path as it is documented, or as it was requested if there is none such."""
-        path = _path(exchange)
+        path = _path(request)
         if path in self._by_path:
             return path
         known = (known for pattern, known in self._patterns if pattern.fullmatch(path))
         return next(known, path)
 
-    async def _preflight(self, exchange: Exchange, known_id: RequestId) -> Answer:
+    async def _preflight(self, request: HttpRequest, known_id: RequestId) -> Answer:
         assert self._cors is not None
-        methods = self._by_path[self._route(exchange)]
-        origin = exchange.headers.get(http.H_ORIGIN)
-        allowed = self._cors.preflight(origin, exchange.headers, methods)
+        methods = self._by_path[self._route(request)]
+        origin = request.headers.get(http.H_ORIGIN)
+        allowed = self._cors.preflight(origin, request.headers, methods)
         if allowed is None:
             message = "not a preflight request, or the page's origin is not in cors_origins"
             raise RequestRefused(
                 Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)}
             )
-        return Answer(204, self._headers(exchange, known_id) | dict(allowed))
+        return Answer(204, self._headers(request, known_id) | dict(allowed))
 
-    async def _ask(self, exchange: Exchange, known_id: RequestId) -> Work:
-        headers = dict(exchange.headers)
+    async def _ask(self, request: HttpRequest, known_id: RequestId) -> Work:
+        headers = dict(request.headers)
         for name in ENGINE_HEADERS:
-            if len(values := exchange.lines.get(name, ())) > 1:  # RFC 9110, 5.3: they are one
+            if len(values := request.lines.get(name, ())) > 1:  # RFC 9110, 5.3: they are one
                 headers[name] = ", ".join(values)
-        parsed = await self._bodies.read(exchange, _path(exchange), headers, known_id)
+        parsed = await self._bodies.read(request, _path(request), headers, known_id)
         await self._until_heard_of(parsed)
         return Work(parsed, headers)
 
@@ -299,38 +299,38 @@ class HttpApi:
         if self._door.has_listened():
             self.completions.paths = self._usual
 
-    async def _call(self, exchange: Exchange, known_id: RequestId) -> Work:
+    async def _call(self, request: HttpRequest, known_id: RequestId) -> Work:
         """A call about a response. A body, which it need not have, is not read."""
-        route = self._route(exchange)
-        if exchange.method == "HEAD":
+        route = self._route(request)
+        if request.method == "HEAD":
             allowed = ", ".join(self._by_path[route])
             message = f"{route} takes {allowed}"
             raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         before, _, after = route.partition(RESPONSE_ID)
-        name = _path(exchange).removeprefix(before).removesuffix(after)
-        call = ResponseCall(exchange.method, route, name, exchange.query_string)
+        name = _path(request).removeprefix(before).removesuffix(after)
+        call = ResponseCall(request.method, route, name, request.query_string)
         try:
-            parsed = parsed_call(call, exchange.headers, known_id)
+            parsed = parsed_call(call, request.headers, known_id)
         except RequestRefused as error:
             self._reader.refused(error, charged=0)
             raise
         await self._until_heard_of(parsed)
-        return Work(parsed, exchange.headers)
+        return Work(parsed, request.headers)
 
-    async def _models(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        models = tuple(self._described(model) for model in self._models_served(exchange.caller))
-        return self._json(exchange, known_id, http.ModelList(data=models))
+    async def _models(self, request: HttpRequest, known_id: RequestId) -> Answer:
+        models = tuple(self._described(model) for model in self._models_served(request.caller))
+        return self._json(request, known_id, http.ModelList(data=models))
 
-    async def _model(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        asked = _path(exchange).removeprefix(MODEL_PREFIX)
+    async def _model(self, request: HttpRequest, known_id: RequestId) -> Answer:
+        asked = _path(request).removeprefix(MODEL_PREFIX)
         if not self.completions.paths:
             await self._until_known((ModelId(asked),))
-        models = self._models_served(exchange.caller)
+        models = self._models_served(request.caller)
         if asked not in models:
             raise RequestRefused(
-                Fault.MODEL_UNKNOWN, self._door.unknown_model(asked, exchange.caller)
+                Fault.MODEL_UNKNOWN, self._door.unknown_model(asked, request.caller)
             )
-        return self._json(exchange, known_id, self._described(ModelId(asked)))
+        return self._json(request, known_id, self._described(ModelId(asked)))
 
     def _described(self, model: ModelId) -> http.Model:
         card = self._door.model_card(model)
@@ -352,44 +352,44 @@ class HttpApi:
         return models_for(caller, models)
 
     async def _files_and_batches(
-        self, name: str, exchange: Exchange, known_id: RequestId
+        self, name: str, request: HttpRequest, known_id: RequestId
     ) -> Answer:
         if self._batch is None:
             raise RequestRefused(Fault.NO_BATCH, NOT_CONFIGURED)
-        return await self._batch.handle(name, exchange, self._headers(exchange, known_id))
+        return await self._batch.handle(name, request, self._headers(request, known_id))
 
-    async def _regions(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        near = client_location(exchange.query, exchange.headers)
-        return self._json(exchange, known_id, http.RegionList(data=self._door.regions(near)))
+    async def _regions(self, request: HttpRequest, known_id: RequestId) -> Answer:
+        near = client_location(request.query, request.headers)
+        return self._json(request, known_id, http.RegionList(data=self._door.regions(near)))
 
-    async def _health(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        headers = self._headers(exchange, known_id) | {"content-type": "text/plain; charset=utf-8"}
+    async def _health(self, request: HttpRequest, known_id: RequestId) -> Answer:
+        headers = self._headers(request, known_id) | {"content-type": "text/plain; charset=utf-8"}
         return Answer(200, headers, b"ok\n")
 
-    async def _ready(self, exchange: Exchange, known_id: RequestId) -> Answer:
+    async def _ready(self, request: HttpRequest, known_id: RequestId) -> Answer:
         problem = self._door.not_ready_because()
         if problem is not None:
-            return _error(*problem, self._headers(exchange, known_id))
+            return _error(*problem, self._headers(request, known_id))
         if self._connections is not None and self._connections.is_full:
-            return _error(Fault.OVERLOADED, FULL, self._headers(exchange, known_id))
+            return _error(Fault.OVERLOADED, FULL, self._headers(request, known_id))
         if self._door.bodies.is_full:
-            return _error(Fault.OVERLOADED, no_room().message, self._headers(exchange, known_id))
-        return self._json(exchange, known_id, self._door.readiness())
+            return _error(Fault.OVERLOADED, no_room().message, self._headers(request, known_id))
+        return self._json(request, known_id, self._door.readiness())
 
-    async def _metrics(self, exchange: Exchange, known_id: RequestId) -> Answer:
-        accept = ",".join(exchange.lines.get("accept", ()))
+    async def _metrics(self, request: HttpRequest, known_id: RequestId) -> Answer:
+        accept = ",".join(request.lines.get("accept", ()))
         page, content_type = metrics_page(self._registry, accept)
-        headers = self._headers(exchange, known_id) | {"content-type": content_type}
+        headers = self._headers(request, known_id) | {"content-type": content_type}
         return Answer(200, headers, page)
 
-    def _headers(self, exchange: Exchange, known_id: RequestId) -> dict[str, str]:
+    def _headers(self, request: HttpRequest, known_id: RequestId) -> dict[str, str]:
         headers: dict[str, str] = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
         if self._cors is not None:
-            headers.update(self._cors.headers(exchange.headers.get(http.H_ORIGIN)))
+            headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))
         return headers
 
-    def _json(self, exchange: Exchange, known_id: RequestId, value: object) -> Answer:
-        return _json(200, orjson.dumps(value), self._headers(exchange, known_id))
+    def _json(self, request: HttpRequest, known_id: RequestId, value: object) -> Answer:
+        return _json(200, orjson.dumps(value), self._headers(request, known_id))
 
 
 def client_location(query: Query, headers: Mapping[str, str]) -> GeoLocation | None:
@@ -427,9 +427,9 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.escape(before) + variable + after)
 
 
-def _path(exchange: Exchange) -> str:
+def _path(request: HttpRequest) -> str:
     """The path that is requested, by its first name and without a slash at its end."""
-    path = exchange.path
+    path = request.path
     path = path[:-1] if path[-1:] == "/" and len(path) > 1 else path
     return ALIASES.get(path, path)
 

@@ -23,8 +23,8 @@ from mesh.http.answer_head import answer_head
 from mesh.http.callers import Callers
 from mesh.http.connection import FULL, ClientConnection
 from mesh.http.cors import Cors
-from mesh.http.exchange import Handler
 from mesh.http.front_door import FrontDoor
+from mesh.http.http_request import Handler
 from mesh.http.read_request import RequestReader, request_id
 from mesh.http.tls import ServerTls, TlsListener
 from schemas import http

@@ -44,10 +44,10 @@ from mesh.runtime.keys_in_force import KEYS_UNREAD, KeysInForce
 from mesh.runtime.limits import Member, RouterLimits
 from mesh.runtime.model_mapping import ModelMapping
 from mesh.runtime.peer_requests import PeerRequests
-from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.runtime.request_observer import RequestObserver, exemplar_of, labels_of, logs_decisions
 from mesh.runtime.routing_in_force import RouterRouting
+from mesh.runtime.seen_regions import Regions
 from mesh.runtime.shadow_copies import ShadowCopies
 from mesh.runtime.stream_continuations import StreamContinuations
 from mesh.runtime.token_signers import TokenSigners

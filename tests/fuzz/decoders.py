@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from agents.adapters import engine_kinds, listed_models
-from agents.adapters.exchange import UnexpectedAnswer
+from agents.adapters.engine_call import UnexpectedAnswer
 from agents.core import events as agent_events
 from agents.core.agent import AgentCore
 from agents.core.engine_cache import EngineCache

@@ -10,6 +10,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.served_names import beat_by_name, is_model
 from mesh.core.offline import attempts
+from mesh.core.offline.deadlines import margin
 from mesh.core.offline.effects import JobPaced, OfflineEffect, ReleaseLine, SaveForecast
 from mesh.core.offline.events import (
     ForecastRestored,
@@ -23,7 +24,6 @@ from mesh.core.offline.events import (
 )
 from mesh.core.offline.jobs import JobRecord, UnservedModels
 from mesh.core.offline.line_placement import place_by_timer, replica_gone, to_replica
-from mesh.core.offline.pace import margin
 from mesh.core.offline.peer_lines import peer_line_arrived
 from mesh.core.offline.report import publish
 from mesh.core.offline.room import see_lease

@@ -45,7 +45,7 @@ class JobRecord:
     fetch_at: float = -inf  # not before
     empty: int = 0  # fetches in a row that found nothing
     is_over: bool = False  # its deadline has passed
-    # As `pace.py` judges:
+    # As `deadlines.py` judges:
     raised_to: Priority | None = None  # lines go as online requests too, of that priority
     raise_tokens_per_s: float = 0.0
     raise_tokens: float = 0.0  # that may go so now

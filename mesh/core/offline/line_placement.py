@@ -3,9 +3,9 @@ and as online requests by that timer.
 
 A replica gets lines right after its heartbeat, when its room is known best, as many as fit; one at
 rest has the room that it last named. What no replica of the region has room for, or what is cheaper
-elsewhere, goes to peers (`regions.py`). Lines of jobs that would end too late go out as online
-requests besides (`pace.py`): to replicas of this region on which nothing waits, one at a time, as a
-router would, else to a peer's routers.
+elsewhere, goes to peers (`line_regions.py`). Lines of jobs that would end too late go out as online
+requests besides (`deadlines.py`): to replicas of this region on which nothing waits, one at a time,
+as a router would, else to a peer's routers.
 
 Reads: forecast, highest_price, look_again_at, pace, placed_at, planned_at, queues, regions,
 replicas, residency, settings, window.
@@ -18,9 +18,9 @@ from math import inf
 from mesh.core.offline.attempts import forward, give
 from mesh.core.offline.forecast import HOUR_S
 from mesh.core.offline.jobs import JobRecord
+from mesh.core.offline.line_regions import Home
 from mesh.core.offline.lines import LineRecord, region_place
 from mesh.core.offline.queues import JobQueue, Wanted
-from mesh.core.offline.regions import Home
 from mesh.core.offline.room import largest_room, may_work, room_at
 from mesh.core.offline.state import RunnerState
 from mesh.core.view.replica import Replica

@@ -11,14 +11,14 @@ from random import Random
 
 from mesh.core.model.settings import RouterSettings
 from mesh.core.offline.backoff import Backoff
+from mesh.core.offline.deadlines import Pace
 from mesh.core.offline.effects import OfflineEffect
 from mesh.core.offline.forecast import Forecast
 from mesh.core.offline.jobs import Jobs, UnservedModels
+from mesh.core.offline.line_regions import Regions
 from mesh.core.offline.lines import Window
-from mesh.core.offline.pace import Pace
 from mesh.core.offline.prefixes import PrefixMemory
 from mesh.core.offline.queues import Queues
-from mesh.core.offline.regions import Regions
 from mesh.core.offline.settings import OfflineSettings
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica_table import ReplicaTable

@@ -11,8 +11,8 @@ import pytest
 
 from agents.adapters import http_client
 from agents.adapters.engine import EngineClient, EngineOptions
+from agents.adapters.engine_call import UnexpectedAnswer
 from agents.adapters.engine_kinds import KINDS
-from agents.adapters.exchange import UnexpectedAnswer
 from agents.adapters.listed_models import served
 from agents.adapters.loaded_pages import PAGES
 from agents.adapters.optional_paths import CONFIRMED_S

@@ -7,7 +7,7 @@ import pytest
 from infra.tenant_table import Caller, TenantTable, key_hash
 from mesh.adapters.refused import RequestRefused
 from mesh.http.callers import Callers, owner
-from mesh.http.exchange import with_labels
+from mesh.http.http_request import with_labels
 from mesh.http.wrong_keys import TRIES
 from schemas.http import H_RESIDENCY, Fault
 from schemas.ids import RegionId

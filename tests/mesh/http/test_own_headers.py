@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from mesh.adapters.refused import RequestRefused
-from mesh.http.exchange import Answer
+from mesh.http.http_request import Answer
 from mesh.http.read_request import check_given_once, check_header_names
 from mesh.http.server import HttpServer
 from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, ONCE_ONLY, Fault

@@ -15,7 +15,7 @@ from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
 from mesh.core.model.prompt import prompt_text
 from mesh.http import request_body as upload
-from mesh.http.exchange import Answer, Exchange
+from mesh.http.http_request import Answer, HttpRequest
 from mesh.http.large_body_process import ANSWERED, pack, unpack
 from mesh.http.read_request import (
     BodyBudget,
@@ -45,11 +45,11 @@ class ReadingServer:
             raise RequestRefused(Fault.RESIDENCY, "forbidden")
         return wanted
 
-    async def handle(self, exchange: Exchange) -> Answer:
+    async def handle(self, request: HttpRequest) -> Answer:
         try:
-            known_id = request_id(exchange.headers)
-            exchange.caller = Caller() if "x-forbidden" in exchange.headers else None
-            ask = await self.reader.read(exchange, exchange.path, exchange.headers, known_id)
+            known_id = request_id(request.headers)
+            request.caller = Caller() if "x-forbidden" in request.headers else None
+            ask = await self.reader.read(request, request.path, request.headers, known_id)
             self.budget.give_back(ask.kept_bytes)
             self.read.append(ask)
         except RequestRefused as problem:

@@ -9,7 +9,7 @@ import socket
 import pytest
 import uvloop
 
-from mesh.http.exchange import Answer, Exchange
+from mesh.http.http_request import Answer, HttpRequest
 from mesh.http.server import REFUSALS, ConnectionLimit, HttpServer, HttpTimes
 from tests.support.raw_http import connections
 from tests.support.until import PATIENCE_S
@@ -18,10 +18,10 @@ ASK = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
-async def handle(exchange: Exchange) -> Answer:
-    if exchange.refused is not None:
-        return Answer(exchange.refused.fault.value.status, {})
-    while await exchange.body.next():
+async def handle(request: HttpRequest) -> Answer:
+    if request.refused is not None:
+        return Answer(request.refused.fault.value.status, {})
+    while await request.body.next():
         pass
     return Answer(200, {}, b"served")
 
@@ -125,7 +125,7 @@ async def kept_of_a_pipeline() -> int:
     """Bytes of 30 MB of early requests that a server takes while a first one is answered."""
     gate, arrived = asyncio.Event(), asyncio.Event()
 
-    async def slow(exchange: Exchange) -> Answer:
+    async def slow(request: HttpRequest) -> Answer:
         arrived.set()
         await gate.wait()
         return Answer(200, {}, b"served")
@@ -162,7 +162,7 @@ async def answered_before_a_long_head() -> bytes:
     """All that comes back on a connection where the second head, early, has no end."""
     gate, arrived = asyncio.Event(), asyncio.Event()
 
-    async def slow(exchange: Exchange) -> Answer:
+    async def slow(request: HttpRequest) -> Answer:
         arrived.set()
         await gate.wait()
         return Answer(200, {}, b"served")
@@ -341,7 +341,7 @@ def test_of_requests_that_are_sent_early_the_first_is_answered_whole(run):
     async def go() -> bytes:
         gate, arrived = asyncio.Event(), asyncio.Event()
 
-        async def slow(exchange: Exchange) -> Answer:
+        async def slow(request: HttpRequest) -> Answer:
             arrived.set()
             await gate.wait()
             return Answer(200, {}, b"x" * 200_000 + b"served")
@@ -370,10 +370,10 @@ def test_an_answer_that_promised_to_go_on_is_followed_by_the_next(run):
     async def go() -> bytes:
         gate, arrived = asyncio.Event(), asyncio.Event()
 
-        async def slow(exchange: Exchange) -> Answer:
+        async def slow(request: HttpRequest) -> Answer:
             answer = Answer(200, {}, b"served")
             if not arrived.is_set():
-                exchange.begin(answer)
+                request.begin(answer)
                 arrived.set()
                 await gate.wait()
             return answer

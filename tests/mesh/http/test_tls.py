@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from mesh.http import tls as tls_module
-from mesh.http.exchange import Answer, Exchange
+from mesh.http.http_request import Answer, HttpRequest
 from mesh.http.server import HttpServer, HttpTimes
 from mesh.http.tls import TlsUnusable, read_tls
 from tests.support.certificates import made_certificate
@@ -22,8 +22,8 @@ LAST = b"connection: close\r\n\r\n"
 each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
-async def handle(exchange: Exchange) -> Answer:
-    while await exchange.body.next():
+async def handle(request: HttpRequest) -> Answer:
+    while await request.body.next():
         pass
     return Answer(200, {}, b"served")
 
@@ -221,7 +221,7 @@ def test_clients_show_a_certificate_where_that_is_asked(run, tmp_path):
 def test_a_slow_reader_gets_all_of_a_large_last_answer(run, tmp_path):
     made, size = made_certificate(tmp_path), 8_000_000
 
-    async def large(exchange: Exchange) -> Answer:
+    async def large(request: HttpRequest) -> Answer:
         return Answer(200, {}, b"x" * size)
 
     async def go():

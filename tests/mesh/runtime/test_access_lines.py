@@ -8,7 +8,7 @@ import pytest
 from mesh.adapters.access_log import AccessLogFormat
 from mesh.explain.files import in_log
 from mesh.explain.story import parts, stories, waited_s
-from mesh.http.exchange import Answer, Exchange
+from mesh.http.http_request import Answer, HttpRequest
 from mesh.http.server import HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.access_lines import Lines
@@ -260,8 +260,8 @@ async def test_a_mistake_of_the_routers_own_ends_the_request_that_met_it(
 
 
 async def test_an_answer_of_a_handler_that_breaks_has_its_line(mesh, capfd, monkeypatch):
-    async def breaks(exchange: Exchange, known_id: str) -> Answer:
-        exchange.begin(Answer(200, {}, b"half"), length=8)
+    async def breaks(request: HttpRequest, known_id: str) -> Answer:
+        request.begin(Answer(200, {}, b"half"), length=8)
         raise RuntimeError("broken")
 
     [api, *_] = mesh.routers["us"]._apis

@@ -7,7 +7,7 @@ import pytest
 
 from mesh.core.model import events as ev
 from mesh.core.offline import events as oev
-from mesh.core.offline import jobs, prefixes, regions
+from mesh.core.offline import jobs, line_regions, prefixes
 from mesh.core.offline.backoff import PLACES_MAX, Backoff
 from mesh.core.offline.events import ANSWER_TOKENS_DEFAULT, ANSWER_TOKENS_MAX, answer_tokens_max
 from mesh.core.offline.jobs import EMPTY_S_MAX, FETCH_LINES_MAX, JOBS_MAX, UnservedModels
@@ -207,12 +207,12 @@ def test_jobs_are_bounded():
 
 def test_peers_and_their_runners_are_bounded():
     world = World()
-    for number in range(regions.REGIONS_MAX + 5):
+    for number in range(line_regions.REGIONS_MAX + 5):
         world.feed(oev.OfflineStateSeen(offline_state(f"r{number}")))
-    assert len(world.core.state.regions.peers) == regions.REGIONS_MAX
-    for number in range(regions.RUNNERS_MAX + 5):
+    assert len(world.core.state.regions.peers) == line_regions.REGIONS_MAX
+    for number in range(line_regions.RUNNERS_MAX + 5):
         world.feed(oev.OfflineStateSeen(offline_state("r0", router=RouterId(f"b{number}"))))
-    assert len(world.core.state.regions.peers["r0"].states) == regions.RUNNERS_MAX  # type: ignore[index]
+    assert len(world.core.state.regions.peers["r0"].states) == line_regions.RUNNERS_MAX  # type: ignore[index]
 
 
 def test_tables_forget_the_oldest():

@@ -9,7 +9,7 @@ from mesh.core.model.request import Served
 from mesh.core.model.served_names import served_name
 from mesh.core.offline import events as oev
 from mesh.core.offline.forecast import DAY, HOUR_S, ForecastState, ModelHistory
-from mesh.core.offline.regions import BACKOFF_S_MAX, SILENT_S_MAX, UNDER_WAY_TOKENS
+from mesh.core.offline.line_regions import BACKOFF_S_MAX, SILENT_S_MAX, UNDER_WAY_TOKENS
 from schemas.exchange import Priority, Refusal
 from schemas.http import EMBEDDINGS
 from schemas.ids import RegionId, ReplicaId

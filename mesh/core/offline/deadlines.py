@@ -18,8 +18,8 @@ from math import inf
 from mesh.core.offline.capacity import Capacity, Speeds, Throughput, expected
 from mesh.core.offline.forecast import MODELS_MAX, Forecast
 from mesh.core.offline.jobs import JobRecord
+from mesh.core.offline.line_regions import Regions
 from mesh.core.offline.queues import Wanted
-from mesh.core.offline.regions import Regions
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 

@@ -112,8 +112,8 @@ class IncomingBody:
         return self.taken()
 
 
-class ExchangeSocket(Protocol):
-    """The connection of an exchange."""
+class RequestSocket(Protocol):
+    """The connection of an request."""
 
     transport: asyncio.Transport
     is_last: bool  # nothing is read after this request
@@ -123,13 +123,13 @@ class ExchangeSocket(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class HttpRequest:
     """One request. Names of headers are in lower case; `lines` has all values of each.
 
     `refused`: with what to answer, whatever was requested.
     """
 
-    socket: ExchangeSocket
+    socket: RequestSocket
     method: str
     path: str  # decoded
     query_string: str  # as it came
@@ -205,7 +205,7 @@ class Exchange:
         self.socket.transport.abort()
 
 
-Handler = Callable[[Exchange], Awaitable[Answer | Work]]
+Handler = Callable[[HttpRequest], Awaitable[Answer | Work]]
 
 
 LABELS_PATH = "/labels/"

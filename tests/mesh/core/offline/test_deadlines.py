@@ -4,7 +4,7 @@ import pytest
 
 from mesh.core.offline import events as oev
 from mesh.core.offline.capacity import KEPT_S, Capacity, Speeds, Throughput, expected
-from mesh.core.offline.pace import MARGIN_S_MAX, margin
+from mesh.core.offline.deadlines import MARGIN_S_MAX, margin
 from schemas.exchange import Priority
 from schemas.ids import ReplicaId
 from tests.mesh.core.build import EU, MODEL

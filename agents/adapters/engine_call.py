@@ -28,7 +28,7 @@ class UnexpectedStatus(UnexpectedAnswer):
         self.what = f"HTTP {status}"
 
 
-async def exchange(
+async def call_engine(
     client: HttpClient,
     method: str,
     path: str,
@@ -60,6 +60,6 @@ async def fetched(url: str, path: str, key: str | None, timeout_s: float) -> tup
     UnexpectedAnswer."""
     client = HttpClient(url, key)
     try:
-        return await exchange(client, "GET", path, timeout_s)
+        return await call_engine(client, "GET", path, timeout_s)
     finally:
         client.close()
