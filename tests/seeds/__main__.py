@@ -22,6 +22,7 @@ from tests.seeds.world import World, parse, world_of
 
 TWICE_EVERY = 20  # of so many seeds one is played twice
 PLANTED_SEEDS = 500
+TOLD_EVERY = 1000  # seeds
 
 
 def verdict(world: World) -> tuple[list[str], str]:
@@ -120,13 +121,16 @@ def _many(pool: Pool, first: int, count: int) -> int:
     began, cpu_s, bad = time.perf_counter(), 0.0, 0
     reached: Counter[str] = Counter()
     by_promise: Counter[str] = Counter()
-    for seed, found, s, counts in pool.imap_unordered(_try, range(first, first + count)):
+    results = pool.imap_unordered(_try, range(first, first + count))
+    for played, (seed, found, s, counts) in enumerate(results, 1):
         cpu_s += s
         reached += counts
         by_promise.update(promises(found))
         if found:
             bad += 1
             show(seed, found, shrinks=False)
+        if played % TOLD_EVERY == 0 and played < count:
+            print(f"{played} of {count} seeds played, {bad} break promises", flush=True)
     wall_s = time.perf_counter() - began
     speed = f"{count / wall_s:.2f} a second, {cpu_s:.0f} s of CPU"
     print(f"{count} seeds from {first} on in {wall_s:.0f} s, {speed}")
