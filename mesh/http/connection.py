@@ -24,7 +24,8 @@ import httptools
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.http.answer_writer import BEHIND_BYTES, AnswerWriter
+from mesh.core.view.bus_status import STOOD_STILL_S
+from mesh.http.answer_writer import BEHIND_BYTES, DEADLINE_GRACE_S, AnswerWriter
 from mesh.http.http_request import HttpRequest, IncomingBody, Work, parsed_target, with_labels
 from mesh.http.read_request import are_known, may_be_own, request_id
 from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
@@ -150,6 +151,7 @@ class ClientConnection(asyncio.Protocol):
         "_headers",
         "_held",
         "_is_reading",
+        "_looks_at",
         "_loop",
         "_missing_bytes",
         "_parser",
@@ -194,7 +196,8 @@ class ClientConnection(asyncio.Protocol):
         self.is_paused = False  # for writing
         self._is_reading = True
         self._due_at = NEVER
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._looks_at = NEVER  # when `_timer` is due
 
     # What the transport calls.
 
@@ -291,10 +294,14 @@ class ClientConnection(asyncio.Protocol):
     def wake_by(self, due_at: float) -> None:
         """Look at that time, on the loop's clock, whether this has taken too long."""
         self._due_at = due_at
-        if self._timer is None or due_at < self._timer.when():
+        if self._timer is None or due_at < self._looks_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(due_at, self._on_timer)
+            self._look_at(due_at)
+
+    def _look_at(self, due_at: float) -> None:
+        # uvloop's handle of a time that has passed does not know when it is due.
+        self._looks_at, self._timer = due_at, self._loop.call_at(due_at, self._on_timer)
 
     # Reading.
 
@@ -591,9 +598,12 @@ class ClientConnection(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
+        if now - self._due_at > STOOD_STILL_S:
+            # This process stood still: what came meanwhile, and the core's own errors, come first.
+            self._due_at = now + DEADLINE_GRACE_S
         if now < self._due_at:
             if self._due_at < NEVER:
-                self._timer = self._loop.call_at(self._due_at, self._on_timer)
+                self._look_at(self._due_at)
             return
         phase = self._phase
         if phase is Phase.FIRST or phase is Phase.HEAD:

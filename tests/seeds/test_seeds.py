@@ -62,6 +62,17 @@ def test_a_large_body_is_read_though_its_router_is_suspended_meanwhile():
     assert broken(parse(f"seed 3{story}")) == []
 
 
+def test_a_router_that_was_suspended_past_a_deadline_cuts_no_answer_without_a_word():
+    """Its own timers come before what its sockets bring."""
+    story = """
+    0 region name=us routers=1
+    0 replica name=us-0 region=us model=a
+    2 ask n=1 router=us.r1 model=a tokens=30 gap=0.15 timeout=6
+    3 router_stops router=us.r1 for=30
+    """
+    assert broken(parse(f"seed 1{story}")) == []
+
+
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():
     story = parse("""
     seed 3

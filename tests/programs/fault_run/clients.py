@@ -83,6 +83,7 @@ class Clients:
         """`leave_draining`: go on to the next router where one says that it is being stopped."""
         self.requests: list[Request] = []
         self.asked = 0
+        self.patience_s = PATIENCE_S
         self._routers = routers
         self._model = model
         self._seed = seed
@@ -142,12 +143,12 @@ class Clients:
         clock = asyncio.get_running_loop().time
         request = Request(number, router.name, clock(), violations=stamps.violations)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self.patience_s):
                 await self._exchange(http, router, body, stamps, request)
         except aiohttp.ClientConnectorError:
             return False
         except TimeoutError:
-            request.violations.append(f"no end within {PATIENCE_S:g} s")
+            request.violations.append(f"no end within {self.patience_s:g} s")
         if self._leave_draining and request.detail == DRAINING:
             self.turned_away += 1
             return False

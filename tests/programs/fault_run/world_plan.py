@@ -38,6 +38,11 @@ class Plan:
     def streams(self) -> int:
         return min(STREAMS_MAX, STREAMS_A_REPLICA * sum(self.replicas.values()))
 
+    @property
+    def routers_stop_s(self) -> float:
+        """At most so long no router answers a client that it has let in."""
+        return sum(line.number("for") for line in self.faults if line.what == "router_stops")
+
 
 def plan_of(world: World) -> Plan:
     """Times and lengths of faults are the world's."""

@@ -48,6 +48,7 @@ class WorldRun(Run):
     plan: Plan
 
     async def _faults(self) -> None:
+        self._clients.patience_s += self.plan.routers_stop_s
         begins_at = self._now() - BEGINS_S
         async with asyncio.TaskGroup() as group:
             for line in self.plan.faults:
