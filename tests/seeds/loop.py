@@ -37,7 +37,7 @@ class Process:
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """As under uvloop its own timers that are due come first, then what sockets bring."""
+        """Its own timers that are due come first: a task that reads the bus is woken after them."""
         self.is_stopped = False
         waiting, self._waiting = self._waiting, []
         waiting.sort(key=_is_brought)

@@ -40,6 +40,7 @@ PATIENT = {
     "heartbeat_lost_s": 240.0,
     "digest_late_s": 240.0,
     "digest_lost_s": 240.0,
+    "queue_delay_s_max": 0.0,
 }
 
 
