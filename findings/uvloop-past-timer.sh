@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: uvloop's `call_at` gives a TimerHandle, as asyncio's does and its documentation says.
-# Seen (uvloop 0.23.0, Python 3.11.7): of a time that has passed, or of a delay of 0 in `call_later`, it
-# gives a Handle, which has no `when()`. Whoever asks a timer when it is due gets an AttributeError
-# then, and only then: after a pause of the process, say.
+# Seen (uvloop 0.23.0, Python 3.11.7): of a time that has passed, or is less than half a millisecond
+# away, it gives a Handle, which has no `when()`. Whoever asks a timer when it is due gets an
+# AttributeError then: after a pause of the process, say.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -21,7 +21,7 @@ async def know_when() -> dict[str, bool]:
     loop = asyncio.get_running_loop()
     timers = {
         "later": loop.call_later(1, print),
-        "a delay of 0": loop.call_later(0, int),
+        "in 0.2 ms": loop.call_later(0.0002, int),
         "a time that has passed": loop.call_at(loop.time() - 1, int),
     }
     timers["later"].cancel()

@@ -34,6 +34,7 @@ PING_INTERVAL_S = 5
 # Where there is another server to go to: one that hangs is left after two to three of these.
 CLUSTER_PING_INTERVAL_S = 0.25
 FLUSH_TIMEOUT_S = 10.0
+PING_AGAIN_S = 1.0
 BUS_CA = "MESH_BUS_CA"  # in files of credentials, and of the environment
 LEAVE_S = 0.25  # for a server's farewell under TLS; one that hangs says none
 REFUSED = "authorization violation"  # in nats-server's error, lower-cased
@@ -357,7 +358,23 @@ class BusClient(Client):
         followed by another one.
         """
         for _ in range(2 if self._pending else 1):
-            await super().flush(timeout)  # type: ignore[arg-type]
+            await self._pinged(timeout)
+
+    async def _pinged(self, timeout: float) -> None:
+        """Wait for the answer to a ping, which is lost if the server is restarted meanwhile: then
+        to another one."""
+        clock, is_lost = asyncio.get_running_loop().time, False
+        until = clock() + timeout
+        while (left_s := until - clock()) > PING_AGAIN_S:
+            if is_lost and not self.is_connected:  # nats-py's flush would return at once
+                await asyncio.sleep(RECONNECT_WAIT_S)
+                continue
+            try:
+                await super().flush(PING_AGAIN_S)  # type: ignore[arg-type]
+                return
+            except nats.errors.TimeoutError:
+                is_lost = True
+        await super().flush(max(left_s, 0.01))  # type: ignore[arg-type]
 
     async def _process_pong(self) -> None:
         # A `flush` that times out leaves its cancelled future behind. The late answer to it would

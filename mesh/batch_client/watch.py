@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from mesh.batch_client.endpoint import PAUSE_S_MAX, Endpoint, EndpointError, pause_after
-from mesh.batch_client.forecast import Estimate, ObservedPace, estimate
 from mesh.batch_client.job_answers import JobAnswer
+from mesh.batch_client.job_end import Estimate, ObservedPace, estimate
 
 LOOK_EVERY_S = 1.0
 

@@ -13,9 +13,9 @@ import orjson
 
 from mesh.batch_client.download import download
 from mesh.batch_client.endpoint import FILES_LISTED_MAX, Endpoint
-from mesh.batch_client.forecast import estimate, pace_of_whole
 from mesh.batch_client.input_file import check
 from mesh.batch_client.job_answers import JobAnswer
+from mesh.batch_client.job_end import estimate, pace_of_whole
 from mesh.batch_client.watch import watch
 from mesh.cli import batch_view as view
 from mesh.cli.batch_endpoint import ENDPOINT_OPTIONS, run_at

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from mesh.batch_client.forecast import Estimate
 from mesh.batch_client.job_answers import FileAnswer, JobAnswer
+from mesh.batch_client.job_end import Estimate
 from mesh.batch_client.watch import Look
 from schemas.batch import ERRORS_MAX, JobStatus, LineError
 from schemas.problems import counted

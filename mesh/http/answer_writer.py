@@ -236,8 +236,13 @@ class AnswerWriter:
     def deadline_passed(self) -> None:
         """The client has stopped reading an answer that is complete.
 
-        An answer that is incomplete at the deadline was ended by the core before this.
+        An answer that is incomplete at the deadline was ended by the core before this; if not, this
+        process stood still, and the core is about to.
         """
+        request = self._request
+        if request is not None and not _is_ending(request):
+            self._socket.wake_by(asyncio.get_running_loop().time() + DEADLINE_GRACE_S)
+            return
         self.leave()
         self._transport.abort()
 
@@ -492,3 +497,9 @@ class AnswerWriter:
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
         return answer_head(status, headers, self._minor, keep_alive=self.keep_alive)
+
+
+def _is_ending(request: ClientRequest) -> bool:
+    """Whether it is known how it ends."""
+    is_whole = request.answer is not None and request.answer.end is not None
+    return is_whole or request.pass_engine_error or request.failure is not None

@@ -24,8 +24,8 @@ import httptools
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.core.view.bus_status import STOOD_STILL_S
-from mesh.http.answer_writer import BEHIND_BYTES, DEADLINE_GRACE_S, AnswerWriter
+from mesh.core.view.bus_status import CATCH_UP_S, STOOD_STILL_S
+from mesh.http.answer_writer import BEHIND_BYTES, AnswerWriter
 from mesh.http.http_request import HttpRequest, IncomingBody, Work, parsed_target, with_labels
 from mesh.http.read_request import are_known, may_be_own, request_id
 from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
@@ -95,6 +95,7 @@ class _RawHeaders(dict[bytes, bytes]):
 
 _NO_RAW_HEADERS = _RawHeaders()
 ANSWERING = frozenset((Phase.ANSWER, Phase.HANDLED, Phase.REFUSED))
+READING = frozenset((Phase.FIRST, Phase.IDLE, Phase.HEAD, Phase.REFUSED))
 
 
 class _Head:
@@ -161,6 +162,7 @@ class ClientConnection(asyncio.Protocol):
         "_raw",
         "_routes",
         "_server",
+        "_stood_still",
         "_timer",
         "_unread_bytes",
         "_upload",
@@ -198,6 +200,7 @@ class ClientConnection(asyncio.Protocol):
         self._due_at = NEVER
         self._timer: asyncio.Handle | None = None
         self._looks_at = NEVER  # when `_timer` is due
+        self._stood_still = False  # this process, since the last answer
 
     # What the transport calls.
 
@@ -452,6 +455,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         """The current answer is over."""
+        self._stood_still = False
         if self.is_last and not self._held and self._server.is_retired:
             self._close()
             return
@@ -598,20 +602,22 @@ class ClientConnection(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
-        if now - self._due_at > STOOD_STILL_S:
-            # This process stood still: what came meanwhile, and the core's own errors, come first.
-            self._due_at = now + DEADLINE_GRACE_S
         if now < self._due_at:
             if self._due_at < NEVER:
                 self._look_at(self._due_at)
             return
         phase = self._phase
+        if now - self._due_at > STOOD_STILL_S and phase in READING and not self._stood_still:
+            # This process stood still: what came meanwhile is read first, once a request.
+            self._stood_still = True
+            self.wake_by(now + CATCH_UP_S)
+            return
         if phase is Phase.FIRST or phase is Phase.HEAD:
             self._head_is_late()
         elif self._writer is not None:
             self._writer.deadline_passed()
         elif phase is Phase.BODY:
-            self._refuse_body(too_slow())
+            self._body_is_late(now)
         elif (phase is Phase.CLOSED or phase is Phase.NEXT) and self._has_read_on():
             self.wake_by(now + self._server.times.headers_s)
         elif phase is Phase.CLOSED:
@@ -641,6 +647,13 @@ class ClientConnection(asyncio.Protocol):
         with contextlib.suppress(OSError):
             fcntl.ioctl(plug.fileno(), termios.TIOCOUTQ, in_kernel)
         return unsent + int.from_bytes(in_kernel, sys.byteorder)
+
+    def _body_is_late(self, now: float) -> None:
+        assert self._rate is not None
+        if self._rate.is_over(now):
+            self._refuse_body(too_slow())
+        else:
+            self.wake_by(self._rate.due_at)
 
     def _head_is_late(self) -> None:
         self._server.count("headers_late")

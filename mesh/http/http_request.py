@@ -113,7 +113,7 @@ class IncomingBody:
 
 
 class RequestSocket(Protocol):
-    """The connection of an request."""
+    """The connection of a request."""
 
     transport: asyncio.Transport
     is_last: bool  # nothing is read after this request

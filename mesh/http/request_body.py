@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
+from mesh.core.view.bus_status import CATCH_UP_S, STOOD_STILL_S
 from mesh.http.front_door import FrontDoor
 from mesh.http.http_request import BodyBroken, HttpRequest
 from mesh.http.large_bodies import LargeBodies
@@ -55,7 +56,7 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 class UploadRate:
     """The least rate of an upload. Times are seconds of the caller's clock."""
 
-    __slots__ = ("_bytes", "_ends_at", "_window_bytes", "due_at")
+    __slots__ = ("_bytes", "_ends_at", "_stood_still", "_window_bytes", "due_at")
 
     def __init__(
         self, now: float, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
@@ -65,6 +66,7 @@ class UploadRate:
         self._ends_at = now + whole_s
         self.due_at = now + WINDOW_S  # then it is too slow
         self._bytes = 0
+        self._stood_still = False
 
     def arrived(self, count: int, now: float) -> None:
         """Bytes came."""
@@ -77,6 +79,16 @@ class UploadRate:
         """The router did not read for so long: that is not the client's time."""
         self._ends_at += seconds
         self.due_at += seconds
+
+    def is_over(self, now: float) -> bool:
+        """Whether it is too slow, of a look that was to be at `due_at`. One that comes much later
+        says that this process stood still: that is forgiven, once."""
+        late_s = now - self.due_at
+        if late_s <= STOOD_STILL_S or self._stood_still:
+            return True
+        self._stood_still = True
+        self.forgive(late_s + CATCH_UP_S)
+        return False
 
 
 class ChunkedBody:
@@ -279,7 +291,7 @@ class Upload:
 
 
 class BodyReader:
-    """Reads requests for work of an request: large, compressed or still on their way."""
+    """Reads requests for work: large, compressed or still on their way."""
 
     def __init__(self, reader: RequestReader, door: FrontDoor) -> None:
         self._reader, self._door = reader, door
@@ -362,8 +374,13 @@ async def arriving(
     rate = UploadRate(clock(), whole_s, window_bytes)
     try:
         while True:
-            async with asyncio.timeout_at(rate.due_at):
-                piece = await request.body.next()
+            try:
+                async with asyncio.timeout_at(rate.due_at):
+                    piece = await request.body.next()
+            except TimeoutError:
+                if rate.is_over(clock()):
+                    raise
+                continue
             if not piece:
                 return
             began_at = clock()

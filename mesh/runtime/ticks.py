@@ -10,13 +10,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from mesh.core.view.bus_status import STOOD_STILL_S
+from mesh.core.view.bus_status import CATCH_UP_S, STOOD_STILL_S
 from mesh.session.session import Session
 from schemas.exchange import ALIVE_REST_S, ALIVE_S
 
 TICK_S = 0.05
 REST_S = 0.2
-CATCH_UP_S = 0.2
 IDLE_S = 10.0  # without a request before keepalives slow down: agents repeat the ends of answers
 # of 9 s to a router whose keepalives they miss, and those of 0.1.0 miss some
 

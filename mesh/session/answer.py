@@ -334,6 +334,7 @@ class AnswerReceiver:
         if kind is Frame.HEAD:
             return self._head(*_read_head(payload), now)
         if kind is Frame.END:
+            self.has_ended = True
             return self._end(wire.decode_as(exchange.End, payload))
         self._credit_may_be_lost = kind is Frame.WORKING
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
@@ -346,6 +347,7 @@ class AnswerReceiver:
             region, replica = RegionId(message.region), ReplicaId(message.replica)
             return self._head(message, region, replica, {}, now)
         if isinstance(message, exchange.End):
+            self.has_ended = True
             return self._end(message)
         return self._progressed(now) if message is WORKING else self._about_place(message)
 
@@ -363,6 +365,10 @@ class AnswerReceiver:
     def lacks_frames(self) -> bool:
         """Whether a later frame came than the one that it waits for."""
         return self._came_last >= self.next_number
+
+    def unreadable(self) -> ev.Event:
+        """A frame of it can't be read."""
+        return self._failed("the replica sent a frame that can't be read")
 
     def lost(self, number: int) -> ev.Event:
         """That frame was requested again in vain."""
@@ -438,7 +444,6 @@ class AnswerReceiver:
         return self._progressed(now)
 
     def _end(self, end: exchange.End) -> ev.Event:
-        self.has_ended = True
         counts = end.prompt_tokens, end.cached_tokens, end.completion_tokens
         if max(counts) > exchange.TOKENS_MAX:  # accounts would add up what nobody computed
             prompt, cached, output = (

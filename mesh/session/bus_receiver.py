@@ -231,9 +231,7 @@ class BusReceiver:
                 self.give_credit(answer)
         except wire.WireError as error:
             self._unreadable_frame(answer.inbox, error)
-            detail = "the replica sent a frame that can't be read"
-            failed = ev.AttemptFailed(answer.key, answer.attempt, detail)
-            self._attempt_over(record, answer, failed)
+            self._attempt_over(record, answer, answer.unreadable())
 
     def _unreadable_frame(self, inbox: str, error: wire.WireError) -> None:
         self._observer.unreadable("frame", "frame on %s: %.300s", inbox, error)
@@ -248,7 +246,7 @@ class BusReceiver:
 
     def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
         """An agent that has not ended its answer itself gets a cancel."""
-        goes_on = isinstance(event, ev.AttemptFailed) and not answer.has_ended
+        goes_on = not (answer.has_ended or isinstance(event, ev.AttemptRefused))
         if goes_on and answer.region is not None and answer.replica is not None:
             self.cancel(answer.region, answer.replica, answer.inbox)
         self._over(record, answer, event)

@@ -194,6 +194,32 @@ async def test_a_flush_pings_behind_all_messages():
         await bus.close(client)
 
 
+async def test_a_flush_goes_on_whose_answer_was_lost_with_the_connection():
+    pings = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal pings
+        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+        while line := await reader.readline():
+            if not line.startswith(b"PING"):
+                continue
+            pings += 1
+            if pings == 2:  # the first is the login's
+                break
+            writer.write(b"PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        client = await bus.connect(
+            bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
+        )
+        await client.flush(PATIENCE_S)
+        assert pings > 2
+        await bus.close(client)
+
+
 async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server, caplog):
     address = bus.BusAddress(nats_server.url)
     client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")

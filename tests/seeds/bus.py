@@ -19,7 +19,13 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StreamConfig
 
-from infra.bus import H_EXPECTED, WRONG_LAST_SEQUENCE, BusAddress, BusUnreachable
+from infra.bus import (
+    H_EXPECTED,
+    PING_AGAIN_S,
+    WRONG_LAST_SEQUENCE,
+    BusAddress,
+    BusUnreachable,
+)
 from mesh.adapters.streams import kept
 from schemas import subjects
 from schemas.ids import RegionId
@@ -133,10 +139,12 @@ class Client:
         await self.publish(subject, payload, reply, headers)
 
     async def flush(self, timeout: float = 10.0) -> None:
+        until = self.bus.loop.time() + timeout
         await asyncio.sleep(BUS_S)
-        if not self.is_connected:
-            await asyncio.sleep(timeout)
-            raise nats.errors.TimeoutError
+        while not self.is_connected:
+            if self.bus.loop.time() >= until:
+                raise nats.errors.TimeoutError
+            await asyncio.sleep(PING_AGAIN_S)
 
     async def request(
         self,

@@ -95,12 +95,6 @@ class Job:
         first = 1000 * int(self.line.number("n"))
         return range(first, first + int(self.line.number("lines")))
 
-    @property
-    def lines_s(self) -> float:
-        """What they take one after another."""
-        of = self.line
-        return len(self.numbers) * of.number("tokens", 3) * of.number("gap", 0.01)
-
     async def _until_good(self, what: str, body: bytes = b"", kind: str = "accept: */*") -> bytes:
         while True:
             key = self.line.of.get("key", "nobody's")

@@ -166,8 +166,8 @@ class Judge:
             )
         if client.outcome == "lost":
             host = self.seen.routers[client.ask.of["router"]]
-            ended = (one.what != "router_stops" for one in self._of_router(client, host.name))
-            if not any(ended):
+            near = self._of_router(client, host.name)
+            if all(one.what == "router_stops" for one in near):
                 self.say(
                     "never a silent cut", f"{client.number} of {host.name} after {client.text!r}"
                 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from typing import Any
 
 WORLDS = "tests.seeds"
@@ -37,10 +38,12 @@ class Process:
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """Its own timers that are due come first: a task that reads the bus is woken after them."""
+        """In the order in which all came, or its own timers first: a task that reads from a socket
+        is woken after them."""
         self.is_stopped = False
         waiting, self._waiting = self._waiting, []
-        waiting.sort(key=_is_brought)
+        if Random(f"{self.name} {self._loop.time()}").random() < 0.5:
+            waiting.sort(key=_is_brought)
         self._loop.ready_again(waiting)
 
     def kill(self) -> None:

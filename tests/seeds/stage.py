@@ -56,7 +56,7 @@ from tests.support.batch_mesh import EASY
 UNIX_S = 1_800_000_000.0
 LARGE_S = 0.02  # until a large body is read
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
-JOBS_S = 120.0  # for batch jobs to end beside their work: lines of a dead runner are free after 30
+JOBS_S = 120.0  # for batch jobs, without a token: lines of a dead runner are free after 30
 QUIET_S = 1.5  # after the last client
 PROFILES = {  # "tight": two at once, two more wait
     "easy": EASY,
@@ -348,8 +348,12 @@ class Stage:
             self.at(line.at, lambda job: loop.create_task(job.run()), job)
         last = max([line.ends_at for line in world.lines], default=0.0)
         await asyncio.sleep(max(last, world.healed_at + HEALS_S))
-        limit = loop.time() + (JOBS_S if self.seen.jobs else 60.0) + self._work_s()
-        while loop.time() < limit and not self._all_have_ended():
+        patience_s, said, until = JOBS_S if self.seen.jobs else 60.0, -1, 0.0
+        while not self._all_have_ended():
+            if self._said() > said:  # an engine of one place may take long for all
+                said, until = self._said(), loop.time() + patience_s
+            if loop.time() >= until:
+                break
             await asyncio.sleep(0.5)
         await asyncio.sleep(QUIET_S)
         self.seen.ended_at = loop.time()
@@ -359,11 +363,10 @@ class Stage:
         clients = all(client.outcome is not None for client in self.seen.clients)
         return clients and all(job.is_read for job in self.seen.jobs)
 
-    def _work_s(self) -> float:
-        """What all tokens take one after another: an engine may have one place."""
-        staying = (ask for ask in self.world.asks if "leaves" not in ask.of)
-        streams_s = sum(ask.number("tokens", 3) * ask.number("gap", 0.01) for ask in staying)
-        return streams_s + sum(job.lines_s for job in self.seen.jobs)
+    def _said(self) -> int:
+        """Tokens of all engines."""
+        engines = self.seen.engines.values()
+        return sum(answer.tokens for engine in engines for answer in engine.answers)
 
     def _ask(self, ask: Line) -> None:
         before = (one for one in self.seen.clients if one.ask.of["n"] == ask.of.get("previous"))

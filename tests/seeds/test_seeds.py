@@ -62,15 +62,27 @@ def test_a_large_body_is_read_though_its_router_is_suspended_meanwhile():
     assert broken(parse(f"seed 3{story}")) == []
 
 
-def test_a_router_that_was_suspended_past_a_deadline_cuts_no_answer_without_a_word():
-    """Its own timers come before what its sockets bring."""
-    story = """
+@pytest.mark.parametrize("suspended_s", [10.1, 10.5, 10.9, 30, 31])
+def test_a_router_that_was_suspended_past_a_deadline_cuts_no_answer(suspended_s):
+    """Its own timers may come before what its sockets bring."""
+    story = f"""
     0 region name=us routers=1
     0 replica name=us-0 region=us model=a
     2 ask n=1 router=us.r1 model=a tokens=30 gap=0.15 timeout=6
-    3 router_stops router=us.r1 for=30
+    3 router_stops router=us.r1 for={suspended_s}
     """
     assert broken(parse(f"seed 1{story}")) == []
+
+
+def test_a_router_that_starts_as_its_bus_restarts_does_not_wait_for_a_lost_answer():
+    """It waited ten seconds for the answer to a ping, and then ended."""
+    story = """
+    0 region name=eu routers=1
+    0 replica name=eu-0 region=eu model=a
+    4.465 router_leaves router=eu.r1 for=0.057
+    4.647 store_empties region=eu for=0.282
+    """
+    assert broken(parse(f"seed 2284{story}")) == []
 
 
 def test_the_judge_sees_streams_that_stay_where_operators_want_none():

@@ -33,8 +33,8 @@ from tests.support.scripted_engine import Behaviour, ScriptedEngine, scripted_en
 from tests.support.until import PATIENCE_S
 
 _EPOCHS = itertools.count(time.time_ns() // 1_000_000)
-# Of a router that takes no silence for a loss: for tests of something else, that a server or a
-# process which stands still for a moment is not to disturb.
+# Of a router that takes no silence for a loss, and refuses nobody for a long queue: for tests of
+# something else, that a server or a process which stands still for a moment is not to disturb.
 PATIENT = {
     "heartbeat_late_s": 240.0,
     "heartbeat_lost_s": 240.0,

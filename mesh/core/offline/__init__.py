@@ -39,13 +39,13 @@ The modules:
     jobs            the jobs in progress, what to fetch, models that no replica serves
     backoff         pauses of places after refusals and failures
     room            tokens that the region's replicas would take now
-    regions         the peers: how far they are believed, prices, residency
+    line_regions    the peers: how far they are believed, prices, residency
     line_placement  lines to replicas, to peers, and with online priority
     attempts        an attempt's course and its ends
     peer_lines      lines that peers send here
     forecast        load by time of day
     capacity        speeds, measured and expected
-    pace            when a job will end, and when its lines are raised to online priority
+    deadlines       when a job will end, and when its lines are raised to online priority
     report          what is published every second
     core            which function takes which event; the timer
 """

@@ -22,6 +22,7 @@ from mesh.core.model.settings import RouterSettings
 
 AWAY = "the bus is away"
 STOOD_STILL_S = 1.0  # between two ticks, of which there are five a second or more
+CATCH_UP_S = 0.2  # to receive what came meanwhile, before anything counts as late
 UNREACHABLE = "the bus can't be reached"
 BLIND_FROM = 2  # replicas; the silence of a single one says nothing about others
 REST_S = 1.0

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from mesh.batch_client.forecast import Estimate
 from mesh.batch_client.job_answers import read_file, read_job
+from mesh.batch_client.job_end import Estimate
 from mesh.cli import batch_view as view
 from mesh.cli.batch import command
 from tests.mesh.batch_client.test_input_file import line

@@ -169,6 +169,14 @@ def test_time_in_which_nobody_read_is_not_the_client_s():
     assert rate.due_at == WINDOW_S + 5.0
 
 
+def test_time_in_which_the_router_stood_still_is_forgiven_once():
+    rate = UploadRate(0.0)
+    assert not rate.is_over(WINDOW_S + 30.0)
+    assert WINDOW_S + 30.0 < rate.due_at < WINDOW_S + 31.0
+    assert rate.is_over(rate.due_at + 30.0)
+    assert UploadRate(0.0).is_over(WINDOW_S + 0.5), "a busy router's look"
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 1000])
 def test_a_chunked_body_is_decoded_up_to_its_end_wherever_it_is_cut(step):
     whole = b"5\r\nhel\n0\r\n1a;x=1\r\n" + b"\r\n" * 13 + b"\r\n0\r\nx-a: b\r\n\r\n"

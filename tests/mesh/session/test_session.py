@@ -212,11 +212,12 @@ FAILED_END = exchange.End(Outcome.CANCELLED, "", -1, -1, -1, -1.0)
     ("second", "cancels"),
     [
         (pack_frame(Frame.HEAD, 1, wire.encode(HEAD)), 1),  # a second one
-        (pack_frame(Frame.END, 1, b"no message pack"), 1),
+        (pack_frame(Frame.BODY_WANTED, 1, b"no message pack"), 1),
+        (pack_frame(Frame.END, 1, b"no message pack"), 0),
         (pack_frame(Frame.DATA, 2, b"2\n\n"), 1),  # frame 1 never comes
         (pack_frame(Frame.END, 1, wire.encode(FAILED_END)), 0),
     ],
-    ids=["two heads", "unreadable", "lost", "it says so itself"],
+    ids=["two heads", "unreadable", "unreadable end", "lost", "it says so itself"],
 )
 def test_an_agent_whose_answer_the_router_gives_up_is_told_to_stop(second, cancels):
     router = Router(RequestArrived=[PLACE])

@@ -40,8 +40,12 @@ class Plan:
 
     @property
     def routers_stop_s(self) -> float:
-        """At most so long no router answers a client that it has let in."""
-        return sum(line.number("for") for line in self.faults if line.what == "router_stops")
+        """So long a client may wait for a router that it has reached and that is suspended."""
+        stops = Counter[str]()
+        for line in self.faults:
+            if line.what == "router_stops":
+                stops[line.of["router"]] += line.number("for")  # type: ignore[assignment]
+        return max(stops.values(), default=0.0)
 
 
 def plan_of(world: World) -> Plan:

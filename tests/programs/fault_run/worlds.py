@@ -27,7 +27,7 @@ import uvloop
 
 from mesh.demo import local_mesh
 from mesh.demo.options import DemoOptions
-from tests.programs.fault_run.clients import Request
+from tests.programs.fault_run.clients import PATIENCE_S, Request
 from tests.programs.fault_run.links import FaultyWan
 from tests.programs.fault_run.reading import End
 from tests.programs.fault_run.report import VIOLATIONS_SHOWN
@@ -54,6 +54,7 @@ class WorldRun(Run):
             for line in self.plan.faults:
                 group.create_task(self._one(line, begins_at))
         await self._broken.all_back()
+        self._clients.patience_s = PATIENCE_S
         self._account(DURING)
 
     async def _one(self, line: Line, begins_at: float) -> None:

@@ -5,8 +5,8 @@ import random
 import orjson
 import pytest
 
-from mesh.batch_client.forecast import LOOKS_MAX, PACE_S, ObservedPace, estimate, pace_of_whole
 from mesh.batch_client.job_answers import JobAnswer, read_job
+from mesh.batch_client.job_end import LOOKS_MAX, PACE_S, ObservedPace, estimate, pace_of_whole
 from tests.support.batch_endpoint import CREATED_AT, job_fields
 
 NOW_AT = CREATED_AT + 100.0
