@@ -352,7 +352,7 @@ class BusClient(Client):
 
     async def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until the server has received all messages, `timeout` seconds at most for each
-        answer of it. Raises nats.errors.Error.
+        answer of it; but for those that a connection took with it. Raises nats.errors.Error.
 
         nats-py writes a ping at once [2.16.0]: it may overtake messages that wait, and is then
         followed by another one.
@@ -363,18 +363,20 @@ class BusClient(Client):
     async def _pinged(self, timeout: float) -> None:
         """Wait for the answer to a ping, which is lost if the server is restarted meanwhile: then
         to another one."""
-        clock, is_lost = asyncio.get_running_loop().time, False
+        clock, is_lost, wait_s = asyncio.get_running_loop().time, False, PING_AGAIN_S
         until = clock() + timeout
-        while (left_s := until - clock()) > PING_AGAIN_S:
+        while (left_s := until - clock()) > 0:
             if is_lost and not self.is_connected:  # nats-py's flush would return at once
-                await asyncio.sleep(RECONNECT_WAIT_S)
+                if self.is_closed:
+                    raise nats.errors.ConnectionClosedError
+                await asyncio.sleep(min(RECONNECT_WAIT_S, left_s))
                 continue
             try:
-                await super().flush(PING_AGAIN_S)  # type: ignore[arg-type]
+                await super().flush(min(wait_s, left_s))  # type: ignore[arg-type]
                 return
             except nats.errors.TimeoutError:
-                is_lost = True
-        await super().flush(max(left_s, 0.01))  # type: ignore[arg-type]
+                is_lost, wait_s = True, 2 * wait_s  # a late answer counts for its own ping only
+        raise nats.errors.FlushTimeoutError
 
     async def _process_pong(self) -> None:
         # A `flush` that times out leaves its cancelled future behind. The late answer to it would

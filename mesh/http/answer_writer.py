@@ -422,7 +422,8 @@ class AnswerWriter:
         elif self._transport.get_write_buffer_size() == 0:
             self._flushed()
         else:  # the transport pauses us, and resumes us when all has left
-            self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
+            now = asyncio.get_running_loop().time()
+            self._socket.wake_by(max(request.request.deadline, now) + DEADLINE_GRACE_S)
             self._transport.set_write_buffer_limits(high=0)
 
     def _flushed(self) -> None:

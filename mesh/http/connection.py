@@ -24,8 +24,8 @@ import httptools
 
 from infra.tenant_table import Caller
 from mesh.adapters.refused import RequestRefused
-from mesh.core.view.bus_status import CATCH_UP_S, STOOD_STILL_S
-from mesh.http.answer_writer import BEHIND_BYTES, AnswerWriter
+from mesh.core.view.bus_status import STOOD_STILL_S
+from mesh.http.answer_writer import BEHIND_BYTES, DEADLINE_GRACE_S, AnswerWriter
 from mesh.http.http_request import HttpRequest, IncomingBody, Work, parsed_target, with_labels
 from mesh.http.read_request import are_known, may_be_own, request_id
 from mesh.http.request_body import WINDOW_BYTES, ChunkedBody, Upload, UploadRate, too_slow
@@ -95,7 +95,6 @@ class _RawHeaders(dict[bytes, bytes]):
 
 _NO_RAW_HEADERS = _RawHeaders()
 ANSWERING = frozenset((Phase.ANSWER, Phase.HANDLED, Phase.REFUSED))
-READING = frozenset((Phase.FIRST, Phase.IDLE, Phase.HEAD, Phase.REFUSED))
 
 
 class _Head:
@@ -607,10 +606,11 @@ class ClientConnection(asyncio.Protocol):
                 self._look_at(self._due_at)
             return
         phase = self._phase
-        if now - self._due_at > STOOD_STILL_S and phase in READING and not self._stood_still:
+        is_late = now - self._due_at > STOOD_STILL_S
+        if is_late and phase is not Phase.BODY and not self._stood_still:
             # This process stood still: what came meanwhile is read first, once a request.
             self._stood_still = True
-            self.wake_by(now + CATCH_UP_S)
+            self.wake_by(now + DEADLINE_GRACE_S)
             return
         if phase is Phase.FIRST or phase is Phase.HEAD:
             self._head_is_late()

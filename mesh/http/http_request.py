@@ -99,9 +99,14 @@ class IncomingBody:
             self._read(True)
         return data
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `next` returns, or raises, at once."""
+        return bool(self._unread) or self.is_whole or self.is_broken
+
     async def next(self) -> bytes:
         """The next bytes; empty at the end. Raises BodyBroken."""
-        while not self.is_broken and not self._unread and not self.is_whole:
+        while not self.has_news:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
                 await self._waiting

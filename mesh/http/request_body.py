@@ -378,7 +378,7 @@ async def arriving(
                 async with asyncio.timeout_at(rate.due_at):
                     piece = await request.body.next()
             except TimeoutError:
-                if rate.is_over(clock()):
+                if not request.body.has_news and rate.is_over(clock()):
                     raise
                 continue
             if not piece:

@@ -139,6 +139,8 @@ class Client:
         await self.publish(subject, payload, reply, headers)
 
     async def flush(self, timeout: float = 10.0) -> None:
+        if not self.is_connected:  # as nats-py
+            return
         until = self.bus.loop.time() + timeout
         await asyncio.sleep(BUS_S)
         while not self.is_connected:

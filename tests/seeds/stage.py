@@ -57,6 +57,7 @@ UNIX_S = 1_800_000_000.0
 LARGE_S = 0.02  # until a large body is read
 RESTART_S = 1.0  # of a process that ended by itself, by its supervisor
 JOBS_S = 120.0  # for batch jobs, without a token: lines of a dead runner are free after 30
+TAIL_S_MAX = 1000.0  # of a world after its last fault
 QUIET_S = 1.5  # after the last client
 PROFILES = {  # "tight": two at once, two more wait
     "easy": EASY,
@@ -349,10 +350,11 @@ class Stage:
         last = max([line.ends_at for line in world.lines], default=0.0)
         await asyncio.sleep(max(last, world.healed_at + HEALS_S))
         patience_s, said, until = JOBS_S if self.seen.jobs else 60.0, -1, 0.0
+        ends_at = loop.time() + TAIL_S_MAX
         while not self._all_have_ended():
             if self._said() > said:  # an engine of one place may take long for all
                 said, until = self._said(), loop.time() + patience_s
-            if loop.time() >= until:
+            if loop.time() >= min(until, ends_at):
                 break
             await asyncio.sleep(0.5)
         await asyncio.sleep(QUIET_S)

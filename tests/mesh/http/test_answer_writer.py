@@ -14,7 +14,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.ended_requests import EndedRequests
-from mesh.http.answer_writer import DEADLINE_GRACE_S
+from mesh.http import answer_writer
 from mesh.http.read_request import BodyBudget
 from mesh.http.routes import HttpApi
 from mesh.http.server import HttpServer
@@ -334,9 +334,12 @@ def test_nor_is_it_on_the_loop_of_the_command(content_type, parts, path):
 
 @UNREAD
 @both_ways
-async def test_the_deadline_ends_a_client_that_does_not_read(content_type, parts, path):
+async def test_the_deadline_ends_a_client_that_does_not_read(
+    content_type, parts, path, monkeypatch
+):
+    monkeypatch.setattr(answer_writer, "DEADLINE_GRACE_S", 0.1)
     held = answered(content_type, *parts)
-    deadline = asyncio.get_running_loop().time() - DEADLINE_GRACE_S + 0.1
+    deadline = asyncio.get_running_loop().time()
     held.request = replace(held.request, deadline=deadline)
     async with serving(held, path) as door, reading(door) as client:
         await client.head()
@@ -345,6 +348,22 @@ async def test_the_deadline_ends_a_client_that_does_not_read(content_type, parts
         with contextlib.suppress(ConnectionError):
             assert len(await client.rest()) < len(LARGE)
     assert "finished" not in door.calls
+
+
+@UNREAD
+@both_ways
+async def test_an_answer_that_ends_past_its_deadline_is_written_to_a_client_that_reads(
+    content_type, parts, path
+):
+    """Its router was suspended."""
+    held = answered(content_type, *parts)
+    deadline = asyncio.get_running_loop().time() - 60.0
+    held.request = replace(held.request, deadline=deadline)
+    async with serving(held, path) as door, reading(door) as client:
+        await client.head()
+        await client.exactly(len(LARGE))
+        await until(lambda: door.is_over)
+    assert "finished" in door.calls
 
 
 @UNREAD

@@ -142,13 +142,14 @@ class Clients:
         """Ask this router; False if none listens there."""
         clock = asyncio.get_running_loop().time
         request = Request(number, router.name, clock(), violations=stamps.violations)
+        patience_s = self.patience_s
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with asyncio.timeout(patience_s):
                 await self._exchange(http, router, body, stamps, request)
         except aiohttp.ClientConnectorError:
             return False
         except TimeoutError:
-            request.violations.append(f"no end within {self.patience_s:g} s")
+            request.violations.append(f"no end within {patience_s:g} s")
         if self._leave_draining and request.detail == DRAINING:
             self.turned_away += 1
             return False

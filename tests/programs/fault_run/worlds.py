@@ -48,7 +48,6 @@ class WorldRun(Run):
     plan: Plan
 
     async def _faults(self) -> None:
-        self._clients.patience_s += self.plan.routers_stop_s
         begins_at = self._now() - BEGINS_S
         async with asyncio.TaskGroup() as group:
             for line in self.plan.faults:
@@ -96,6 +95,7 @@ async def _played(plan: Plan, settings: Settings, place: Path) -> Result:
     with patch.object(local_mesh, "WanProxy", links):
         async with started(options, plan.seed, WorldMesh) as (mesh, routers, clients):
             mesh.hold_starts()
+            clients.patience_s += plan.routers_stop_s
             run = WorldRun(settings, mesh, routers, clients, lambda _: None)
             run.plan = plan
             return await run.play()
