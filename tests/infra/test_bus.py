@@ -170,28 +170,37 @@ async def test_messages_with_malformed_headers_end_no_reading(nats_server, heade
     await client.close()
 
 
+INFO = b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n'
+
+
+@contextlib.asynccontextmanager
+async def client_of(serve):
+    """Of a server that speaks as `serve` does."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        address = bus.BusAddress(f"nats://{host}:{port}")
+        client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
+        yield client
+        await bus.close(client)
+
+
 async def test_a_flush_pings_behind_all_messages():
     received: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+        writer.write(INFO)
         while line := await reader.readline():
             received.append(line.split()[0].decode())
             if received[-1] == "PING":
                 writer.write(b"PONG\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server:
-        client = await bus.connect(
-            bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
-        )
+    async with client_of(serve) as client:
         received.clear()
         await client.subscribe("a")
         await client.flush()
         assert "PING" in received[received.index("SUB") :]
-        await bus.close(client)
 
 
 async def test_a_flush_goes_on_whose_answer_was_lost_with_the_connection():
@@ -199,7 +208,7 @@ async def test_a_flush_goes_on_whose_answer_was_lost_with_the_connection():
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal pings
-        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+        writer.write(INFO)
         while line := await reader.readline():
             if not line.startswith(b"PING"):
                 continue
@@ -209,15 +218,9 @@ async def test_a_flush_goes_on_whose_answer_was_lost_with_the_connection():
             writer.write(b"PONG\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server:
-        client = await bus.connect(
-            bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
-        )
+    async with client_of(serve) as client:
         await client.flush(PATIENCE_S)
         assert pings > 2
-        await bus.close(client)
 
 
 async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server, caplog):
