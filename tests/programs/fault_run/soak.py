@@ -12,8 +12,10 @@ Every process must be there again. Streams, consumers, connections and subscript
 as before, other counts no more. Memory may be 1.5 times what it was, or 20 MB more, whichever is
 larger; of each nats-server, 64 MB: Go's runtime lets the heap double before it collects (GOGC) and
 gives memory back late. One had 20.9 MB before and 41.2 MB after half an hour (49,422 requests, 30
-faults). Two things of nats-servers are shown and not judged: their threads, as Go's runtime keeps
-each that it has started, which is no leak; and what they store, which the load may add to.
+faults). Three things are shown and not judged: nats-servers' threads, as Go's runtime keeps each
+that it has started, which is no leak; what they store, which the load may add to; and the memory of
+forked processes together with what they share with the process that they were forked from, which
+tells growth from pages that were shared and have been written to since.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ from tests.programs.fault_run.__main__ import SHAPE
 from tests.programs.fault_run.report import table
 from tests.programs.fault_run.run import AFTER, BEFORE, TIME_SCALE, Result, Run, Settings, started
 from tests.programs.fault_run.schedule import Fault, faults
-from tests.programs.live.stream_memory import private_bytes
+from tests.programs.live.stream_memory import memory_kib, private_bytes
 from tests.programs.studies.tables import markdown
 from tests.support.mesh_up import RTT_MS, write_config
 from tests.support.result_page import result_page
@@ -51,6 +53,7 @@ APART_S = 1.0  # between two readings of a nats-server
 ANSWERS_WITHIN = aiohttp.ClientTimeout(total=10.0)  # a page
 MEMORY_RATIO, MEMORY_MORE_MB, SERVER_MEMORY_MB = 1.5, 20.0, 64.0
 MEMORY, THREADS, STORED = "memory, MB", "threads", "stored, MB"
+WITH_SHARED = "memory with what a fork shares, MB"
 SERVER = "nats-"
 EXACT = ("streams", "consumers", "connections", "subscriptions")
 UNDER_WAY = re.compile(
@@ -86,12 +89,14 @@ def _most(name: str, what: str, was: float) -> float:
     is_server = name.startswith(SERVER)
     if what == MEMORY:
         return SERVER_MEMORY_MB if is_server else max(MEMORY_RATIO * was, was + MEMORY_MORE_MB)
-    return math.inf if what == STORED or (is_server and what == THREADS) else was
+    is_shown_only = what in (STORED, WITH_SHARED) or (is_server and what == THREADS)
+    return math.inf if is_shown_only else was
 
 
 def _of_process(pid: int) -> dict[str, float]:
     return {
         MEMORY: round(private_bytes(pid) / 1e6, 1),
+        WITH_SHARED: round(1024 * memory_kib(pid)["Anonymous"] / 1e6, 1),
         "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
         THREADS: len(list(Path(f"/proc/{pid}/task").iterdir())),
     }

@@ -6,7 +6,15 @@ import pytest
 
 from tests.programs.fault_run import breaking
 from tests.programs.fault_run import soak as program
-from tests.programs.fault_run.soak import MEMORY, STORED, THREADS, not_back, shown, soak
+from tests.programs.fault_run.soak import (
+    MEMORY,
+    STORED,
+    THREADS,
+    WITH_SHARED,
+    not_back,
+    shown,
+    soak,
+)
 
 KILLS = 73  # the first fault of this seed kills router-us-r1
 
@@ -66,5 +74,6 @@ def test_of_a_nats_server_connections_are_exact_and_threads_are_not_judged() -> 
         "nats-us: connections: 6 before, 5 after",
         "nats-us: streams: 5 before, 6 after",
     ]
-    router = {"router-us-r1": {THREADS: 3.0}}
-    assert not_back(router, {"router-us-r1": {THREADS: 4.0}}) != []
+    router = {"router-us-r1": {THREADS: 3.0, WITH_SHARED: 70.0}}
+    assert not_back(router, {"router-us-r1": {THREADS: 3.0, WITH_SHARED: 170.0}}) == []
+    assert not_back(router, {"router-us-r1": {THREADS: 4.0, WITH_SHARED: 70.0}}) != []

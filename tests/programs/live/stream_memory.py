@@ -36,10 +36,15 @@ TABLES = {KEPT: "", OFF: '[models."tiny"]\ncontinue_streams = "off"\n'}
 COLUMNS = ("prompt, KiB", "events said", KEPT, OFF, "more")
 
 
+def memory_kib(pid: int) -> dict[str, int]:
+    """Of a process, by the kernel's names (`smaps_rollup` of proc(5))."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+
+
 def private_bytes(pid: int) -> int:
     """Memory of a process that no other one shares."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    kib = memory_kib(pid)
     return 1024 * (kib["Private_Clean"] + kib["Private_Dirty"])
 
 
