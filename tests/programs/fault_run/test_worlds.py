@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,6 +123,19 @@ async def test_a_kill_is_why_a_program_ends_once(mesh):
     assert blamed(mesh, "agent-eu-0", BY_KILL)
     mesh._kill_one("agent-us-0", gone.pid, signal.SIGCONT, killed.append)
     assert blamed(mesh, "agent-us-0", "ended with status 1"), "it failed before it was killed"
+
+
+async def test_what_leaves_is_told_so_once(mesh, monkeypatch):
+    gone = await asyncio.create_subprocess_exec("true")
+    await gone.wait()
+    killed, name = [], "router-us-r1"
+    running = SimpleNamespace(pids={name: gone.pid})
+    monkeypatch.setattr(mesh, "mesh", running, raising=False)
+    async with mesh._dead(name, signal.SIGTERM, killed.append):
+        async with mesh._dead(name, signal.SIGTERM, killed.append):
+            assert killed == [name]
+        async with mesh._dead(name, signal.SIGKILL, killed.append):
+            assert killed == [name, name]
 
 
 @pytest.mark.parametrize(

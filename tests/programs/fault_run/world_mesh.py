@@ -43,6 +43,9 @@ class WorldMesh(Breakable):
         self._down: Counter[str] = Counter()  # faults that keep it from being started
         # To end by itself: (why, of a program or a region) → until when.
         self._reasons: dict[tuple[str, str], float] = {}
+        self._told: set[tuple[int, int]] = (
+            set()
+        )  # after a second SIGTERM a router cuts its requests
 
     def hold_starts(self) -> None:
         """From now on none of its programs starts while a fault keeps it dead. Call it once."""
@@ -104,7 +107,8 @@ class WorldMesh(Breakable):
         self._down[name] += 1
         pid = self.mesh.pids.get(name)
         try:
-            if pid is not None:
+            if pid is not None and (pid, number) not in self._told:
+                self._told.add((pid, number))
                 self._kill_one(name, pid, number, killed)
             yield
         finally:
