@@ -1,12 +1,14 @@
 """`python -m tests.fuzz`: many inputs for each decoder, and what it should not have raised."""
 
-import argparse
+import math
 import multiprocessing
 import sys
 import time
 from collections import Counter
 from random import Random
 from traceback import extract_tb
+
+import click
 
 from tests.fuzz.decoders import decoders
 
@@ -35,17 +37,23 @@ def _tried(given: tuple[str, int, int]) -> tuple[str, Counter[str], dict[str, st
     return given[0], *tried(*given)
 
 
-def main() -> int:
-    names = [name for name, _ in decoders()]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", type=int, default=1_000_000, help="inputs, of all decoders together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--decoder", choices=names, help="this one alone")
-    given = parser.parse_args()
-    chosen = [given.decoder] if given.decoder else names
+@click.command()
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    help="Inputs, of all decoders together.",
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--decoder", type=click.Choice([name for name, _ in decoders()]), help="This alone.")
+def main(most: int, seed: int, decoder: str | None) -> None:  # fmt: skip
+    """Damage inputs of decoders; exit 1 if one raises what it does not document."""
+    chosen = [decoder] if decoder else [name for name, _ in decoders()]
     began, faulty, all_ends = time.perf_counter(), 0, Counter[str]()
     with multiprocessing.Pool(2) as pool:
-        todo = [(name, given.n // len(chosen), given.seed) for name in chosen]
+        todo = [(name, math.ceil(most / len(chosen)), seed) for name in chosen]
         for name, ends, faults in pool.imap_unordered(_tried, todo):
             faulty += len(faults)
             all_ends += ends
@@ -55,8 +63,8 @@ def main() -> int:
     count = sum(all_ends.values())
     print(f"{count:,} inputs of {len(chosen)} decoders in {time.perf_counter() - began:.0f} s;")
     print(f"{all_ends['taken']:,} were taken; {faulty} kinds of faults")
-    return bool(faulty)
+    sys.exit(bool(faulty))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

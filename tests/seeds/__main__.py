@@ -4,7 +4,6 @@ A world that breaks one is made small, and printed as the story that plays it ag
 and for `tests/seeds/test_seeds.py` once it is mended.
 """
 
-import argparse
 import gc
 import multiprocessing
 import sys
@@ -12,6 +11,8 @@ import time
 from collections import Counter
 from multiprocessing.pool import Pool
 from pathlib import Path
+
+import click
 
 from tests.seeds.coverage import Reached
 from tests.seeds.judge import fingerprint, judged
@@ -23,6 +24,8 @@ from tests.seeds.world import World, parse, world_of
 TWICE_EVERY = 20  # of so many seeds one is played twice
 PLANTED_SEEDS = 500
 TOLD_EVERY = 1000  # seeds
+SEED, COUNT = click.IntRange(0), click.IntRange(1)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def verdict(world: World) -> tuple[list[str], str]:
@@ -86,26 +89,38 @@ def show(seed: int, found: list[str], *, shrinks: bool) -> None:
         print(f"# {found[0]}\n{small}", flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--from", dest="first", type=int, default=1, help="the first seed")
-    parser.add_argument("-n", type=int, default=100, help="so many seeds")
-    parser.add_argument(
-        "--seed", type=int, help="this one alone, made small if it breaks a promise"
-    )
-    parser.add_argument("--story", type=Path, help="a world in a file")
-    parser.add_argument("--planted", action="store_true", help="find each planted fault")
-    parser.add_argument("--processes", type=int, default=2)
-    given = parser.parse_args()
+@click.command()
+@click.option("--from", "first", type=SEED, default=1, show_default=True, help="The first seed.")
+@click.option("-n", "count", type=COUNT, default=100, show_default=True, help="So many seeds.")
+@click.option("--seed", type=SEED, help="This one alone, made small if it breaks a promise.")
+@click.option("--story", type=FILE, help="A world in a file.")
+@click.option("--planted", "plants", is_flag=True, help="Find each planted fault.")
+@click.option("--processes", type=COUNT, default=2, show_default=True)
+def main(
+    first: int, count: int, seed: int | None, story: Path | None, plants: bool, processes: int
+) -> None:
+    """Play many worlds, or one of them; exit 1 if one breaks a promise."""
     gc.freeze()  # what was imported is no garbage of a world
-    if given.seed is not None or given.story is not None:
-        world = parse(given.story.read_text()) if given.story else world_of(given.seed)
-        print(world)
-        if found := broken(world, twice=True):
-            show(world.seed, found, shrinks=given.story is None)
-        return bool(found)
-    with multiprocessing.Pool(given.processes) as pool:
-        return _planted(pool) if given.planted else _many(pool, given.first, given.n)
+    if seed is not None or story is not None:
+        sys.exit(_one(world_of(seed) if story is None else _read(story), shrinks=story is None))
+    with multiprocessing.Pool(processes) as pool:
+        sys.exit(_planted(pool) if plants else _many(pool, first, count))
+
+
+def _read(story: Path) -> World:
+    try:
+        return parse(story.read_text())
+    except (ValueError, IndexError) as error:
+        raise click.BadParameter(f"{story}: no story: {error}", param_hint="--story") from error
+
+
+def _one(world: World, *, shrinks: bool) -> int:
+    print(world)
+    if found := broken(world, twice=True):
+        show(world.seed, found, shrinks=shrinks)
+    else:
+        print(f"# seed {world.seed} breaks no promise")
+    return bool(found)
 
 
 def _planted(pool: Pool) -> int:
@@ -141,4 +156,4 @@ def _many(pool: Pool, first: int, count: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
