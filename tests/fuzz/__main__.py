@@ -53,16 +53,19 @@ def main(most: int, seed: int, decoder: str | None) -> None:  # fmt: skip
     chosen = [decoder] if decoder else [name for name, _ in decoders()]
     began, faulty, all_ends = time.perf_counter(), 0, Counter[str]()
     with multiprocessing.Pool(2) as pool:
-        todo = [(name, math.ceil(most / len(chosen)), seed) for name in chosen]
+        each = math.ceil(most / len(chosen))
+        todo = [(name, each, seed) for name in chosen]
         for name, ends, faults in pool.imap_unordered(_tried, todo):
             faulty += len(faults)
             all_ends += ends
             print(f"{name}: {dict(ends)}", flush=True)
             for text in faults.values():
-                print(f"  FAULT {text}", flush=True)
+                again = f'--decoder "{name}" -n {each} --seed {seed}'
+                print(f"  FAULT {text}\n    again by: python -m tests.fuzz {again}", flush=True)
     count = sum(all_ends.values())
-    print(f"{count:,} inputs of {len(chosen)} decoders in {time.perf_counter() - began:.0f} s;")
-    print(f"{all_ends['taken']:,} were taken; {faulty} kinds of faults")
+    wall_s = time.perf_counter() - began
+    print(f"seed {seed}: {count:,} inputs of {len(chosen)} decoders in {wall_s:.0f} s")
+    print(f"{all_ends['taken']:,} were read as valid; {faulty} kinds of faults")
     sys.exit(bool(faulty))
 
 

@@ -70,6 +70,17 @@ class Decoder:
     errors: tuple[type[Exception], ...] = ()
 
 
+def _found(read: Read) -> Read:
+    """Of a decoder that returns None for what it does not take: that raises LookupError."""
+
+    def found(data: bytes) -> object:
+        if (value := read(data)) is None:
+            raise LookupError
+        return value
+
+    return found
+
+
 def _compact(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
@@ -290,7 +301,9 @@ WORK = {
 }  # fmt: skip
 STAGE = {**WORK, "Mesh-Stage": "decode", "Mesh-Kv-Room": "5", "Mesh-Kv-Params": "{}"}
 STAGE |= {"Mesh-Kv-Prefill": "10.0.0.8:8998", "Mesh-Kv-Decode": "10.0.0.9:8998"}
-RESPONSE = response_ids.response_id(RegionId("us"), ReplicaId("us-0"), b"s")
+RESPONSE = response_ids.response_id(
+    RegionId("us"), ReplicaId("us-0"), b"s" * response_ids.SECRET_BYTES
+)
 CALL = {**WORK, "Mesh-Call": f"GET /v1/responses/{RESPONSE}?stream=true"}
 FORWARDED = {
     "Mesh-Request": "r-1", "Mesh-Model": "tiny", "Mesh-Path": "/v1/chat/completions",
@@ -454,7 +467,11 @@ def decoders() -> Iterator[tuple[str, Decoder]]:
     )
     yield (
         "inboxes",
-        Decoder(lambda data: subjects.parse_inbox(_words(data)), _bytes(b"_INBOX.eu.r1.12")),
+        Decoder(
+            _found(lambda data: subjects.parse_inbox(_words(data))),
+            _bytes(b"_INBOX.eu.r1.12"),
+            (LookupError,),
+        ),
     )
     yield (
         "labels",
@@ -473,8 +490,9 @@ def decoders() -> Iterator[tuple[str, Decoder]]:
     yield (
         "response ids",
         Decoder(
-            lambda data: response_ids.place_of(_words(data)),
+            _found(lambda data: response_ids.place_of(_words(data))),
             _bytes(RESPONSE.encode()),
+            (LookupError,),
         ),
     )
     for name, path, body in (

@@ -86,7 +86,8 @@ def show(seed: int, found: list[str], *, shrinks: bool) -> None:
     if shrinks:
         wanted = promises(found[:1])
         small = shrunk(world_of(seed), lambda world: bool(wanted & promises(broken(world))))
-        print(f"# {found[0]}\n{small}", flush=True)
+        print(f"# {found[0]}\n# this story in a FILE: python -m tests.seeds --story FILE")
+        print(small, flush=True)
 
 
 @click.command()
@@ -100,6 +101,8 @@ def main(
     first: int, count: int, seed: int | None, story: Path | None, plants: bool, processes: int
 ) -> None:
     """Play many worlds, or one of them; exit 1 if one breaks a promise."""
+    if sum((seed is not None, story is not None, plants)) > 1:
+        raise click.UsageError("give one of --seed, --story and --planted")
     gc.freeze()  # what was imported is no garbage of a world
     if seed is not None or story is not None:
         sys.exit(_one(world_of(seed) if story is None else _read(story), shrinks=story is None))
@@ -149,7 +152,7 @@ def _many(pool: Pool, first: int, count: int) -> int:
     wall_s = time.perf_counter() - began
     speed = f"{count / wall_s:.2f} a second, {cpu_s:.0f} s of CPU"
     print(f"{count} seeds from {first} on in {wall_s:.0f} s, {speed}")
-    print(f"{bad} of them break promises: {dict(by_promise)}")
+    print(f"{bad} of them break promises{f': {dict(by_promise)}' if bad else ''}")
     print("reached:", *(f"{what} {number}" for what, number in sorted(reached.items())), sep="\n  ")
     print("never reached:", ", ".join(Reached.missing(reached)) or "nothing")
     return bool(bad)
