@@ -70,19 +70,19 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/python -m tests.programs.batch_jobs.drills $(if $(QUICK),--lines 1000)
 	$(BIN)/python -m tests.programs.bus_drill $(if $(QUICK),--rounds 1 --lines 1000)
 
-fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n; WORLDS=n: play so many worlds of `make seeds` instead, from seed FROM=n on, for MINUTES=n at most
-	$(if $(WORLDS),,$(if $(FROM)$(MINUTES),$(error FROM and MINUTES are of worlds: give WORLDS too)))
-	$(BIN)/python $(if $(WORLDS),-m tests.programs.fault_run.worlds --worlds $(WORLDS) $(if $(FROM),--from $(FROM)) $(if $(MINUTES),--minutes $(MINUTES)), \
+fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n; WORLDS=n: play so many worlds of `make seeds` instead, from seed FROM=n on, for MINUTES=n at most; KEEP=folder for the logs of those that break a promise
+	$(if $(WORLDS),,$(if $(FROM)$(MINUTES)$(KEEP),$(error FROM, MINUTES and KEEP are of worlds: give WORLDS too)))
+	$(BIN)/python $(if $(WORLDS),-m tests.programs.fault_run.worlds --worlds $(WORLDS) $(if $(FROM),--from $(FROM)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(KEEP),--keep $(KEEP)), \
 		-m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED)))
 
 soak: $(STAMP) ## half an hour of load with a fault a minute; then memory, descriptors and streams must be back; MINUTES=n instead of 30
 	$(BIN)/python -m tests.programs.fault_run.soak $(if $(MINUTES),--minutes $(MINUTES))
 
-seeds: $(STAMP) ## whole routers and agents in virtual time, worlds from seeds in which every part fails; N=10000, FROM=1, SEED=n: one of them, made small; PLANTED=1: does the judge see?
-	$(BIN)/python -m tests.seeds $(if $(SEED),--seed $(SEED)) $(if $(N),-n $(N)) $(if $(FROM),--from $(FROM)) $(if $(PLANTED),--planted)
+seeds: $(STAMP) ## whole routers and agents in virtual time, worlds from seeds in which every part fails; N=10000, FROM=1, SEED=n: one of them, made small; STORY=file: a world that was made small; PLANTED=1: does the judge see?
+	$(BIN)/python -m tests.seeds $(if $(SEED),--seed $(SEED)) $(if $(STORY),--story $(STORY)) $(if $(N),-n $(N)) $(if $(FROM),--from $(FROM)) $(if $(PLANTED),--planted)
 
-fuzz: $(STAMP) ## damaged inputs for each decoder: bus, engines' pages, HTTP bodies, files; N=1000000, SEED=1
-	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED))
+fuzz: $(STAMP) ## damaged inputs for each decoder: bus, engines' pages, HTTP bodies, files; N=1000000, SEED=1, DECODER=name: one of them
+	$(BIN)/python -m tests.fuzz $(if $(N),-n $(N)) $(if $(DECODER),--decoder "$(DECODER)") $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
 	$(BIN)/python -m tests.programs.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \

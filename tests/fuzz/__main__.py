@@ -60,8 +60,8 @@ def main(most: int, seed: int, decoder: str | None) -> None:  # fmt: skip
             all_ends += ends
             print(f"{name}: {dict(ends)}", flush=True)
             for text in faults.values():
-                again = f'--decoder "{name}" -n {each} --seed {seed}'
-                print(f"  FAULT {text}\n    again by: python -m tests.fuzz {again}", flush=True)
+                again = f'DECODER="{name}" N={each} SEED={seed}'
+                print(f"  FAULT {text}\n    again by: make fuzz {again}", flush=True)
     count = sum(all_ends.values())
     wall_s = time.perf_counter() - began
     print(f"seed {seed}: {count:,} inputs of {len(chosen)} decoders in {wall_s:.0f} s")

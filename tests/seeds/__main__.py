@@ -17,8 +17,8 @@ import click
 from tests.seeds.coverage import Reached
 from tests.seeds.judge import fingerprint, judged
 from tests.seeds.planted import PLANTED, planted
-from tests.seeds.shrink import shrunk
-from tests.seeds.stage import Seen, play
+from tests.seeds.shrink import ROUNDS_MAX, shrunk, without_orphans
+from tests.seeds.stage import Seen, Stage, play
 from tests.seeds.world import World, parse, world_of
 
 TWICE_EVERY = 20  # of so many seeds one is played twice
@@ -79,15 +79,18 @@ def _find(name: str) -> tuple[str, int | None, list[str]]:
     return name, None, []
 
 
-def show(seed: int, found: list[str], *, shrinks: bool) -> None:
-    print(f"seed {seed} breaks {len(found)}, again by: make seeds SEED={seed}")
+def show(found: list[str], again: str) -> None:
+    print(f"breaks {len(found)}, again by: make seeds {again}")
     for one in found[:5]:
         print(f"  {one}", flush=True)
-    if shrinks:
-        wanted = promises(found[:1])
-        small = shrunk(world_of(seed), lambda world: bool(wanted & promises(broken(world))))
-        print(f"# {found[0]}\n# this story in a FILE: python -m tests.seeds --story FILE")
-        print(small, flush=True)
+
+
+def show_small(world: World, found: list[str]) -> None:
+    """As a story that breaks the first of these promises."""
+    print(f"making the world small, by up to {ROUNDS_MAX} plays", flush=True)
+    wanted = promises(found[:1])
+    small = shrunk(world, lambda smaller: bool(wanted & promises(broken(smaller))))
+    print(f"# {found[0]}\n# again by: make seeds STORY=a-file-with-this\n{small}", flush=True)
 
 
 @click.command()
@@ -105,24 +108,36 @@ def main(
         raise click.UsageError("give one of --seed, --story and --planted")
     gc.freeze()  # what was imported is no garbage of a world
     if seed is not None or story is not None:
-        sys.exit(_one(world_of(seed) if story is None else _read(story), shrinks=story is None))
+        sys.exit(_one(seed, story))
     with multiprocessing.Pool(processes) as pool:
         sys.exit(_planted(pool) if plants else _many(pool, first, count))
 
 
 def _read(story: Path) -> World:
     try:
-        return parse(story.read_text())
-    except (ValueError, IndexError) as error:
-        raise click.BadParameter(f"{story}: no story: {error}", param_hint="--story") from error
+        world = parse(story.read_text())
+    except ValueError as error:
+        raise click.BadParameter(f"{story}: {error}", param_hint="--story") from error
+    known = without_orphans(world.lines)
+    for line in world.lines:
+        why = "of a part that the story does not have" if line not in known else ""
+        if not why and line in world.faults and not hasattr(Stage, f"_{line.what}"):
+            why = f'no part, and nothing that happens to one: "{line.what}"'
+        if why:
+            raise click.BadParameter(f"{story}: {line}: {why}", param_hint="--story")
+    return world
 
 
-def _one(world: World, *, shrinks: bool) -> int:
+def _one(seed: int | None, story: Path | None) -> int:
+    world = world_of(seed or 0) if story is None else _read(story)
     print(world)
-    if found := broken(world, twice=True):
-        show(world.seed, found, shrinks=shrinks)
+    if not (found := broken(world, twice=True)):
+        print("# it breaks no promise")
+    elif story is None:
+        show(found, f"SEED={seed}")
+        show_small(world, found)
     else:
-        print(f"# seed {world.seed} breaks no promise")
+        show(found, f"STORY={story}")
     return bool(found)
 
 
@@ -146,7 +161,8 @@ def _many(pool: Pool, first: int, count: int) -> int:
         by_promise.update(promises(found))
         if found:
             bad += 1
-            show(seed, found, shrinks=False)
+            print(f"seed {seed} ", end="")
+            show(found, f"SEED={seed}")
         if played % TOLD_EVERY == 0 and played < count:
             print(f"{played} of {count} seeds played, {bad} break promises", flush=True)
     wall_s = time.perf_counter() - began

@@ -108,15 +108,19 @@ class World:
 
 
 def parse(text: str) -> World:
+    """A story. Raises ValueError with the first line that is none."""
     seed, lines = 0, []
     for words in (line.split() for line in text.splitlines() if line.strip()):
-        if words[0].startswith("#"):
-            continue
-        if words[0] == "seed":
-            seed = int(words[1])
-        else:
-            of = dict(word.split("=", 1) for word in words[2:])
-            lines.append(Line(float(words[0]), words[1], of))
+        try:
+            if words[0].startswith("#"):
+                continue
+            if words[0] == "seed":
+                seed = int(words[1])
+            else:
+                of = dict(word.split("=", 1) for word in words[2:])
+                lines.append(Line(float(words[0]), words[1], of))
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"no line of a story: {' '.join(words)}") from error
     return World(seed, tuple(lines))
 
 

@@ -43,9 +43,8 @@ class WorldMesh(Breakable):
         self._down: Counter[str] = Counter()  # faults that keep it from being started
         # To end by itself: (why, of a program or a region) → until when.
         self._reasons: dict[tuple[str, str], float] = {}
-        self._told: set[tuple[int, int]] = (
-            set()
-        )  # after a second SIGTERM a router cuts its requests
+        # Processes and signals: after a second SIGTERM a router cuts its requests.
+        self._told: set[tuple[int, int]] = set()
 
     def hold_starts(self) -> None:
         """From now on none of its programs starts while a fault keeps it dead. Call it once."""
